@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
+
+.PHONY: demo test slow lint setup
+
+# The main job on real data: FedELMY and FedSeq over ten silos, at equal compute.
+demo: setup
+	$(BIN)/ekiden run fedelmy $(DEMO_FLAGS) --models 3 --epochs 10 --warmup 10
+	$(BIN)/ekiden run fedseq $(DEMO_FLAGS) --epochs 31
+	@echo && echo "side by side, at equal compute:"
+	$(BIN)/ekiden compare $(DEMO)/*
+
+test: setup lint
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto -m "not slow"
+
+slow: setup
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@

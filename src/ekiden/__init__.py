@@ -1,0 +1,23 @@
+"""Ekiden: federated learning with few communications."""
+
+from ekiden._version import __version__
+from ekiden.api import Result, run
+from ekiden.data import Dataset, FederatedData, federate, load, split
+from ekiden.errors import UserError
+from ekiden.learning.augment import Augment
+from ekiden.learning.training import Hardware, Training
+
+__all__ = [
+    "Augment",
+    "Dataset",
+    "FederatedData",
+    "Hardware",
+    "Result",
+    "Training",
+    "UserError",
+    "__version__",
+    "federate",
+    "load",
+    "run",
+    "split",
+]

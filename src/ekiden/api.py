@@ -1,0 +1,341 @@
+"""The Python interface: `ekiden.run(FedELMY(models=3), silos, model)`."""
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ekiden import models
+from ekiden.core import wire
+from ekiden.core.federation import Transfer
+from ekiden.core.folder import Marks, RunFolder, Trace
+from ekiden.core.method import Method, State
+from ekiden.core.run import Row, drive
+from ekiden.core.run import models as models_of
+from ekiden.core.seeds import derive
+from ekiden.core.worker import Setup, Watch, Worker
+from ekiden.data.samples import ClientData, FederatedData, Subset
+from ekiden.errors import UserError
+from ekiden.evaluation import TestSet
+from ekiden.learning.network import Network
+from ekiden.learning.training import Hardware, Training, require
+from ekiden.learning.weights import Weights
+from ekiden.transports.in_process import InProcess
+from ekiden.transports.processes import Processes
+from ekiden.transports.simulation import Executor, Simulation
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        state: the last state.
+        weights: the global model, or None where the method has only personal ones.
+        personal: one model per client, where the method personalises.
+        metrics: one row a step, see `ekiden.evaluation.TestSet`.
+        ledger: every transfer.
+        folder: the run folder, if there is one.
+        build: makes a network that the weights fit.
+    """
+
+    state: State
+    weights: Weights | None
+    personal: tuple[Weights, ...]
+    metrics: tuple[Row, ...]
+    ledger: tuple[Transfer, ...]
+    folder: Path | None
+    build: Callable[[], nn.Module]
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model as a module, in evaluation mode.
+
+        Raises:
+            UserError: the method has only personal models.
+        """
+        if self.weights is None:
+            raise UserError("this method gives no global model: take `personal`, one model per client")
+        return as_module(self.build, self.weights)
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy on the union of all clients' test data at the end."""
+        return float(self.metrics[-1]["accuracy"])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the method moved."""
+        return sum(row.bytes for row in self.ledger)
+
+
+def run(
+    method: Method,
+    data: FederatedData,
+    model: str | nn.Module | Callable[[], nn.Module] = "auto",
+    *,
+    training: Training | None = None,
+    hardware: Hardware | None = None,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int = 1,
+    evaluate_every: int = 1,
+    config: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    on_step: Callable[[Row], None] = lambda row: None,
+    stop_after: int | None = None,
+    processes: bool | None = None,
+    absent: Callable[[int, str], bool] = lambda step, client: False,
+) -> Result:
+    """Run a method over silos that are simulated on this machine.
+
+    Args:
+        method: what to run.
+        data: who holds what, from `ekiden.data.split` or `ekiden.data.federate`.
+        model: name of a network of the library ("auto": the one fit for the data), a module (its values are the
+            initial model), or a function that makes one (called with the seed set).
+        training: how clients train.
+        hardware: on what; `threads` = 0 means all cores, divided among the workers.
+        seed: of everything random.
+        folder: where to keep the run; with the folder of an interrupted run, goes on with it. None: in memory.
+        workers: processes for independent tasks; 1: all in this process.
+        evaluate_every: steps between evaluations.
+        config: what else identifies the run in `config.json`.
+        watch: called after each epoch of training with (client, epoch, epochs), if all is in this process.
+        on_step: called after each step with the row of metrics.
+        stop_after: stop after so many steps, to go on later.
+        processes: use worker processes even if there is one worker, or never.
+        absent: which clients do not answer in which step, to try a method with.
+
+    Raises:
+        UserError: something that the caller can put right; the run folder then holds the last good state.
+    """
+    clients = _pool(data) if method.pools_data else data.clients
+    check_clients(clients)
+    method.check([c.name for c in clients])
+    build = builder(model, data, seed)
+    hardware = resolve(hardware or Hardware(), workers, build)
+    setup = Setup(method, build, data.dataset, training or Training(), hardware, seed)
+    held = {c.name: c for c in clients}
+    worker = Worker(setup, held, watch)
+    check_model(worker, data)
+    run_folder = None
+    if folder is not None:
+        label = model if isinstance(model, str) else f"{type(model).__name__}"
+        described = {"model": label, **describe(setup, clients), **(config or {})}
+        run_folder = RunFolder(Path(folder), described | {"workers": workers, "evaluate_every": evaluate_every})
+    parallel = workers > 1 if processes is None else processes
+    executor: Executor = Processes(setup, held, workers) if parallel else InProcess(worker)
+    with closing(executor), closing(run_folder) if run_folder else nullcontext():
+        state, marks = (run_folder.load(type(method.start())) if run_folder else None) or (
+            method.start(),
+            Marks(),
+        )
+        transport = Simulation(
+            executor,
+            method,
+            lambda: initial_weights(setup),
+            folder=run_folder.path / "clients" if run_folder else None,
+            state=state,
+            absent=absent,
+        )
+        trace = Trace()
+        test = TestSet(worker, data)
+        steps = drive(method, tuple(held), transport, test, seed, state, marks, trace, run_folder, evaluate_every)
+        try:
+            for state in islice(steps, stop_after):  # noqa: B007
+                on_step(trace.metrics[-1])
+        finally:  # also when training failed: the last good model
+            weights, personal = models_of(state, transport)
+            if run_folder:
+                _write_models(run_folder, setup, tuple(held), weights, personal)
+        if run_folder:
+            trace = run_folder.trace()
+    return Result(
+        state,
+        weights,
+        tuple(personal),
+        tuple(trace.metrics),
+        tuple(trace.ledger),
+        run_folder.path if run_folder else None,
+        setup.build,
+    )
+
+
+@dataclass(frozen=True)
+class Named:
+    """Builds a network of the library from the seed."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "initial"))
+            return models.build(self.name, self.shape, self.classes)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Copies the user's module."""
+
+    module: nn.Module
+
+    def __call__(self) -> nn.Module:
+        return copy.deepcopy(self.module)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Calls the user's function with the seed set."""
+
+    make: Callable[[], nn.Module]
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "initial"))
+            return self.make()
+
+
+def builder(
+    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int
+) -> Callable[[], nn.Module]:
+    """What makes the initial network, the same at every call."""
+    if isinstance(model, nn.Module):
+        return Given(model)
+    if callable(model):
+        return Made(model, seed)
+    dataset = data.dataset
+    name = models.default_for(dataset.name, dataset.shape) if model == "auto" else model
+    return Named(name, dataset.shape, len(dataset.classes), seed)
+
+
+def initial_weights(setup: Setup) -> Weights:
+    """The model that all parties build from the seed."""
+    return Network(setup.build(), setup.hardware.device).weights()
+
+
+def model_bytes(setup: Setup) -> int:
+    """M, the content in bytes of one model on the wire."""
+    return wire.size(initial_weights(setup))
+
+
+def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
+    """A module that holds `weights`, in evaluation mode."""
+    network = Network(build())
+    network.load(weights)
+    return network.module.eval()
+
+
+def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
+    """What a run folder says of a run."""
+    return {
+        "method": setup.method.title(),
+        "hyperparameters": asdict(setup.method),
+        "training": asdict(setup.training),
+        "hardware": asdict(setup.hardware),
+        "seed": setup.seed,
+        "dataset": setup.dataset.name,
+        "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
+        "model_bytes": model_bytes(setup),
+    }
+
+
+def check_clients(clients: Sequence[ClientData]) -> None:
+    """Refuse a federation in which somebody has nothing to train on.
+
+    Raises:
+        UserError: no client, one name twice, or a client without training samples.
+    """
+    if not clients:
+        raise UserError("there is no client: give at least one data set")
+    names = [c.name for c in clients]
+    for client in clients:
+        if names.count(client.name) > 1:
+            raise UserError(f"two clients are called {client.name!r}: give each its own name")
+        if not len(client.train):
+            raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
+
+
+def check_model(worker: Worker, data: FederatedData) -> None:
+    """Refuse a network that does not fit the data.
+
+    Raises:
+        UserError: it cannot take the samples, or has another number of outputs than there are classes.
+    """
+    dataset, classes = data.dataset, len(data.dataset.classes)
+    bench = worker.bench("check")
+    try:
+        x, _ = bench.feed.batch(
+            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
+        )
+        with torch.inference_mode():
+            out = worker.network.module.eval()(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
+    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes):
+        found = tuple(out.shape[1:]) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise UserError(
+            f"the model gives {found} per sample, but the data have {classes} classes: "
+            f"give its last layer {classes} outputs"
+        )
+
+
+def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
+    """Settle what depends on the machine and the network, so that the run folder says what was used.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    require(workers > 0, "workers", workers, "1 or more")
+    try:
+        device = torch.device(hardware.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device cpu") from None
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    if hardware.threads:
+        return hardware
+    small = sum(p.numel() for p in build().parameters()) < 1_000_000
+    return replace(hardware, threads=1 if small else max(1, cores() // workers))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pool(data: FederatedData) -> tuple[ClientData, ...]:
+    """One client that holds everything."""
+
+    def union(part: Callable[[ClientData], Subset]) -> Subset:
+        return Subset(part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients]))
+
+    return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
+
+
+def _write_models(
+    folder: RunFolder,
+    setup: Setup,
+    clients: Sequence[str],
+    model: Weights | None,
+    personal: Sequence[Weights],
+) -> None:
+    """Write results as named state dicts."""
+    if model is not None:
+        folder.write_model("model.safetensors", dict(as_module(setup.build, model).state_dict()))
+    for name, weights in zip(clients, personal, strict=False):
+        folder.write_model(f"personal/{name}.safetensors", dict(as_module(setup.build, weights).state_dict()))

@@ -1,0 +1,318 @@
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ekiden import data as datasets
+from ekiden import models
+from ekiden._version import __version__
+from ekiden.core.folder import read_lines
+from ekiden.core.method import Method
+from ekiden.errors import UserError, unknown
+from ekiden.experiments import launch, summary
+from ekiden.experiments.plan import Plan, judge, read_model, stored
+from ekiden.experiments.presets import PRESETS, preset
+from ekiden.methods import METHODS, method_named
+
+M = TypeVar("M", bound=Method)
+T = TypeVar("T")
+console = Console(width=None if sys.stdout.isatty() else 160)
+
+
+@dataclass(frozen=True)
+class RunOptions(Generic[M]):
+    """Train one model over many data silos; ends with accuracy, bytes moved, time, and the run folders."""
+
+    plan: Plan[M]
+    seeds: tuple[int, ...] = ()
+    """several seeds: one run each, side by side on the cores; overrides --seed"""
+    out: Path = Path("runs")
+    """folder in which the run folders METHOD-DATA-seedSEED are made"""
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Go on with interrupted runs; they end as if nothing had happened."""
+
+    runs: Positional[tuple[Path, ...]]
+    """run folders"""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
+
+    run: Positional[Path]
+    """run folder"""
+    data: str = ""
+    """another data set, folder or Parquet file with the same classes; by default the run's own"""
+    client: str = ""
+    """the personal model of this client instead of the global one"""
+    json: bool = False
+    """print JSON instead of tables"""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """What a run folder holds: what was run, every step, what moved."""
+
+    run: Positional[Path]
+    """run folder"""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
+
+    runs: Positional[tuple[Path, ...]]
+    """run folders"""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Who holds what: prints it and draws it."""
+
+    data: Positional[str] = "digits"
+    """name of a data set, folder or Parquet file"""
+    partition: str = "auto"
+    """iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural"""
+    clients: int | None = None
+    """number of clients"""
+    size: int | None = None
+    """side of the images in pixels"""
+    seed: int = 0
+    """of the partition"""
+    draw: Path | None = None
+    """PNG file to draw to; by default who-holds-what.png in this folder"""
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Methods, networks and data sets."""
+
+
+def run(args: Sequence[str]) -> None:
+    """`ekiden run METHOD [flags]`."""
+    names = ", ".join(m.title() for m in METHODS)
+    if args and args[0] in ("-h", "--help"):
+        console.print(f"usage: ekiden run METHOD [flags]\n\nmethods: {names}\nflags: ekiden run METHOD --help")
+        return
+    if not args or args[0].startswith("-"):
+        raise UserError(f"say which method to run, first of all: {names}")
+    kind = method_named(args[0])
+    rest, chosen = _take(args[1:], "--preset")
+    default: Plan[Any] = Plan(kind())
+    if chosen:
+        default = preset(chosen, kind, _take(rest, "--data")[1] or default.data)
+    options = _parse(
+        RunOptions[kind],  # type: ignore[valid-type]
+        rest,
+        f"ekiden run {kind.title()}",
+        RunOptions(default),
+        f"{_first_line(kind)} --preset {{{','.join(PRESETS)}}} takes the paper's hyperparameters for --data.",
+    )
+    plan: Plan[Any] = options.plan
+    name = f"{kind.title()}-{Path(plan.data).stem}"
+    seeds = options.seeds or (plan.seed,)
+    _launch([(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+
+
+def resume(args: Sequence[str]) -> None:
+    """`ekiden resume RUN...`."""
+    options = _parse(ResumeOptions, args, "ekiden resume")
+    _launch([(stored(folder), folder) for folder in options.runs])
+
+
+def evaluate(args: Sequence[str]) -> None:
+    """`ekiden evaluate RUN [--data ...]`."""
+    options = _parse(EvaluateOptions, args, "ekiden evaluate")
+    plan = stored(options.run)
+    own = plan.federation()
+    other = datasets.load(options.data, size=own.dataset.shape[-1]) if options.data else None
+    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
+    if len(data.dataset.classes) != len(own.dataset.classes):
+        raise UserError(
+            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
+            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
+        )
+    test = judge(plan, own, data)
+    name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
+    scores = test.scores(read_model(options.run, name, test.build))
+    groups = {"client": test.by_client(scores) if other is None else {}}
+    groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
+    if options.json:
+        print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
+        return
+    console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} test samples")
+    for kind, rows in groups.items():
+        if rows:
+            console.print(_accuracies(kind, rows))
+
+
+def show(args: Sequence[str]) -> None:
+    """`ekiden show RUN`."""
+    options = _parse(ShowOptions, args, "ekiden show")
+    run = summary.summarise(options.run)
+    console.print(f"[bold]{summary.label(run.config)}[/bold]\n{summary.about(run)}")
+    console.print(summary.steps(run))
+    attempts = read_lines(options.run / "attempts.jsonl")
+    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
+    console.print(f"started {len(attempts)} times; moved in steps that died: {summary.size(lost)}")
+
+
+def compare(args: Sequence[str]) -> None:
+    """`ekiden compare RUN...`."""
+    options = _parse(CompareOptions, args, "ekiden compare")
+    console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
+
+
+def data(args: Sequence[str]) -> None:
+    """`ekiden data NAME [flags]`."""
+    options = _parse(DataOptions, args, "ekiden data")
+    plan: Plan[Any] = Plan(
+        METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
+    )
+    federation = plan.federation()
+    console.print(datasets.table(federation))
+    file = options.draw or Path("who-holds-what.png")
+    datasets.draw(federation, file)
+    console.print(f"drawn to {file}")
+
+
+def list_all(args: Sequence[str]) -> None:
+    """`ekiden list`."""
+    _parse(ListOptions, args, "ekiden list")
+    table = Table(title="methods", title_justify="left")
+    table.add_column("name")
+    table.add_column("what it is")
+    for method in METHODS:
+        table.add_row(method.title(), _first_line(method))
+    console.print(table)
+    console.print(f"networks: {', '.join(models.names())}")
+    home = os.environ.get("EKIDEN_DATA")
+    local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
+    console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")
+    console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "run": run,
+    "resume": resume,
+    "evaluate": evaluate,
+    "show": show,
+    "compare": compare,
+    "data": data,
+    "list": list_all,
+}
+_HELP = """usage: ekiden COMMAND [arguments]
+
+  run METHOD      train over many data silos            ekiden run fedelmy --help
+  resume RUN      go on with an interrupted run
+  evaluate RUN    accuracy per client, domain and class
+  show RUN        what a run folder holds
+  compare RUN...  runs side by side
+  data NAME       who holds what, as a table and a picture
+  list            methods, networks, data sets
+"""
+
+
+def main() -> None:
+    """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
+    warnings.filterwarnings("ignore")
+    try:
+        args = sys.argv[1:]
+        if not args or args[0] in ("-h", "--help"):
+            print(_HELP, end="")
+        elif args[0] == "--version":
+            print(__version__)
+        elif args[0] in COMMANDS:
+            COMMANDS[args[0]](args[1:])
+        else:
+            raise unknown("command", args[0], COMMANDS)
+    except UserError as error:
+        print(f"ekiden: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)
+        sys.exit(130)
+
+
+def _launch(runs: list[tuple[Plan[Any], Path]]) -> None:
+    """Do the runs and print what came out.
+
+    Raises:
+        UserError: one of them failed.
+    """
+    outcomes = launch.launch(runs, console)
+    done = [o.folder for o in outcomes if not o.error]
+    if done:
+        console.print(summary.comparison(summary.summarise(folder) for folder in done))
+        console.print("\n".join(f"run folder: {folder}" for folder in done), soft_wrap=True)
+    failed = [o for o in outcomes if o.error]
+    if failed:
+        raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
+
+
+def _parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
+    """Flags as a dataclass; what tyro prints of an error becomes one line."""
+    printed = io.StringIO()
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(printed):
+            parsed: T = tyro.cli(
+                kind, args=list(args), prog=prog, description=about, config=(OmitArgPrefixes,), **extra
+            )
+            return parsed
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+    lines = [re.sub("[│─]+", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰"]
+    text = re.sub(r"\s+", " ", " ".join(lines)).strip()
+    text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
+    raise UserError(f"{text}. Try {prog} --help")
+
+
+def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
+    """The arguments without `flag` and its value, and the value ("" if absent)."""
+    rest, value = [], ""
+    given = iter(args)
+    for arg in given:
+        if arg == flag:
+            value = next(given, "")
+        elif arg.startswith(f"{flag}="):
+            value = arg.split("=", 1)[1]
+        else:
+            rest.append(arg)
+    return rest, value
+
+
+def _first_line(method: type[Method]) -> str:
+    return (method.__doc__ or "").strip().split("\n")[0]
+
+
+def _accuracies(kind: str, rows: dict[str, tuple[int, float]]) -> Table:
+    table = Table()
+    table.add_column(kind)
+    table.add_column("test samples", justify="right")
+    table.add_column("accuracy %", justify="right")
+    for name, (n, accuracy) in rows.items():
+        table.add_row(name, str(n), f"{100 * accuracy:.2f}" if n else "-")
+    return table
+
+
+if __name__ == "__main__":
+    main()

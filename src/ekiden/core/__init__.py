@@ -1,0 +1,1 @@
+"""The machine that runs methods: federation, ledger, worker, wire format, run folder."""

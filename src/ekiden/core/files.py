@@ -1,0 +1,80 @@
+"""Writing files so that a crash leaves either the old or the new one, and tensors without copying them."""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ekiden.errors import UserError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, piece by piece.
+
+    The library's own writer holds a second copy of everything and refuses tensors that share memory; ours is read
+    back by the library.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:
+    """Write `chunks` to `path` atomically and return the number of bytes.
+
+    Args:
+        path: the file; its folder must exist.
+        chunks: its content.
+        sync: wait until it is on the disk, so that it also outlives a power cut.
+
+    Raises:
+        UserError: the disk is full; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            written = sum(file.write(chunk) for chunk in chunks)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    return written
+
+
+def disk_error(error: OSError, path: Path) -> UserError:
+    """What to tell the user when `path` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"disk full while writing {path}: free some space, then `ekiden resume` goes on")
+    return UserError(f"cannot write {path}: {error.strerror or error}")

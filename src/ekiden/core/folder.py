@@ -1,0 +1,226 @@
+"""The run folder: everything a run leaves behind, and all that it needs to go on after a crash.
+
+config.json         what was run, enough to run it again
+environment.json    on what
+metrics.jsonl       one line a step, the same bits in every repetition
+ledger.jsonl        one line a transfer, likewise
+attempts.jsonl      one line each time the run was started, with what the attempt before had moved in vain
+times.jsonl         seconds of each step
+state.safetensors   the state after the last step, written atomically
+clients/            what each client keeps
+model.safetensors   the result
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ekiden._version import __version__
+from ekiden.core import wire
+from ekiden.core.federation import Transfer
+from ekiden.core.files import disk_error, safetensors_chunks, write
+from ekiden.core.method import State
+from ekiden.core.store import read
+from ekiden.errors import UserError
+
+FORMAT = 1
+
+
+@dataclass
+class Trace:
+    """What a run reported.
+
+    Attributes:
+        metrics: one row a step.
+        ledger: every transfer.
+    """
+
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)
+    ledger: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Where a run stands beside its state: how much of the growing files belongs to the steps that are done."""
+
+    metrics: int = 0
+    ledger: int = 0
+    bytes: int = 0
+    forward: int = 0
+    backward: int = 0
+
+
+class RunFolder:
+    """A run folder, held by this process until `close`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Create the folder, or take one up again.
+
+        Raises:
+            UserError: it is in use, of another version or another run, or no run folder at all.
+        """
+        self.path = path
+        self._files: dict[str, IO[bytes]] = {}
+        config = {"format": FORMAT, "ekiden": __version__, **config}
+        if path.exists() and any(path.iterdir()) and not (path / "config.json").exists():
+            raise UserError(f"{path} is not empty and no run folder: choose another folder")
+        fresh = not (path / "config.json").exists()
+        if not fresh:
+            _check(path, config)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / "lock", "a")  # noqa: SIM115
+        except OSError as error:
+            raise disk_error(error, path) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{path} is in use by another process: wait for it, or choose another folder") from None
+        if fresh:
+            write(path / "environment.json", [_json(_environment())])
+            write(path / "config.json", [_json(config)])
+
+    def load(self, kind: type[State]) -> tuple[State, Marks] | None:
+        """The last state written, and the growing files cut back to it; None before the first.
+
+        Raises:
+            UserError: the state file is damaged or foreign.
+        """
+        state, marks = None, Marks()
+        if (self.path / "state.safetensors").exists():
+            state, marks = read(self.path / "state.safetensors", tuple[kind, Marks])  # type: ignore[valid-type]
+        self._cut("metrics.jsonl", marks.metrics)
+        lost = self._cut("ledger.jsonl", marks.ledger)
+        transfers = [json.loads(line) for line in lost.split(b"\n")[:-1]]
+        self.append(
+            "attempts.jsonl",
+            {
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "from_step": state.step if state else 0,
+                "command": sys.argv,
+                "lost_transfers": transfers,
+            },
+        )
+        return (state, marks) if state else None
+
+    def transfer(self, row: Transfer) -> None:
+        """Note a transfer as it happens."""
+        self.append("ledger.jsonl", asdict(row))
+
+    def append(self, name: str, row: Mapping[str, Any]) -> int:
+        """Add a line to a growing file; returns the file's length."""
+        try:
+            if name not in self._files:
+                self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
+            file = self._files[name]
+            file.write(_json(row))
+            file.flush()
+            return file.tell()
+        except OSError as error:
+            raise disk_error(error, self.path / name) from error
+
+    def save(self, state: State, marks: Marks) -> None:
+        """Write the state after a step: from now on the run goes on from here."""
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            if name in self._files:
+                os.fsync(self._files[name].fileno())
+        write(self.path / "state.safetensors", wire.chunks((state, marks)))
+
+    def trace(self) -> Trace:
+        """All that was reported, by this process and those before."""
+        ledger = [Transfer(**row) for row in read_lines(self.path / "ledger.jsonl")]
+        return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger)
+
+    def length(self, name: str) -> int:
+        """Bytes in a growing file."""
+        file = self.path / name
+        return file.stat().st_size if file.exists() else 0
+
+    def write_model(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a model as a named state dict, for any tool that reads safetensors."""
+        file = self.path / name
+        file.parent.mkdir(exist_ok=True)
+        write(file, safetensors_chunks(tensors, {"format": "pt"}))
+
+    def clear_clients(self) -> None:
+        """Drop what only an unfinished run needs."""
+        shutil.rmtree(self.path / "clients", ignore_errors=True)
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        for file in self._files.values():
+            file.close()
+        self._lock.close()
+
+    def _cut(self, name: str, length: int) -> bytes:
+        """Shorten a growing file to what belongs to finished steps; returns the rest."""
+        path = self.path / name
+        data = path.read_bytes() if path.exists() else b""
+        if len(data) < length:
+            raise UserError(f"{path} is shorter than the state says: the run folder is damaged, start a new run")
+        if len(data) > length:
+            os.truncate(path, length)
+        return data[length:]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a run folder.
+
+    Raises:
+        UserError: it is no run folder of this version.
+    """
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is no run folder (it has no config.json): give the path that the run printed"
+        ) from None
+    except (OSError, ValueError):
+        raise UserError(f"{path / 'config.json'} cannot be read: the run folder is damaged") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise UserError(
+            f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
+        )
+    return config
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a growing file; empty where there is none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def _check(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with another run than the one the folder holds."""
+    found = read_config(path)
+    wanted = json.loads(_json(config))
+    different = sorted(k for k in wanted.keys() | found.keys() if found.get(k) != wanted.get(k) and k != "ekiden")
+    if different:
+        raise UserError(f"{path} holds another run ({', '.join(different)} differ): choose another folder")
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=False).encode() + b"\n"
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

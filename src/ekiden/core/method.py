@@ -1,0 +1,104 @@
+"""What a federated method is: hyperparameters, an outer loop, and tasks that happen at clients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from ekiden.learning.weights import Weights
+
+if TYPE_CHECKING:
+    from ekiden.core.federation import Fed
+
+T = TypeVar("T")
+Task = TypeVar("Task", bound=Callable[..., Any])
+
+SERVER = "server"
+EVERYONE = "*"
+
+
+@dataclass(frozen=True)
+class Ref(Generic[T]):
+    """A value that lives at its owner and moves only when another party uses it.
+
+    Attributes:
+        owner: name of the client that holds it, or `EVERYONE` for what all can derive from the seed.
+        key: its name there.
+    """
+
+    owner: str
+    key: str
+
+
+INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
+"""The initial model: everyone builds it from the seed, so it never travels."""
+
+Model = Ref[Weights] | Weights
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run knows between two steps. Methods that need more add fields in a subclass.
+
+    Attributes:
+        step: number of steps done.
+        model: the global model, the result of the run at its end; None where a method has none.
+        personal: one model per client, in the order of `fed.clients`, where a method personalises.
+    """
+
+    step: int = 0
+    model: Model | None = INITIAL
+    personal: tuple[Model, ...] = ()
+
+    def next(self, **changes: Any) -> Self:
+        """The state after one more step."""
+        return replace(self, step=self.step + 1, **changes)
+
+
+def on_client(task: Task) -> Task:
+    """Mark a method's function as a task that happens at a client. Clients run nothing else."""
+    task.__on_client__ = True  # type: ignore[attr-defined]
+    return task
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A federated method: a frozen dataclass of the paper's hyperparameters.
+
+    `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method holds no other state
+    than the `State` that it yields: whatever is in there survives a crash, whatever is not does not.
+    """
+
+    private: ClassVar[Any] = None
+    """Type of `client.state`, for methods whose clients keep something between steps."""
+
+    pools_data: ClassVar[bool] = False
+    """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
+
+    @abstractmethod
+    def run(self, fed: "Fed", s: Any) -> Iterator[State]:
+        """The outer loop, from state `s` on; yields the state after each step."""
+
+    @abstractmethod
+    def steps(self, clients: int) -> int:
+        """How many steps a run over so many clients has."""
+
+    @abstractmethod
+    def cost(self, clients: int, model: int) -> int:
+        """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def check(self, clients: Sequence[str]) -> None:  # noqa: B027
+        """Refuse clients that the hyperparameters do not fit, before anything is written.
+
+        Raises:
+            UserError: says what to change.
+        """
+
+    def start(self) -> State:
+        """The state before the first step."""
+        return State()
+
+    @classmethod
+    def title(cls) -> str:
+        """The name on the command line."""
+        return cls.__name__.lower()

@@ -1,0 +1,79 @@
+"""The run loop: the one place that saves, evaluates, reports and counts."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ekiden.core.federation import Fed, Transfer, Transport, live_refs
+from ekiden.core.folder import Marks, RunFolder, Trace
+from ekiden.core.method import Method, Ref, State
+from ekiden.learning.weights import Weights
+
+Row = Mapping[str, Any]
+"""What is measured after a step: one JSON line of metrics.jsonl."""
+
+
+class Evaluator(Protocol):
+    """Measures models; the run loop asks it, methods never do."""
+
+    def __call__(self, model: Weights | None, personal: list[Weights]) -> Row:
+        """What to report about a global model and personal models (one per client, or none)."""
+
+
+def drive(
+    method: Method,
+    clients: tuple[str, ...],
+    transport: Transport,
+    evaluate: Evaluator,
+    seed: int,
+    state: State,
+    marks: Marks,
+    trace: Trace,
+    folder: RunFolder | None,
+    evaluate_every: int,
+) -> Iterator[State]:
+    """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
+
+    After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the clients' values
+    and the state durable, in this order, so that a crash at any moment leaves the last finished step to go on from.
+    """
+    total = method.steps(len(clients))
+
+    def note(row: Transfer) -> None:
+        nonlocal marks
+        trace.ledger.append(row)
+        marks = replace(marks, bytes=marks.bytes + row.bytes)
+        if folder:
+            folder.transfer(row)
+
+    fed = Fed(clients, transport, seed, note)
+    fed.begin(state.step)
+    began = time.perf_counter()
+    for after in method.run(fed, state):
+        work = transport.commit(after.step, live_refs(after))
+        marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
+        row: dict[str, Any] = {"step": after.step}
+        if after.step % evaluate_every == 0 or after.step == total:
+            row |= evaluate(*models(after, transport))
+        row |= {"bytes": marks.bytes, "forward": marks.forward, "backward": marks.backward}
+        trace.metrics.append(row)
+        if folder:
+            length = folder.append("metrics.jsonl", row)
+            marks = replace(marks, metrics=length, ledger=folder.length("ledger.jsonl"))
+            folder.save(after, marks)
+            folder.append("times.jsonl", {"step": after.step, "seconds": round(time.perf_counter() - began, 3)})
+        transport.settle()
+        yield after
+        fed.begin(after.step)
+        began = time.perf_counter()
+
+
+def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
+    """The models of a state, wherever they live; looking at them is not part of the method's communication."""
+
+    def fetch(model: Any) -> Weights:
+        return transport.value(model) if isinstance(model, Ref) else model  # type: ignore[no-any-return]
+
+    model = None if state.model is None else fetch(state.model)
+    return model, [fetch(m) for m in state.personal]

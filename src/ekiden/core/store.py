@@ -1,0 +1,133 @@
+"""What one client keeps: values behind Refs, private state between steps, and progress within a task."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ekiden.core import wire
+from ekiden.core.files import safetensors_chunks, write
+from ekiden.errors import UserError
+
+
+class Store:
+    """In memory, and in `folder` too if there is one.
+
+    `commit` adds what the next state needs, `settle` deletes what only the state before needed: a crash between the
+    two loses nothing.
+    """
+
+    def __init__(self, folder: Path | None, type_of: Callable[[str], Any], private_type: Any, step: int) -> None:
+        self._folder = folder
+        self._type_of = type_of
+        self._private_type = private_type
+        self._values: dict[str, Any] = {}
+        self._private: Any = None
+        self._changed = False
+        self._load_private(step)
+
+    @property
+    def private(self) -> Any:
+        """The client's state."""
+        return self._private
+
+    def put(self, key: str, value: Any, private: Any) -> None:
+        """Keep what a task gave, and the client's state after it."""
+        self._values[key] = value
+        self._changed |= private is not self._private
+        self._private = private
+
+    def get(self, key: str) -> Any:
+        """The value `key`.
+
+        Raises:
+            UserError: there is none, or its file is damaged.
+        """
+        if key not in self._values:
+            if self._folder is None or not self._file(key).exists():
+                raise UserError(f"value {key} is not in {self._folder or 'memory'}: the run folder is incomplete")
+            self._values[key] = read(self._file(key), self._type_of(key.split("-", 2)[2]))
+        return self._values[key]
+
+    def commit(self, step: int, keys: set[str]) -> None:
+        """Make values `keys` and the private state after `step` steps durable; deletes nothing yet."""
+        if self._folder is None:
+            return
+        if keys or self._changed:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        for key in keys:
+            if not self._file(key).exists():
+                write(self._file(key), wire.chunks(self.get(key)))
+        if self._changed:
+            write(self._folder / f"private-{step}.safetensors", wire.chunks(self._private))
+
+    def settle(self, keys: set[str]) -> None:
+        """Once the run's state is written: drop all that it does not need."""
+        self._changed = False
+        self._values = {key: value for key, value in self._values.items() if key in keys}
+        if self._folder is None or not self._folder.exists():
+            return
+        for file in self._folder.glob("value-*.safetensors"):
+            if file.stem.removeprefix("value-") not in keys:
+                file.unlink()
+        for old in self._versions()[:-1]:
+            (self._folder / f"private-{old}.safetensors").unlink()
+        shutil.rmtree(self._folder / "journal", ignore_errors=True)
+
+    def _file(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"value-{key}.safetensors"
+
+    def _versions(self) -> list[int]:
+        assert self._folder is not None
+        names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
+        return sorted(int(match[1]) for match in names if match)
+
+    def _load_private(self, step: int) -> None:
+        """Take up the newest state that belongs to the first `step` steps; later ones died with their step."""
+        if self._folder is None or not self._folder.exists():
+            return
+        for version in self._versions():
+            file = self._folder / f"private-{version}.safetensors"
+            if version > step:
+                file.unlink()
+            else:
+                self._private = read(file, self._private_type)
+
+
+class FolderJournal:
+    """Progress within tasks, in files. A damaged file is as good as none: the work is done again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """What was saved under `key`, if it can be read."""
+        try:
+            return safetensors.torch.load_file(self._folder / f"{key}.safetensors")
+        except (OSError, SafetensorError, ValueError):
+            return None
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Replace what is under `key`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write(self._folder / f"{key}.safetensors", safetensors_chunks(tensors, {}), sync=False)
+
+
+def read(path: Path, expected: Any) -> Any:
+    """The payload in a file.
+
+    Raises:
+        UserError: the file is missing, truncated or foreign; says which.
+    """
+    try:
+        return wire.decode(path.read_bytes(), expected)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except wire.WireError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,31 @@
+"""Data sets, and who holds which part of them."""
+
+from ekiden.data.describe import draw, table
+from ekiden.data.named import NAMED, Named
+from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.data.sources import load
+from ekiden.data.tensors import federate, from_tensors
+
+__all__ = [
+    "NAMED",
+    "ClientData",
+    "Dataset",
+    "Dirichlet",
+    "Domains",
+    "FederatedData",
+    "Iid",
+    "Named",
+    "Natural",
+    "Partition",
+    "Pathological",
+    "Samples",
+    "Subset",
+    "draw",
+    "federate",
+    "from_tensors",
+    "load",
+    "parse",
+    "split",
+    "table",
+]

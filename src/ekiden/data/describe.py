@@ -1,0 +1,111 @@
+"""Who holds what, as a table and as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from ekiden.data.samples import FederatedData
+
+WIDE = 12  # more classes than this are summed up in the table
+LONG = 40  # more clients than this are cut short in the table
+
+
+def counts(fed: FederatedData) -> NDArray[np.int64]:
+    """(clients, classes) number of samples that each client holds for training and validation."""
+    k = len(fed.dataset.classes)
+    return np.stack([(c.train.class_counts(k) + c.val.class_counts(k)).cpu().numpy() for c in fed.clients])
+
+
+def table(fed: FederatedData) -> Table:
+    """Clients with their samples of each class (training and validation together) and the sizes of all parts.
+
+    With more than 12 classes the classes are summed up by their number and the three largest; of more than
+    40 clients the middle ones are left out.
+    """
+    held = counts(fed)
+    sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
+    wide = held.shape[1] > WIDE
+    out = Table(title=f"{fed.dataset.name}: {len(fed.clients)} clients, {held.shape[1]} classes")
+    out.add_column("client")
+    for name in ("classes", "largest classes") if wide else fed.dataset.classes:
+        out.add_column(name, justify="left" if name == "largest classes" else "right")
+    for name in ("train", "val", "test"):
+        out.add_column(name, justify="right", style="bold")
+    for k, client in enumerate(fed.clients):
+        if len(fed.clients) > LONG and LONG // 2 <= k < len(fed.clients) - LONG // 2:
+            if k == LONG // 2:
+                out.add_row("...")
+            continue
+        out.add_row(client.name, *_cells(held[k], fed.dataset.classes), *map(str, sizes[k]))
+    out.add_section()
+    out.add_row("all", *_cells(held.sum(axis=0), fed.dataset.classes), *map(str, sizes.sum(axis=0)))
+    return out
+
+
+def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
+    if len(classes) <= WIDE:
+        return [str(n) if n else "-" for n in held]
+    top = [c for c in np.argsort(-held, kind="stable")[:3] if held[c]]
+    return [str(np.count_nonzero(held)), ", ".join(f"{classes[c]} {held[c]}" for c in top)]
+
+
+def draw(fed: FederatedData, path: Path | str) -> None:
+    """Write a bubble chart: classes across, clients down, area by number of training and validation samples.
+
+    Args:
+        fed: the divided data set.
+        path: of the PNG file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    held = counts(fed)
+    clients, classes = held.shape
+    cell = min(0.5, 14 / classes, 20 / clients)  # inches a bubble may take
+    figure = Figure(figsize=(cell * classes + 2.6, cell * clients + 1.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    row, column = np.nonzero(held)
+    points = (0.95 * cell * 72) ** 2  # area of the largest bubble; a point is 1/72 inch
+    area = points / held.max()
+    blue = "#0072B2"  # of the palette of Okabe and Ito, told apart by colour-blind readers
+    axes.scatter(column, row, s=held[row, column] * area, color=blue, alpha=0.85, linewidths=0)
+    axes.set(
+        xlim=(-0.7, classes - 0.3),
+        ylim=(clients - 0.3, -0.7),
+        title=fed.dataset.name,
+        xlabel="class",
+        ylabel="client",
+    )
+    _ticks(axes, fed)
+    axes.grid(color="#e0e0e0", linewidth=0.5)
+    axes.set_axisbelow(True)
+    sizes = sorted({max(1, int(held.max() * share)) for share in (0.1, 0.5, 1.0)})
+    marks = [axes.scatter([], [], s=n * area, color=blue, alpha=0.85, linewidths=0, label=str(n)) for n in sizes]
+    wide = cell * 7  # of the largest bubble, in letters
+    figure.legend(
+        handles=marks,
+        loc="outside right upper",
+        title="samples",
+        frameon=False,
+        labelspacing=max(0.5, wide - 0.8),
+        handletextpad=max(0.5, wide / 2 - 0.5),
+        borderpad=1.5,
+    )
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _ticks(axes: Any, fed: FederatedData) -> None:
+    """Names where they can be read, else every fifth number."""
+    short = len(fed.dataset.classes) <= 20
+    names = [c if len(c) <= 16 else f"{c[:15]}…" for c in fed.dataset.classes]
+    places = range(len(names)) if short else range(0, len(names), 5)
+    axes.set_xticks(places, [names[i] if short else str(i) for i in places])
+    if short and max(map(len, names)) > 2:
+        axes.tick_params(axis="x", labelrotation=90)
+    step = -(-len(fed.clients) // 40)
+    axes.set_yticks(range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]])
+    axes.tick_params(labelsize=8, length=0)

@@ -1,0 +1,259 @@
+"""From files to undecoded samples: Parquet tables, and folders of images."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+from torch import Tensor
+
+from ekiden.errors import UserError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are called if not `image`, `label`, `domain` and `group`."""
+
+    image: str = "image"
+    label: str = "label"
+    domain: str = "domain"
+    group: str = "group"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One part of a data set (training or test) as it lies in its files, nothing decoded.
+
+    Attributes:
+        source: the file or folder, for messages.
+        images: n encoded images, files or opened images.
+        label: (n,) integers or names.
+        domain: (n,) integers or names, or None.
+        group: (n,) integers or names, or None.
+        classes: class names in the order of the labels, empty where the source does not say.
+        domains: domain names in their order, likewise.
+    """
+
+    source: str
+    images: Sequence[bytes | Path | Image | None]
+    label: NDArray[Any]
+    domain: NDArray[Any] | None = None
+    group: NDArray[Any] | None = None
+    classes: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.images):
+            raise UserError(f"{self.source} is empty: it needs at least one labelled image.")
+
+
+def find(path: Path) -> tuple[Path, Path | None]:
+    """The training part and the test part, if there is one, of the data at `path`.
+
+    Raises:
+        UserError: there is nothing there, or a file that is not Parquet.
+    """
+    if not path.exists():
+        raise UserError(
+            f"there is no file or folder {str(path)!r}: give a folder of class folders, or a .parquet file."
+        )
+    if path.is_file():
+        if path.suffix != ".parquet":
+            raise UserError(f"{path} is not a .parquet file: give one, or a folder of class folders.")
+        sibling = path.with_name(path.name.replace("train", "test"))
+        return path, sibling if sibling != path and sibling.is_file() else None
+    for train, test in (path / "train.parquet", path / "test.parquet"), (path / "train", path / "test"):
+        if train.exists():
+            return train, test if test.exists() else None
+    return path, None
+
+
+def files(part: Path) -> Iterator[tuple[str, Path]]:
+    """The files of one part, sorted, each with its name inside the part (which holds the class)."""
+    if part.is_file():
+        yield "", part
+        return
+    for file in sorted(part.rglob("*")):
+        inside = file.relative_to(part)
+        if file.suffix.lower() in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
+            yield inside.as_posix(), file
+
+
+def read(part: Path, columns: Columns) -> Raw:
+    """Read a Parquet file or a folder of class folders or domain/class folders.
+
+    Raises:
+        UserError: the file is damaged or lacks a column, or the folder has another layout or no images.
+    """
+    return _folder(part) if part.is_dir() else _parquet(part, columns)
+
+
+def _folder(root: Path) -> Raw:
+    found = list(files(root))
+    levels = {name.count("/") for name, _ in found}
+    if levels not in ({1}, {2}):
+        raise UserError(
+            f"{root} must hold images in class folders (cat/1.png) or all in domain/class folders "
+            f"(photo/cat/1.png); found {len(found)} images at {len(levels)} levels."
+        )
+    parts = [name.split("/") for name, _ in found]
+    return Raw(
+        source=str(root),
+        images=[file for _, file in found],
+        label=np.array([p[-2] for p in parts]),
+        domain=np.array([p[0] for p in parts]) if levels == {2} else None,
+    )
+
+
+def _parquet(path: Path, columns: Columns) -> Raw:
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path} cannot be read as Parquet, copy or write it anew ({reason})") from error
+    return from_table(table, str(path), columns)
+
+
+def from_table(table: Any, source: str, columns: Columns) -> Raw:
+    """Take images, labels, domains and groups out of an Arrow table.
+
+    Args:
+        table: a `pyarrow.Table`; its images are bytes, or structs with `bytes` and `path`.
+        source: where it comes from, for messages.
+        columns: names of the columns.
+
+    Raises:
+        UserError: no image or label column, or one of another type or with missing values.
+    """
+    image = _column(table, ("image", columns.image), source, "an image", "bytes, or structs of bytes and path")
+    label = _column(table, ("label", columns.label), source, "a label", "integers or class names")
+    domain = _pick(table, ("domain", columns.domain))
+    group = _pick(table, ("group", columns.group))
+    return Raw(
+        source=source,
+        images=_images(table, image, source),
+        label=_values(table, label, source),
+        domain=None if domain is None else _values(table, domain, source),
+        group=None if group is None else _values(table, group, source),
+        classes=_names(table, label, b"label_names"),
+        domains=() if domain is None else _names(table, domain, b"domain_names"),
+    )
+
+
+def _pick(table: Any, candidates: Iterable[str]) -> str | None:
+    return next((c for c in candidates if c in table.column_names), None)
+
+
+def _column(table: Any, candidates: tuple[str, str], source: str, what: str, of: str) -> str:
+    name = _pick(table, candidates)
+    if name is None:
+        has = ", ".join(table.column_names) or "none"
+        raise UserError(f"{source} has no column {candidates[-1]!r}: it needs {what} column of {of}; it has: {has}.")
+    return name
+
+
+def _images(table: Any, name: str, source: str) -> list[bytes | Path | None]:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    column, kind = table[name], table[name].type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return list(column.to_pylist())
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise UserError(
+            f"column {name!r} of {source} holds {kind}: images must be bytes, or structs of bytes and path."
+        )
+    encoded = pc.struct_field(column, "bytes").to_pylist()
+    if (column.null_count == 0 and None not in encoded) or kind.get_field_index("path") < 0:
+        return list(encoded)
+    paths = pc.struct_field(column, "path").to_pylist()
+    beside = Path(source).parent  # images stored as files next to the table
+    return [b if b is not None or p is None else beside / p for b, p in zip(encoded, paths, strict=True)]
+
+
+def _values(table: Any, name: str, source: str) -> NDArray[Any]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+    if pa.types.is_integer(column.type):
+        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    raise UserError(f"column {name!r} of {source} holds {column.type}: it must hold integers or names (strings).")
+
+
+def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:
+    """Names that the schema gives to the integers of a column, by our own key or by Hugging Face features."""
+    metadata = table.schema.metadata or {}
+    try:
+        if key in metadata:
+            return tuple(map(str, json.loads(metadata[key])))
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return tuple(map(str, features[column]["names"]))
+    except (ValueError, KeyError, TypeError):  # no names, or metadata of some other kind
+        return ()
+
+
+def natural(name: str) -> tuple[bool, int, str]:
+    """Sort key: numbers by value, before other names."""
+    number = name.isascii() and name.isdigit()
+    return not number, int(name) if number else 0, name
+
+
+def class_codes(
+    parts: Sequence[NDArray[Any]], names: tuple[str, ...], source: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Class indices of each part, and the class names.
+
+    Integers stay as they are (without names they run from 0 to the largest); names are numbered in the
+    order of `names`, or else sorted.
+
+    Raises:
+        UserError: integers below 0, beyond the names or far more than there are samples; unknown names.
+    """
+    if not all(p.dtype.kind == "i" for p in parts):
+        return codes(parts, names, "label", source)
+    low, high = min(int(p.min()) for p in parts), max(int(p.max()) for p in parts)
+    limit = len(names) or sum(map(len, parts)) + 1
+    if low < 0 or high >= limit:
+        bad = low if low < 0 else high
+        raise UserError(
+            f"label {bad} in {source}: labels must be integers from 0 to classes - 1"
+            + (f" ({len(names)} classes are named)." if names else ", or class names.")
+        )
+    return [torch.from_numpy(p) for p in parts], names or tuple(str(i) for i in range(high + 1))
+
+
+def codes(
+    parts: Sequence[NDArray[Any]], names: tuple[str, ...], what: str, source: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Numbers for the values of all parts: places in `names`, or else in the sorted values.
+
+    Raises:
+        UserError: a value that is not among `names`.
+    """
+    if names and all(p.dtype.kind == "i" for p in parts):
+        parts = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in parts]
+    found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in parts]), return_inverse=True)
+    order = names or tuple(sorted(map(str, found), key=natural))
+    place = {name: i for i, name in enumerate(order)}
+    if strange := next((str(f) for f in found if str(f) not in place), None):
+        raise UserError(f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}.")
+    numbers = np.array([place[str(f)] for f in found], dtype=np.int64)[inverse]
+    cuts = np.cumsum([len(p) for p in parts])[:-1]
+    return [torch.from_numpy(p.copy()) for p in np.split(numbers, cuts)], order

@@ -1,0 +1,38 @@
+"""A test part for data that come without one."""
+
+from math import ceil, floor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FRACTION = 0.2  # of each stratum
+
+
+def hold_out(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Split rows 80/20 so that every stratum is split 80/20.
+
+    A stratum is the set of rows that agree in all keys, such as (domain, class). What rounding takes from one
+    stratum the next one gives, so that the whole is split 80/20 too; each keeps at least one training row.
+
+    Args:
+        keys: (n,) int64 each; a key that is None is left out.
+        seed: of the shuffle within the strata.
+
+    Returns:
+        Training rows and test rows, int64, each in ascending order.
+    """
+    table = np.stack([k.cpu().numpy() for k in keys if k is not None], axis=1)
+    _, stratum = np.unique(table, axis=0, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(table))
+    rows = rows[np.argsort(stratum[rows], kind="stable")]
+    held = np.zeros(len(table), dtype=bool)
+    seen = taken = 0
+    for part in np.split(rows, np.cumsum(np.bincount(stratum))[:-1]):
+        seen += len(part)
+        exact = FRACTION * len(part)
+        share = min(max(round(FRACTION * seen) - taken, floor(exact)), ceil(exact), len(part) - 1)
+        held[part[:share]] = True
+        taken += share
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

@@ -1,0 +1,316 @@
+"""Who holds which samples: the partitions of the literature, and the split of a data set by one of them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.random import Generator
+from torch import Tensor
+
+from ekiden.data.samples import Dataset, FederatedData
+from ekiden.data.shares import Rows, divide, numpy, share_out
+from ekiden.errors import UserError, unknown
+
+SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
+TRIES = 5_000  # of a Dirichlet partition; the published settings need fewer than 100
+
+
+class Partition(Protocol):
+    """Says which training rows each client holds."""
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """Rows of `dataset.train` for each client, shuffled; every row belongs to exactly one.
+
+        Raises:
+            UserError: the data set cannot be divided so.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Shuffled rows, cut evenly (by the `IidPartitioner` of flwr-datasets)."""
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """See `Partition`."""
+        from datasets import Dataset as Table  # noqa: PLC0415  (it takes a second)
+        from flwr_datasets.partitioner import IidPartitioner  # noqa: PLC0415
+
+        partitioner = IidPartitioner(clients)
+        partitioner.dataset = Table.from_dict({"row": rng.permutation(len(dataset.train))}).with_format("arrow")
+        return [partitioner.load_partition(i)[:]["row"].to_numpy().copy() for i in range(clients)]
+
+    def __str__(self) -> str:
+        return "iid"
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Label skew as in the code of FedELMY and of the work before it.
+
+    Class by class: its rows are shuffled and cut by proportions drawn from Dirichlet(beta, ..., beta);
+    a client that already holds n / N samples or more gets nothing, the others' shares being scaled up. All is
+    drawn again until every client holds `min_size`. `DirichletPartitioner` of flwr-datasets is not used: it
+    lets a client with exactly n / N go on, and does not shuffle within a class.
+
+    Attributes:
+        beta: concentration; the smaller, the fewer classes a client holds.
+        min_size: least number of samples a client may hold.
+    """
+
+    beta: float
+    min_size: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < float("inf") or self.min_size < 1:
+            raise UserError(f"dirichlet:{self.beta}:{self.min_size} must have beta > 0 and a least size of 1 or more.")
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """See `Partition`."""
+        n = len(dataset.train)
+        if n >= clients * self.min_size:
+            labels = numpy(dataset.train.y)
+            classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+            for _ in range(TRIES):
+                parts = self._draw(classes, n / clients, clients, rng)
+                if min(map(len, parts)) >= self.min_size:
+                    return [rng.permutation(p) for p in parts]
+        raise UserError(
+            f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} samples: "
+            "take fewer clients or a larger beta"
+            + (f", or a smaller least size (dirichlet:{self._beta()}:1)." if self.min_size > 1 else ".")
+        )
+
+    def _draw(self, classes: list[Rows], full: float, clients: int, rng: Generator) -> list[Rows]:
+        held: list[list[Rows]] = [[] for _ in range(clients)]
+        sizes = np.zeros(clients, dtype=np.int64)
+        for rows in classes:
+            shuffled = rng.permutation(rows)
+            shares = rng.dirichlet(np.full(clients, self.beta)) * (sizes < full)
+            if not shares.sum() > 0:  # a tiny beta gave everything to clients that are full
+                return [np.empty(0, dtype=np.int64)]
+            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)[:-1]
+            for client, part in enumerate(np.split(shuffled, cuts)):
+                held[client].append(part)
+                sizes[client] += len(part)
+        return [np.concatenate(parts) for parts in held]
+
+    def __str__(self) -> str:
+        least = "" if self.min_size == 10 else f":{self.min_size}"
+        return f"dirichlet:{self._beta()}{least}"
+
+    def _beta(self) -> str:
+        return str(float(self.beta)).removesuffix(".0")
+
+
+@dataclass(frozen=True)
+class Domains:
+    """One domain a client; with m times as many clients as domains, each domain is cut into m even parts.
+
+    Clients take the domains in turn: with four domains client 0 and client 4 share the first one.
+
+    Attributes:
+        order: all domain names, in the order of the clients; the data set's own order if empty.
+    """
+
+    order: tuple[str, ...] = ()
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """See `Partition`."""
+        names = self.names(dataset)
+        if clients % len(names):
+            n = len(names)
+            raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
+        assert dataset.train.domain is not None  # names() has seen to it
+        domain = numpy(dataset.train.domain)
+        pieces = [
+            np.array_split(
+                rng.permutation(np.flatnonzero(domain == dataset.domains.index(name))), clients // len(names)
+            )
+            for name in names
+        ]
+        return [pieces[k % len(names)][k // len(names)] for k in range(clients)]
+
+    def names(self, dataset: Dataset) -> tuple[str, ...]:
+        """The domains in the order in which clients take them.
+
+        Raises:
+            UserError: the data set has no domains, or `order` does not name each of them once.
+        """
+        if not dataset.domains or dataset.train.domain is None:
+            raise UserError(f"{dataset.name!r} has no domains: use another partition, such as dirichlet:0.5.")
+        for name in self.order:
+            if name not in dataset.domains:
+                raise unknown("domain", name, dataset.domains)
+        if self.order and sorted(self.order) != sorted(dataset.domains):
+            raise UserError(f"{self} must name each domain once: {', '.join(dataset.domains)}.")
+        return self.order or dataset.domains
+
+    def __str__(self) -> str:
+        return ":".join(["domains", ",".join(self.order)] if self.order else ["domains"])
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """A few classes a client, each class cut evenly among those who hold it.
+
+    Classes are dealt at random among those dealt least so far, so all are used, and equally often up to one.
+    `PathologicalPartitioner` of flwr-datasets is not used: it leaves out the samples of classes that no
+    client happens to draw.
+
+    Attributes:
+        classes_per_client: number of classes each client holds.
+    """
+
+    classes_per_client: int
+
+    def __post_init__(self) -> None:
+        if self.classes_per_client < 1:
+            raise UserError(f"{self} must give each client at least one class.")
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """See `Partition`."""
+        labels = numpy(dataset.train.y)
+        present = np.unique(labels)
+        k, n = self.classes_per_client, len(present)
+        if k > n or k * clients < n:
+            raise UserError(
+                f"{self} cannot give all {n} classes to {clients} clients: "
+                f"take from {-(-n // clients)} to {n} classes a client, or other clients."
+            )
+        takers: list[list[int]] = [[] for _ in present]
+        for client in range(clients):
+            dealt = [len(t) for t in takers]
+            deck = rng.permutation(n)
+            for c in sorted(deck, key=dealt.__getitem__)[:k]:
+                takers[c].append(client)
+        held: list[list[Rows]] = [[] for _ in range(clients)]
+        for label, who in zip(present, takers, strict=True):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            for client, part in zip(who, np.array_split(rows, len(who)), strict=True):
+                held[client].append(part)
+        return [rng.permutation(np.concatenate(parts)) for parts in held]
+
+    def __str__(self) -> str:
+        return f"classes:{self.classes_per_client}"
+
+
+@dataclass(frozen=True)
+class Natural:
+    """One natural owner (writer, hospital) a client; with fewer clients, owners are dealt out at random.
+
+    `NaturalIdPartitioner` of flwr-datasets gives the same rows, but takes seconds and draws a progress bar.
+    """
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
+        """See `Partition`."""
+        if dataset.train.group is None:
+            raise UserError(
+                f"{dataset.name!r} has no natural owners (column group): use another partition, such as iid."
+            )
+        _, owner, sizes = np.unique(numpy(dataset.train.group), return_inverse=True, return_counts=True)
+        if clients > len(sizes):
+            raise UserError(
+                f"{clients} clients are more than the {len(sizes)} natural owners: take at most {len(sizes)}."
+            )
+        owners = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        deal = np.arange(clients) if clients == len(sizes) else rng.permutation(len(sizes))
+        return [rng.permutation(np.concatenate([owners[o] for o in deal[k::clients]])) for k in range(clients)]
+
+    def __str__(self) -> str:
+        return "natural"
+
+
+def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
+    """The partition that is spelled so; `str` of a partition gives the spelling back.
+
+    Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K, natural.
+
+    Raises:
+        UserError: it is none of the spellings.
+    """
+    kind, *values = text.strip().split(":")
+    try:
+        match kind, values:
+            case "iid", []:
+                return Iid()
+            case "natural", []:
+                return Natural()
+            case "dirichlet", [beta]:
+                return Dirichlet(float(beta))
+            case "dirichlet", [beta, least]:
+                return Dirichlet(float(beta), int(least))
+            case "classes", [k]:
+                return Pathological(int(k))
+            case "domains", []:
+                return Domains()
+            case "domains", [order] if all(names := order.split(",")):
+                return Domains(tuple(names))
+    except ValueError:  # not a number
+        pass
+    raise UserError(f"{text!r} is not a partition: give one of {SPELLINGS}.")
+
+
+def split(
+    dataset: Dataset,
+    partition: Partition,
+    clients: int | None = None,
+    *,
+    seed: int,
+    val_fraction: float = 0.1,
+) -> FederatedData:
+    """Give every sample of a data set to one client.
+
+    The first `int(val_fraction * n)` of a client's n shuffled rows are for validation, the rest for training.
+    Test rows follow the training rows: those of one class (of one domain under `Domains`, of one owner under
+    `Natural` if the test part has the same owners) are divided in proportion to the training rows of it.
+
+    Args:
+        dataset: what to divide.
+        partition: says which training rows each client holds.
+        clients: number of clients; the default is the number of domains or natural owners, or else 10.
+        seed: the same seed gives the same split.
+        val_fraction: from 0 to below 1.
+
+    Raises:
+        UserError: more clients than samples, a client without samples, or a partition that does not fit.
+    """
+    if clients is None:
+        clients = _default_clients(dataset, partition)
+    n = len(dataset.train)
+    if clients < 1 or clients > n:
+        raise UserError(f"{clients} clients cannot share {n} training samples: take from 1 to {n} clients.")
+    if seed < 0:
+        raise UserError(f"seed must be 0 or more; it is {seed}.")
+    rows = partition.assign(dataset, clients, np.random.default_rng(seed))
+    train_keys, test_keys = _keys(dataset, partition)
+    test_rows = divide(train_keys, rows, test_keys)
+    return share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction)
+
+
+def _default_clients(dataset: Dataset, partition: Partition) -> int:
+    if isinstance(partition, Domains):
+        return len(partition.names(dataset))
+    if isinstance(partition, Natural) and dataset.train.group is not None:
+        return len(np.unique(numpy(dataset.train.group)))
+    return 10
+
+
+def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
+    """What training and test rows must have in common to belong to the same clients."""
+    train, test = dataset.train, dataset.test
+    if isinstance(partition, Domains) and train.domain is not None and test.domain is not None:
+        return train.domain, test.domain
+    if isinstance(partition, Natural) and train.group is not None and test.group is not None:
+        known = np.isin(numpy(test.group), numpy(train.group)).all()
+        return (train.group, test.group) if known else (train.y, test.y)
+    return train.y, test.y
+
+
+def _names(dataset: Dataset, partition: Partition, clients: int) -> list[str]:
+    if not isinstance(partition, Domains):
+        return [f"client-{k}" for k in range(clients)]
+    domains = partition.names(dataset)
+    if clients == len(domains):
+        return list(domains)
+    return [f"{domains[k % len(domains)]}-{k // len(domains)}" for k in range(clients)]

@@ -1,0 +1,102 @@
+"""Labelled samples as tensors, and who holds which of them."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ekiden.learning.augment import Augment
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Labelled samples, decoded once.
+
+    Attributes:
+        x: (n, C, H, W) uint8 images or (n, d) float32 features; float32 of any other shape is used as it is.
+        y: (n,) int64 class indices.
+        domain: (n,) int64 indices into `Dataset.domains`, or None.
+        group: (n,) int64 natural owner (a writer, a hospital), or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    domain: Tensor | None = None
+    group: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: training and test samples and how to feed them to a network.
+
+    Attributes:
+        name: the name the user gave.
+        train: all training samples (validation is cut from each client's share of them).
+        test: all test samples.
+        classes: class names; their count is the number of outputs of the network.
+        domains: domain names, empty where the set has none.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
+        augment: what training batches undergo.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    domains: tuple[str, ...] = ()
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    augment: Augment = field(default_factory=Augment)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.train.x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some rows of `samples`; the tensors are shared, not copied."""
+
+    samples: Samples
+    rows: Tensor  # (k,) int64
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(k,) labels."""
+        return self.samples.y[self.rows]
+
+    @property
+    def x(self) -> Tensor:
+        """(k, ...) raw samples, gathered anew at each call."""
+        return self.samples.x[self.rows]
+
+    def class_counts(self, classes: int) -> Tensor:
+        """(classes,) number of samples of each class."""
+        return torch.bincount(self.y, minlength=classes)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client holds."""
+
+    name: str
+    train: Subset
+    val: Subset
+    test: Subset
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A data set and who holds what. Every test row belongs to exactly one client."""
+
+    dataset: Dataset
+    clients: tuple[ClientData, ...]

@@ -1,0 +1,97 @@
+"""Rows to clients: test rows in proportion to training rows, and the clients' validation parts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.errors import UserError
+
+Rows = NDArray[np.int64]
+
+
+def numpy(values: Tensor) -> Rows:
+    """(n,) int64 on the CPU."""
+    return values.cpu().numpy().astype(np.int64, copy=False)
+
+
+def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[Rows]:
+    """Divide the test rows of each key in proportion to how many training rows of that key each client holds.
+
+    Proportions are met up to one row, by largest remainders; among equal remainders the client with the
+    fewest test rows so far comes first. Rows of keys that nobody holds go round robin.
+
+    Args:
+        train_keys: (n,) int64, such as labels.
+        rows: training rows of each client.
+        test_keys: (m,) int64.
+
+    Returns:
+        Test rows of each client in ascending order; every row is in exactly one.
+    """
+    keys, codes = np.unique(np.concatenate([numpy(train_keys), numpy(test_keys)]), return_inverse=True)
+    train, test = np.split(codes, [len(train_keys)])
+    held = np.stack([np.bincount(train[r], minlength=len(keys)) for r in rows], axis=1)  # (keys, clients)
+    given: list[list[Rows]] = [[] for _ in rows]
+    sizes = np.zeros(len(rows), dtype=np.int64)
+    orphans = []
+    for key, counts in enumerate(held):
+        found = np.flatnonzero(test == key)
+        if not counts.any():
+            orphans.append(found)
+            continue
+        shares = _shares(len(found), counts, sizes)
+        for client in np.flatnonzero(shares):
+            start = shares[:client].sum()
+            given[client].append(found[start : start + shares[client]])
+        sizes += shares
+    for i, row in enumerate(np.concatenate([*orphans, np.empty(0, dtype=np.int64)])):
+        given[i % len(rows)].append(np.array([row]))
+    return [np.sort(np.concatenate([*g, np.empty(0, dtype=np.int64)])) for g in given]
+
+
+def _shares(total: int, weights: Rows, sizes: Rows) -> Rows:
+    """`total` in whole shares proportional to `weights`, in exact integer arithmetic."""
+    shares, remainder = np.divmod(total * weights, weights.sum())
+    first = np.lexsort((sizes, -remainder))[: total - shares.sum()]
+    shares[first] += 1
+    return shares
+
+
+def share_out(
+    dataset: Dataset,
+    names: Sequence[str],
+    rows: Sequence[Rows],
+    test_rows: Sequence[Rows],
+    val_fraction: float,
+) -> FederatedData:
+    """Clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
+
+    Raises:
+        UserError: a client holds nothing, or `val_fraction` is not in [0, 1).
+    """
+    if not 0 <= val_fraction < 1:
+        raise UserError(f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}.")
+    empty = [name for name, r in zip(names, rows, strict=True) if not len(r)]
+    if empty:
+        raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
+    cuts = [int(val_fraction * len(r)) for r in rows]
+    return FederatedData(
+        dataset,
+        tuple(
+            ClientData(
+                name,
+                _subset(dataset.train, r[cut:]),
+                _subset(dataset.train, r[:cut]),
+                _subset(dataset.test, t),
+            )
+            for name, r, t, cut in zip(names, rows, test_rows, cuts, strict=True)
+        ),
+    )
+
+
+def _subset(samples: Samples, rows: Rows) -> Subset:
+    return Subset(samples, torch.from_numpy(np.ascontiguousarray(rows)))

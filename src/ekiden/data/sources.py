@@ -1,0 +1,162 @@
+"""Data sets by name, or from the user's own files."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ekiden.data import cache
+from ekiden.data.decode import decode
+from ekiden.data.files import Raw, class_codes, codes, files, find, from_table, read
+from ekiden.data.holdout import hold_out
+from ekiden.data.named import NAMED, Named
+from ekiden.data.samples import Dataset, Samples
+from ekiden.errors import UserError, unknown
+
+
+def load(name: str, *, size: int | None = None) -> Dataset:
+    """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
+
+    A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
+    below, then among the named sets (`NAMED`: `digits` ships with scikit-learn, others come from the
+    Hugging Face hub), then as a path. Layouts of own data:
+
+    - a Parquet file with columns `image` (encoded bytes, or structs of bytes and path), `label` (integers
+      or class names) and maybe `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
+    - a folder with `train.parquet` and maybe `test.parquet`;
+    - a folder of class folders, or of domain folders of class folders, maybe below `train` and `test`.
+
+    Without a test part, 20 % of every (domain, class), or of every group where there are groups, is held
+    out with a fixed seed.
+
+    Args:
+        name: a name or a path.
+        size: side in pixels that images are resized to (bilinear with antialias); the default is the
+            named set's, or else the images' own.
+
+    Returns:
+        The data set, with (n, C, H, W) uint8 images.
+
+    Raises:
+        UserError: there is no such data set, it cannot be read, or its images differ in size.
+    """
+    if size is not None and size < 1:
+        raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
+    spec = NAMED.get(name, Named())
+    size = size or spec.size
+    path = _path(name)
+    if path is not None:
+        dataset = _from_files(name, path, spec, size)
+    elif name == "digits":
+        dataset = _assemble([_digits()], spec, size)
+    else:
+        dataset = _from_hub(name, spec, size)
+    return replace(dataset, name=name, mean=spec.mean, std=spec.std, augment=spec.augment)
+
+
+def _path(name: str) -> Path | None:
+    """Where the files of a data set are, None for a named set without local files."""
+    root = os.environ.get("EKIDEN_DATA")
+    local = Path(root).expanduser() / name if root and name else None
+    if local is not None and local.exists():
+        return local
+    if name in NAMED:
+        return None
+    path = Path(name).expanduser()
+    if path.exists() and name:
+        return path
+    if "/" in name or os.sep in name or path.suffix == ".parquet":
+        find(path)  # says that it is not there
+    own = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
+    raise unknown("data set", name, {*NAMED, *own})
+
+
+def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:
+    train, test = find(path)
+    parts = [p for p in (train, test) if p is not None]
+    content = cache.key([repr((spec.columns, spec.domains, size)), *_contents(parts)])
+    stem = path.stem if name not in NAMED else name
+    return cache.cached(stem, content, lambda: _assemble([read(p, spec.columns) for p in parts], spec, size))
+
+
+def _contents(parts: list[Path]) -> Iterator[str | Path]:
+    for number, part in enumerate(parts):
+        for inside, file in files(part):
+            yield f"{number}:{inside}"
+            yield file
+
+
+def _from_hub(name: str, spec: Named, size: int | None) -> Dataset:
+    place = f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
+    if spec.hub is None:
+        raise UserError(f"{name!r} has to be given as local files: {place} (columns image, label, maybe domain).")
+    import datasets  # noqa: PLC0415  (seconds, and only this function needs it)
+
+    splits = ["train"] + ([spec.test] if spec.test else [])
+    try:
+        parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
+    except Exception as error:  # of the network, the hub or the disk; all kinds
+        raise UserError(f"cannot get {spec.hub!r} from the Hugging Face hub ({_line(error)}): {place}.") from error
+    tables = [p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata) for p in parts]
+    content = cache.key([repr((spec, size)), *(b for t in tables for b in _buffers(t))])
+    source = f"the hub's {spec.hub}"
+    return cache.cached(
+        name, content, lambda: _assemble([from_table(t, source, spec.columns) for t in tables], spec, size)
+    )
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:120]
+
+
+def _buffers(table: Any) -> Iterator[memoryview]:
+    for column in table.itercolumns():
+        for chunk in column.chunks:
+            yield from (memoryview(b) for b in chunk.buffers() if b is not None)
+
+
+def _digits() -> Raw:
+    """The 1797 hand-written digits of scikit-learn, 8 x 8 grey pixels from 0 to 16."""
+    from PIL import Image  # noqa: PLC0415
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    return Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64))
+
+
+def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
+    """Decode one or two parts; a single one is split into training and test samples."""
+    source = parts[0].source
+    y, classes = class_codes([p.label for p in parts], parts[0].classes, source)
+    domain, domains = _codes("domain", parts, spec.domains)
+    group, _ = _codes("group", parts, ())
+    samples = [Samples(*fields) for fields in zip(decode(parts, size), y, domain, group, strict=True)]
+    if len(samples) == 1:
+        samples = _hold_out(samples[0])
+    if not len(samples[1]):
+        raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
+    return Dataset(source, samples[0], samples[1], classes, domains)
+
+
+def _codes(
+    what: str, parts: Sequence[Raw], preferred: tuple[str, ...]
+) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
+    """Numbers and names of the domains or groups, if all parts have them."""
+    values = [p.domain if what == "domain" else p.group for p in parts]
+    given = [v for v in values if v is not None]
+    if len(given) < len(values):
+        return [None] * len(values), ()
+    names = parts[0].domains if what == "domain" else ()
+    if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
+        names = preferred
+    return codes(given, names, what, parts[0].source)
+
+
+def _hold_out(s: Samples) -> list[Samples]:
+    rows = hold_out(s.group) if s.group is not None else hold_out(s.domain, s.y)
+    return [Samples(*(None if t is None else t[r] for t in (s.x, s.y, s.domain, s.group))) for r in rows]  # type: ignore[arg-type]

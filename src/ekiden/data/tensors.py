@@ -1,0 +1,221 @@
+"""Data that are already in Python: tensors, arrays and map-style datasets."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.data.holdout import hold_out
+from ekiden.data.samples import Dataset, FederatedData, Samples
+from ekiden.data.shares import Rows, divide, share_out
+from ekiden.errors import UserError
+from ekiden.learning.augment import Augment
+
+
+class Pairs(Protocol):
+    """A map-style dataset of (x, y) pairs, such as those of torch."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """(x, y) of one sample."""
+        ...
+
+
+Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Samples | Pairs
+"""(x, y) with x (n, ...) and y (n,), or a map-style dataset of such pairs."""
+
+
+def from_tensors(
+    train: Source,
+    test: Source | None = None,
+    *,
+    name: str = "own data",
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    augment: Augment | None = None,
+) -> Dataset:
+    """A data set from tensors or map-style datasets.
+
+    Args:
+        train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
+            float features or images of any shape (n, ...), which are used as they are; y: integers.
+        test: likewise; None holds out 20 % of each class, with a fixed seed.
+        name: of the data set.
+        classes: class names; None means 0 to the largest label.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
+        augment: what training batches undergo.
+
+    Raises:
+        UserError: no samples, NaN, labels that are not classes, or shapes that do not fit.
+    """
+    parts = [_samples(train, "train")] + ([] if test is None else [_samples(test, "test")])
+    if len(parts) == 1:
+        parts = _hold_out(parts[0], "train")
+    return _dataset(parts[0], parts[1], name=name, classes=classes, mean=mean, std=std, augment=augment)
+
+
+def federate(
+    silos: Sequence[Source],
+    test: Source | None = None,
+    *,
+    tests: Sequence[Source] | None = None,
+    names: Sequence[str] | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    augment: Augment | None = None,
+) -> FederatedData:
+    """One data set held by several silos, each holding what is given.
+
+    Args:
+        silos: what each client holds for training and validation, as in `from_tensors`.
+        test: a common test set; each class of it is divided among the clients in proportion to their
+            training samples of the class.
+        tests: instead, the test set of each client. Without either, 20 % of each class of each silo.
+        names: of the clients; client-0, client-1, ... by default.
+        val_fraction: share of a client's (shuffled) samples that is for validation.
+        seed: of the shuffle.
+        classes: as in `from_tensors`.
+        mean: as in `from_tensors`.
+        std: as in `from_tensors`.
+        augment: as in `from_tensors`.
+
+    Raises:
+        UserError: as in `from_tensors`; no silos, or not as many tests or names as silos.
+    """
+    if not len(silos) or (test is not None and tests is not None):
+        raise UserError("federate needs at least one silo, and either test or tests, not both.")
+    for what, given in ("tests", tests), ("names", names):
+        if given is not None and len(given) != len(silos):
+            raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
+    if names is not None and len(set(names)) < len(names):
+        raise UserError("two silos have the same name: give each its own.")
+    train = [_samples(s, f"silo {i}") for i, s in enumerate(silos)]
+    if tests is not None:
+        held = [_samples(t, f"test set {i}") for i, t in enumerate(tests)]
+    elif test is not None:
+        held = [_samples(test, "test")]
+    else:
+        train, held = map(list, zip(*(_hold_out(s, f"silo {i}") for i, s in enumerate(train)), strict=True))
+    dataset = _dataset(
+        _concat(train), _concat(held), name="own data", classes=classes, mean=mean, std=std, augment=augment
+    )
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(r) for r in _ranges(train)]
+    test_rows = _ranges(held) if test is None else divide(dataset.train.y, rows, dataset.test.y)
+    return share_out(dataset, names or [f"client-{i}" for i in range(len(rows))], rows, test_rows, val_fraction)
+
+
+def _dataset(
+    train: Samples,
+    test: Samples,
+    *,
+    name: str,
+    classes: Sequence[str] | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+    augment: Augment | None,
+) -> Dataset:
+    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+        raise UserError(
+            f"training samples are {_kind(train)}, test samples {_kind(test)}: give both one shape and type."
+        )
+    high = int(max(train.y.max(), test.y.max()))
+    if classes is not None and high >= len(classes):
+        raise UserError(f"label {high} has no name among the {len(classes)} classes: name them all, or give no names.")
+    names = tuple(map(str, range(high + 1))) if classes is None else tuple(classes)
+    return Dataset(name, train, test, names, (), tuple(mean), tuple(std), augment or Augment())
+
+
+def _kind(s: Samples) -> str:
+    return f"{str(s.x.dtype).removeprefix('torch.')} of shape {tuple(s.x.shape[1:])}"
+
+
+def _hold_out(s: Samples, what: str) -> list[Samples]:
+    train, test = hold_out(s.y)
+    if not len(test):
+        raise UserError(f"{what} has only {len(s)} samples, too few to hold out a test part: give a test set.")
+    return [Samples(s.x[rows], s.y[rows]) for rows in (train, test)]
+
+
+def _concat(parts: list[Samples]) -> Samples:
+    kinds = [_kind(p) for p in parts]
+    odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if odd is not None:
+        raise UserError(f"silo {odd} holds {kinds[odd]}, silo 0 {kinds[0]}: all must have one shape and type.")
+    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+
+
+def _ranges(parts: list[Samples]) -> list[Rows]:
+    """Rows of each part within their concatenation."""
+    ends = np.cumsum([len(p) for p in parts])
+    return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
+
+
+def _samples(source: Source, what: str) -> Samples:
+    if isinstance(source, Samples):
+        x, y = source.x, source.y
+    elif isinstance(source, tuple) and len(source) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in source):
+        x, y = (torch.as_tensor(s) for s in source)
+    else:
+        x, y = _collect(source, what)
+    return Samples(_inputs(x, what), _labels(y, len(x), what))
+
+
+def _collect(pairs: Pairs, what: str) -> tuple[Tensor, Tensor]:
+    try:
+        items = [pairs[i] for i in range(len(pairs))]
+        xs, ys = [x for x, _ in items], [int(y) for _, y in items]
+        tensors = [x if isinstance(x, Tensor) else _array(x) for x in xs]
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y) with integer y ({error})."
+        ) from error
+    shapes = {tuple(x.shape) for x in tensors}
+    if len(shapes) > 1:
+        raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
+    return (torch.stack(tensors) if tensors else torch.empty(0)), torch.tensor(ys, dtype=torch.int64)
+
+
+def _array(x: Any) -> Tensor:
+    """A sample that is not a tensor: an array, a number or list, or a PIL image (its channels come last)."""
+    channels_last = hasattr(x, "getbands") and len(x.getbands()) > 1
+    tensor = torch.from_numpy(np.array(x))
+    return tensor.permute(2, 0, 1) if channels_last else tensor
+
+
+def _inputs(x: Tensor, what: str) -> Tensor:
+    if len(x) == 0 or x.ndim < 2:
+        raise UserError(f"{what} has x of shape {tuple(x.shape)}: it must be (n, ...) with n at least 1.")
+    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+        return x.unsqueeze(1) if x.ndim == 3 else x
+    if not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or float values."
+        )
+    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    if bad.any():
+        raise UserError(f"{what} has NaN or infinity in sample {int(bad.nonzero()[0])}: remove or replace such values.")
+    return x.float()
+
+
+def _labels(y: Tensor, n: int, what: str) -> Tensor:
+    if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        kind = str(y.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample."
+        )
+    if int(y.min()) < 0:
+        raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
+    return y.long()

@@ -1,0 +1,19 @@
+"""The one kind of error that a user's input can cause."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something the user can put right; its text is one line that says what is wrong and what to do.
+
+    The command line prints it and exits with code 2.
+    """
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not among `known`, with the nearest match first."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {what} {name!r}: {hint}Known: {', '.join(known)}.")

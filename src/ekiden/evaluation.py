@@ -1,0 +1,106 @@
+"""Measuring models on the test data: per sample once, then by client, domain and class."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.core.worker import Worker
+from ekiden.data.samples import FederatedData, Subset
+from ekiden.learning import fit as fitting
+from ekiden.learning.weights import Weights
+
+_MOST_CLIENTS_LISTED = 100
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model does on every test sample.
+
+    Attributes:
+        right: (n,) bool, whether its answer is the label.
+        loss: (n,) cross-entropy.
+    """
+
+    right: Tensor
+    loss: Tensor
+
+    def accuracy(self, rows: Tensor | None = None) -> float:
+        """Share of right answers, in all or in some rows; NaN where there are none."""
+        right = self.right if rows is None else self.right[rows]
+        return float(right.sum()) / len(right) if len(right) else float("nan")
+
+
+class TestSet:
+    """The union of all clients' test data, and the groups in it."""
+
+    __test__ = False  # no test class of pytest
+
+    def __init__(self, worker: Worker, data: FederatedData) -> None:
+        self._worker = worker
+        self._data = data
+        self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
+
+    @property
+    def build(self) -> Callable[[], nn.Module]:
+        """Makes a network that models must fit."""
+        return self._worker.setup.build
+
+    def scores(self, model: Weights) -> Scores:
+        """One pass of `model` over all test samples."""
+        bench = self._worker.bench("evaluation")
+        bench.network.load(model)
+        return Scores(*fitting.evaluate(bench, self._all))
+
+    def __call__(self, model: Weights | None, personal: Sequence[Weights]) -> dict[str, Any]:
+        """The row of metrics for a global model and for personal ones.
+
+        Returns:
+            accuracy, loss: of the global model on the union; of personal models, their mean on the union.
+            clients: accuracy on each client's own test data (of its own model, where there are personal ones), for
+                up to 100 clients.
+            client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
+        """
+        if model is None and not personal:
+            return {}
+        if personal:
+            each = [self.scores(m) for m in personal]
+            own = [s.accuracy(c.test.rows) for s, c in zip(each, self._data.clients, strict=True)]
+        else:
+            assert model is not None
+            each = [self.scores(model)]
+            own = [each[0].accuracy(c.test.rows) for c in self._data.clients]
+        row: dict[str, Any] = {
+            "accuracy": sum(s.accuracy() for s in each) / len(each),
+            "loss": sum(float(s.loss.double().mean()) for s in each) / len(each),
+        }
+        known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
+        if len(known):
+            row["client_mean"] = float(known.mean())
+            row["client_std"] = float(known.std(correction=0))
+            row["client_worst"] = float(known.min())
+            row["client_decile"] = float(known.quantile(0.1))
+        if len(own) <= _MOST_CLIENTS_LISTED:
+            row["clients"] = [None if isnan(a) else a for a in own]
+        return row
+
+    def by_client(self, scores: Scores) -> dict[str, tuple[int, float]]:
+        """Number of test samples and accuracy of each client."""
+        return {c.name: (len(c.test), scores.accuracy(c.test.rows)) for c in self._data.clients}
+
+    def by_class(self, scores: Scores) -> dict[str, tuple[int, float]]:
+        """The same of each class."""
+        return _grouped(scores, self._data.dataset.test.y, self._data.dataset.classes)
+
+    def by_domain(self, scores: Scores) -> dict[str, tuple[int, float]]:
+        """The same of each domain; empty where the data have none."""
+        domain = self._data.dataset.test.domain
+        return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
+
+
+def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:
+    rows = {name: (groups == i).nonzero().flatten() for i, name in enumerate(names)}
+    return {name: (len(r), scores.accuracy(r)) for name, r in rows.items()}

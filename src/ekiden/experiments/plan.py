@@ -1,0 +1,161 @@
+"""A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import nn
+
+from ekiden import api
+from ekiden.core.folder import read_config
+from ekiden.core.method import Method
+from ekiden.core.run import Row
+from ekiden.core.worker import Setup, Watch, Worker
+from ekiden.data import FederatedData, load, parse, split
+from ekiden.errors import UserError
+from ekiden.evaluation import TestSet
+from ekiden.learning.network import Network
+from ekiden.learning.training import Hardware, Training, require
+from ekiden.learning.weights import Weights
+from ekiden.methods import method_named
+
+M = TypeVar("M", bound=Method)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[M]):
+    """A method, data, a network and how to train it."""
+
+    method: M
+    data: str = "digits"
+    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, or a Parquet file"""
+    partition: str = "auto"
+    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: by domain where the data have
+    domains, else dirichlet:0.5"""
+    clients: int | None = None
+    """N, number of clients; by default one per domain or natural owner, else 10"""
+    size: int | None = None
+    """side of the images in pixels, if not the data set's own"""
+    val_fraction: float = 0.1
+    """part of each client's training data that selects epochs"""
+    model: str = "auto"
+    """network (see `ekiden list`); auto: the one fit for the data"""
+    training: Training = field(default_factory=Training)
+    hardware: Hardware = field(default_factory=Hardware)
+    seed: int = 0
+    """of everything random: partition, initial model, training"""
+    workers: int = 1
+    """processes for the independent tasks of one run"""
+    evaluate_every: int = 1
+    """steps between evaluations on the test data"""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "at least 0 and below 1")
+        require(self.clients is None or self.clients > 0, "clients", self.clients, "1 or more")
+        require(self.evaluate_every > 0, "evaluate_every", self.evaluate_every, "1 or more")
+        require(self.workers > 0, "workers", self.workers, "1 or more")
+
+    def federation(self) -> FederatedData:
+        """The data, divided among the clients."""
+        dataset = load(self.data, size=self.size)
+        auto = "domains" if dataset.domains else "dirichlet:0.5"
+        partition = parse(auto if self.partition == "auto" else self.partition)
+        return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+
+    def run(
+        self,
+        folder: Path,
+        data: FederatedData,
+        watch: Watch | None = None,
+        on_step: Callable[[Row], None] = lambda row: None,
+    ) -> api.Result:
+        """Run it over `data` (what `federation` gave), or go on with it, in `folder`."""
+        return api.run(
+            self.method,
+            data,
+            self.model,
+            training=self.training,
+            hardware=self.hardware,
+            seed=self.seed,
+            folder=folder,
+            workers=self.workers,
+            evaluate_every=self.evaluate_every,
+            config={"plan": self.to_json()},
+            watch=watch,
+            on_step=on_step,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+
+
+def from_json(values: dict[str, Any]) -> Plan[Method]:
+    """The plan with these plain values.
+
+    Raises:
+        UserError: they are no plan of this version.
+    """
+    try:
+        kind = method_named(values["method"])
+        parts = {k: v for k, v in values.items() if k not in ("method", "hyperparameters", "training", "hardware")}
+        if unknown := set(parts) - {f.name for f in fields(Plan)}:
+            raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
+        method = kind(**values["hyperparameters"])
+        return Plan(method, training=Training(**values["training"]), hardware=Hardware(**values["hardware"]), **parts)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the plan cannot be read ({error}): use the Ekiden that wrote it") from None
+
+
+def stored(folder: Path) -> Plan[Method]:
+    """The plan of a run folder.
+
+    Raises:
+        UserError: the folder holds no run that the command line can repeat.
+    """
+    config = read_config(folder)
+    if "plan" not in config:
+        raise UserError(f"{folder} was made from Python with data of its own: go on by `ekiden.run(..., folder=...)`")
+    return from_json(config["plan"])
+
+
+def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
+    """What measures models that `plan` trained on `own` on the test samples of `data`.
+
+    Raises:
+        UserError: the network does not fit `data`.
+    """
+    build = api.builder(plan.model, own, plan.seed)
+    hardware = api.resolve(plan.hardware, 1, build)
+    # Fed as in training: the network knows no other scale of the pixels.
+    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
+    worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
+    data = replace(data, dataset=dataset)
+    api.check_model(worker, data)
+    return TestSet(worker, data)
+
+
+def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
+    """A model that a run wrote.
+
+    Raises:
+        UserError: it is not there (the run has not ended), damaged, or of another network.
+    """
+    file = folder / name
+    module = build()
+    try:
+        module.load_state_dict(safetensors.torch.load_file(file))
+    except FileNotFoundError:
+        present = sorted(
+            str(p.relative_to(folder)) for p in folder.rglob("*.safetensors") if p.parent.name != "clients"
+        )
+        hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
+        raise UserError(f"{folder} has no {name}: {hint}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged or no safetensors file ({error}): run it again") from None
+    except RuntimeError:
+        raise UserError(f"{file} holds another network than the run's: was it replaced?") from None
+    return Network(module).weights()

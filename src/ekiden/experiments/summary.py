@@ -1,0 +1,151 @@
+"""What run folders hold, as tables in the terminal."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from ekiden.core.folder import read_config, read_lines
+from ekiden.learning.training import Training
+from ekiden.methods import method_named
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run folder in numbers.
+
+    Attributes:
+        folder: where it is.
+        config: its config.json.
+        metrics: its rows, one a step.
+        seconds: time of all steps.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result is there."""
+        return bool(self.metrics) and (self.folder / "model.safetensors").exists() | (self.folder / "personal").exists()
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last row of metrics."""
+        return self.metrics[-1] if self.metrics else {}
+
+
+def summarise(folder: Path) -> Summary:
+    """Read a run folder.
+
+    Raises:
+        UserError: it is none.
+    """
+    config = read_config(folder)
+    seconds = sum(row["seconds"] for row in read_lines(folder / "times.jsonl"))
+    return Summary(folder, config, read_lines(folder / "metrics.jsonl"), seconds)
+
+
+def comparison(summaries: Iterable[Summary]) -> Table:
+    """One row for all runs that differ in nothing but the seed: mean ± standard deviation over the seeds."""
+    groups: dict[str, list[Summary]] = defaultdict(list)
+    for summary in summaries:
+        groups[_all_but_the_seed(summary.config)].append(summary)
+    table = Table(title="accuracy on the union of all clients' test data", title_justify="left")
+    table.add_column("method")
+    table.add_column("data")
+    for column in ("seeds", "accuracy %", "bytes moved", "forward", "backward", "time"):
+        table.add_column(column, justify="right")
+    for group in groups.values():
+        name = label(group[0].config)
+        done = [s for s in group if "accuracy" in s.last]
+        if not done:
+            table.add_row(name, _data(group[0].config), "0 finished")
+            continue
+        table.add_row(
+            name,
+            _data(group[0].config),
+            str(len(done)),
+            spread([100 * s.last["accuracy"] for s in done]),
+            size(done[-1].last["bytes"]),
+            *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
+            duration(mean(s.seconds for s in done)),
+        )
+    return table
+
+
+def about(run: Summary) -> str:
+    """Data, training and result in a few lines."""
+    training = ", ".join(f"{k} {v}" for k, v in run.config["training"].items())
+    state = (
+        "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: `ekiden resume {run.folder}`"
+    )
+    return (
+        f"{_data(run.config)}; seed {run.config['seed']}; model of {size(run.config['model_bytes'])}\n"
+        f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
+    )
+
+
+def steps(run: Summary) -> Table:
+    """One row a step."""
+    moved: dict[int, list[str]] = defaultdict(list)
+    for row in read_lines(run.folder / "ledger.jsonl"):
+        moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
+    table = Table()
+    for column in ("step", "accuracy %", "loss", "worst client %"):
+        table.add_column(column, justify="right")
+    table.add_column("what moved")
+    for row in run.metrics:
+        values = [f"{100 * row['accuracy']:.2f}", f"{row['loss']:.3f}"] if "accuracy" in row else ["", ""]
+        worst = f"{100 * row['client_worst']:.2f}" if "client_worst" in row else ""
+        transfers = moved[row["step"]]
+        more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
+        table.add_row(str(row["step"]), *values, worst, ", ".join(transfers[:3]) + more)
+    return table
+
+
+def label(config: dict[str, Any]) -> str:
+    """Method, with the hyperparameters and training fields that are not the default."""
+    usual = asdict(method_named(config["method"])()) | asdict(Training())
+    chosen = {k: v for k, v in (config["hyperparameters"] | config["training"]).items() if usual.get(k) != v}
+    return f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+
+
+def _all_but_the_seed(config: dict[str, Any]) -> str:
+    fields = {k: config[k] for k in ("method", "hyperparameters", "training", "hardware", "dataset", "model")}
+    plan = {k: v for k, v in config.get("plan", {}).items() if k != "seed"}
+    return json.dumps([fields, plan, list(config["clients"])], sort_keys=True)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation; the mean alone of one value."""
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.2f} {unit}"
+        number /= 1000
+    return f"{number:.2f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"
+
+
+def _data(config: dict[str, Any]) -> str:
+    plan = config.get("plan", {})
+    partition = f", {plan['partition']}" if plan.get("partition", "auto") != "auto" else ""
+    return f"{config['dataset']}, {len(config['clients'])} clients{partition}, {config['model']}"

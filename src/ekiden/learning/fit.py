@@ -1,0 +1,330 @@
+"""Local training: the one loop in which all methods train a model at a client."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.core.seeds import derive
+from ekiden.data.samples import Subset
+from ekiden.errors import UserError
+from ekiden.learning.feed import Feed
+from ekiden.learning.network import Network
+from ekiden.learning.training import Hardware, Training
+from ekiden.learning.weights import Weights
+
+Forward = Callable[[Tensor], Tensor]
+Objective = Callable[[Forward, Tensor, Tensor], Tensor]
+"""(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable."""
+
+
+class Penalty(Protocol):
+    """A regulariser with a closed-form gradient."""
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
+
+
+class Diverged(UserError):
+    """Training produced NaN or infinity."""
+
+
+@dataclass
+class Work:
+    """Samples that went forward and backward through a network: compute, whatever the machine."""
+
+    forward: int = 0
+    backward: int = 0
+
+    def add(self, other: "Work") -> None:
+        """Count `other` in."""
+        self.forward += other.forward
+        self.backward += other.backward
+
+
+class Journal(Protocol):
+    """Where a long task keeps its progress, so that a crash costs little."""
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """What was saved under `key`, if anything was."""
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Keep `tensors` under `key` in place of what was there."""
+
+
+@dataclass
+class Bench:
+    """Everything that training at one client happens on: network, data, settings, and who watches.
+
+    Attributes:
+        network: overwritten by every fit.
+        feed: where batches come from.
+        training: how to train.
+        hardware: on what.
+        where: who trains, for messages.
+        journal: keeps progress within a fit.
+        watch: called after each epoch with (epoch, epochs).
+        work: counts samples.
+    """
+
+    network: Network
+    feed: Feed
+    training: Training
+    hardware: Hardware
+    where: str = "here"
+    journal: Journal | None = None
+    watch: Callable[[int, int], None] = lambda epoch, epochs: None
+    work: Work = field(default_factory=Work)
+
+    def autocast(self) -> torch.autocast:
+        """The precision of forward passes."""
+        bf16 = self.hardware.precision == "bf16"
+        return torch.autocast(self.feed.device.type, torch.bfloat16, enabled=bf16)
+
+
+def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy ℓ of a batch."""
+    return F.cross_entropy(forward(x).float(), y)
+
+
+def fit(
+    bench: Bench,
+    start: Weights,
+    train: Subset,
+    val: Subset,
+    *,
+    epochs: int,
+    seed: int,
+    key: str = "fit",
+    penalty: Penalty | None = None,
+    objective: Objective = cross_entropy,
+    extra_passes: int = 0,
+) -> Weights:
+    """Train from `start` for `epochs` >= 1 passes over `train` and return what `training.select` says.
+
+    `extra_passes` counts the further forward passes (of a teacher, say) that `objective` makes per sample. The same
+    arguments give the same bits, also when `bench.journal` holds the first epochs of an interrupted fit.
+
+    Raises:
+        Diverged: a loss or a weight became NaN or infinite; says where.
+    """
+    training, network = bench.training, bench.network
+    network.load(start)
+    batches = -(-len(train) // training.batch_size)
+    run = _Run(bench, _optimizer(network.params, training), epochs * batches, 1 + extra_passes)
+    first = run.restore(key)
+    with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
+        for epoch in range(first, epochs):
+            _seed(derive(seed, epoch), bench.feed.device)
+            run.epoch(epoch, train, penalty, objective)
+            if training.select == "best":
+                run.keep_best(val)
+            bench.watch(epoch + 1, epochs)
+            run.save(key, epoch + 1, last=epoch + 1 == epochs)
+    bench.work.add(run.work)
+    return run.result()
+
+
+@dataclass(eq=False)
+class _Run:
+    """One fit under way; `state` lists all that must survive a crash."""
+
+    bench: Bench
+    optimizer: torch.optim.Optimizer
+    total: int
+    passes: int
+    step: int = 0
+    accuracy: float = -1.0
+    chosen: Weights | None = None  # best epoch, or running mean of the tail
+    averaged: int = 0
+    work: Work = field(default_factory=Work)
+    saved_at: float = field(default_factory=time.monotonic)
+    saving_took: float = 0.0
+
+    def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
+        bench, network, training = self.bench, self.bench.network, self.bench.training
+        # One sample has no batch statistics: such a client trains with the running ones.
+        network.module.train(len(train) > 1)
+        losses = []
+        for rows in _batches(len(train), training.batch_size):
+            x, y = bench.feed.batch(train, rows, train=True)
+            loss = self._gradient(objective, x, y)
+            if training.optimizer == "sam":
+                self._ascend(objective, x, y)
+            if penalty is not None:
+                penalty(network.params, network.grad, loss)
+            if training.clip_norm:
+                norm = network.grad.norm()
+                network.grad.mul_((training.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
+            self.optimizer.step()
+            losses.append(loss)
+            self.step += 1
+            if training.select == "tail" and self.step > self.total * (1 - training.tail):
+                self._average()
+        self._check(torch.stack(losses), epoch)
+
+    def _gradient(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
+        network = self.bench.network
+        network.grad.zero_()
+        with self.bench.autocast():
+            loss = objective(network.forward, x, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.work.forward += self.passes * len(y)
+        self.work.backward += len(y)
+        return loss.detach()
+
+    def _ascend(self, objective: Objective, x: Tensor, y: Tensor) -> None:
+        """Replace the gradient by that at w + ρ g / ‖g‖; running statistics stay those of the first pass."""
+        network = self.bench.network
+        params, buffers, counters = network.params.clone(), network.buffers.clone(), network.counters.clone()
+        scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
+        network.params.add_(network.grad * scale)
+        self._gradient(objective, x, y)
+        network.params.copy_(params)
+        network.buffers.copy_(buffers)
+        network.counters.copy_(counters)
+
+    def _average(self) -> None:
+        network = self.bench.network
+        self.averaged += 1
+        if self.chosen is None:
+            self.chosen = network.weights()
+        self.chosen.params.lerp_(network.params, 1 / self.averaged)
+
+    def _check(self, losses: Tensor, epoch: int) -> None:
+        finite = torch.isfinite(losses)
+        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params).all()):
+            batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
+            raise Diverged(
+                f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "
+                f"{batch + 1}: lower --lr (now {self.bench.training.lr}) or check this client's data; the last good "
+                "model is kept"
+            )
+
+    def keep_best(self, val: Subset) -> None:
+        """Keep the first epoch with the strictly best validation accuracy; without such data, the last epoch."""
+        network = self.bench.network
+        accuracy = 0.0
+        if len(val):
+            correct, _ = evaluate(self.bench, val)
+            accuracy = float(correct.sum()) / len(val)
+            self.work.forward += len(val)
+        if accuracy > self.accuracy or not len(val):
+            self.accuracy = accuracy
+            if self.chosen is None:
+                self.chosen = network.weights()
+            else:
+                _copy(network, self.chosen)
+
+    def result(self) -> Weights:
+        network, select = self.bench.network, self.bench.training.select
+        if select == "last" or self.chosen is None:
+            return network.weights()
+        if select == "tail":  # statistics belong to the last iterate
+            return Weights(self.chosen.params, network.buffers.clone(), network.counters.clone())
+        return self.chosen
+
+    def save(self, key: str, epoch: int, *, last: bool) -> None:
+        """Keep progress as often as costs about one part in a hundred of the time."""
+        journal, now = self.bench.journal, time.monotonic()
+        if journal is None or now - self.saved_at < 100 * self.saving_took:
+            return
+        network = self.bench.network
+        numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
+        tensors = {
+            "numbers": torch.tensor(numbers),
+            "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
+        }
+        if last:
+            tensors |= vars(self.result())
+        else:
+            tensors |= {"params": network.params, "buffers": network.buffers, "counters": network.counters}
+            state = self.optimizer.state[network.params]
+            tensors |= {f"optimizer.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+            if self.chosen is not None:
+                tensors |= {f"chosen.{name}": value for name, value in vars(self.chosen).items()}
+        journal.save(key, tensors)
+        self.saved_at = time.monotonic()
+        self.saving_took = self.saved_at - now
+
+    def restore(self, key: str) -> int:
+        """Take up saved progress; returns the number of epochs already done."""
+        saved = self.bench.journal.load(key) if self.bench.journal is not None else None
+        if saved is None:
+            return 0
+        device, network = self.bench.feed.device, self.bench.network
+        epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
+        self.accuracy = saved["accuracy"].item()
+        network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
+        if "chosen.params" in saved:
+            parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
+            self.chosen = Weights(*parts)
+        state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
+        if state:
+            self.optimizer.state[network.params] = {
+                k: v if k == "step" and not v.dim() else v.to(device) for k, v in state.items()
+            }
+        return int(epoch)
+
+
+def evaluate(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
+    """Per sample, whether the network's answer is right (n,) bool, and its cross-entropy (n,), on the CPU."""
+    answers, losses = predict(bench, subset, batch)
+    return answers == subset.y, losses
+
+
+def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
+    """The predicted classes (n,) of `subset` and the cross-entropies (n,), on the CPU."""
+    module = bench.network.module
+    was_training = module.training
+    module.eval()
+    answers, losses = [], []
+    with torch.inference_mode(), bench.autocast():
+        for start in range(0, len(subset), batch):
+            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False)
+            logits = bench.network.forward(x).float()
+            answers.append(logits.argmax(1))
+            losses.append(F.cross_entropy(logits, y, reduction="none"))
+    module.train(was_training)
+    if not answers:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0)
+    return torch.cat(answers).cpu(), torch.cat(losses).cpu()
+
+
+def _batches(n: int, size: int) -> Iterator[Tensor]:
+    """A shuffled pass over n samples. A last batch of one joins the one before it: BatchNorm cannot treat it."""
+    order = torch.randperm(n)
+    cuts = list(range(size, n, size))
+    if cuts and n - cuts[-1] == 1 and size > 1:
+        cuts.pop()
+    yield from torch.tensor_split(order, cuts)
+
+
+def _optimizer(params: Tensor, training: Training) -> torch.optim.Optimizer:
+    """Torch's optimiser over the one flat vector."""
+    if training.optimizer == "adam":
+        return torch.optim.Adam([params], training.lr, weight_decay=training.weight_decay, fused=True)
+    return torch.optim.SGD(
+        [params], training.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
+    )
+
+
+def _copy(network: Network, target: Weights) -> None:
+    target.params.copy_(network.params)
+    target.buffers.copy_(network.buffers)
+    target.counters.copy_(network.counters)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, without the traceback that it keeps for each call where there is no GPU."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _cuda(device: torch.device) -> list[int]:
+    return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,86 @@
+"""An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+
+
+class Network:
+    """A module whose values live in flat vectors; it belongs to the network from then on.
+
+    The optimiser, penalties, averages and distances then are one vector operation each.
+
+    Attributes:
+        module: call it as usual.
+        forward: the same, compiled if so wished.
+        params: (P,) all trainable parameters.
+        grad: (P,) their gradients; `backward` adds into it.
+        buffers: (B,) floating-point buffers and frozen parameters.
+        counters: (C,) int64 buffers.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
+        self.module = module.to(device)
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.module) if compiled else self.module
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        floats = [b for b in _buffers(self.module) if b.is_floating_point()]
+        integers = [b for b in _buffers(self.module) if b.dtype == torch.int64]
+        if not trainable:
+            raise UserError("the model has no trainable parameter: nothing can be learned")
+        for tensor in (*trainable, *frozen, *floats):
+            if tensor.dtype != torch.float32:
+                raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
+        self.params = _flatten(trainable)
+        self.grad = torch.zeros_like(self.params)
+        self.buffers = _flatten([*floats, *frozen])
+        self.counters = _flatten(integers, torch.int64)
+        self.params.grad = self.grad
+        offset = 0
+        for parameter in trainable:
+            parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
+            offset += parameter.numel()
+
+    def load(self, weights: Weights) -> None:
+        """Copy `weights` in.
+
+        Raises:
+            UserError: they belong to a network of another shape.
+        """
+        if weights.params.shape != self.params.shape or weights.buffers.shape != self.buffers.shape:
+            raise UserError(
+                f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
+                "use the same model at every client"
+            )
+        self.params.copy_(weights.params)
+        self.buffers.copy_(weights.buffers)
+        self.counters.copy_(weights.counters)
+
+    def weights(self) -> Weights:
+        """A copy of the present values."""
+        return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+def _buffers(module: nn.Module) -> Iterator[Tensor]:
+    """Persistent buffers only: the others are constants of the architecture."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield buffer
+
+
+def _flatten(tensors: list[Tensor] | list[nn.Parameter], dtype: torch.dtype = torch.float32) -> Tensor:
+    """One vector that holds all `tensors`, which become views of it."""
+    device = tensors[0].device if tensors else None
+    flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype, device=device)
+    offset = 0
+    for tensor in tensors:
+        view = flat[offset : offset + tensor.numel()].view(tensor.shape)
+        view.copy_(tensor.detach())
+        tensor.data = view
+        offset += tensor.numel()
+    return flat

@@ -1,0 +1,69 @@
+"""How clients train, and on what hardware: the fields that all methods share."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ekiden.errors import UserError
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains. The defaults are those of the FedELMY paper with its small CNN."""
+
+    optimizer: Literal["adam", "sgd", "sam"] = "adam"
+    """Adam and SGD with L2 weight decay in the gradient; SAM is SGD on the sharpness-aware gradient."""
+    lr: float = 1e-3
+    """η, learning rate"""
+    weight_decay: float = 1e-4
+    """L2 factor, added to the gradient"""
+    momentum: float = 0.0
+    """momentum of sgd and sam"""
+    rho: float = 0.05
+    """ρ, radius of sam's ascent step"""
+    clip_norm: float = 0.0
+    """largest norm of the gradient, 0 for no limit"""
+    batch_size: int = 128
+    """B, samples per mini-batch"""
+    select: Literal["best", "last", "tail"] = "best"
+    """what training returns: the epoch with the best validation accuracy (the last one where a client has no
+    validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
+    tail: float = 0.5
+    """the part of the steps that select = tail averages"""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "batch_size"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "greater than 0")
+        for name in ("weight_decay", "rho", "clip_norm"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        require(0 < self.tail <= 1, "tail", self.tail, "above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run computes on. Results are bit-identical for equal values of these."""
+
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
+    threads: int = 0
+    """CPU threads of one task; 0: one for networks of less than a million parameters, which more threads only slow
+    down, else all cores, divided among the workers"""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16: autocast of the forward pass"""
+    compile: bool = False
+    """compile the network with torch.compile"""
+    channels_last: bool = False
+    """feed images in channels-last layout"""
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, "threads", self.threads, "0 or more")
+
+
+def require(holds: bool, name: str, value: object, wanted: str) -> None:
+    """Raise the one error that all hyperparameters out of range share.
+
+    Raises:
+        UserError: `holds` is false.
+    """
+    if not holds:
+        raise UserError(f"--{name.replace('_', '-')} {value} is out of range: it must be {wanted}")

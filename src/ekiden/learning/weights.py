@@ -1,0 +1,66 @@
+"""A model's values as flat vectors, and their average."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ekiden.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """All values of a network. Treat as immutable: whoever changes them copies first.
+
+    Attributes:
+        params: (P,) float32, the trainable parameters in the order of `module.parameters()`.
+        buffers: (B,) float32, what rides along: running statistics and frozen parameters.
+        counters: (C,) int64, e.g. BatchNorm's number of batches seen.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    counters: Tensor
+
+    def with_params(self, params: Tensor) -> "Weights":
+        """The same buffers around other parameters."""
+        return replace(self, params=params)
+
+    def is_finite(self) -> bool:
+        """Whether no value is NaN or infinite."""
+        return bool(torch.isfinite(self.params).all() and torch.isfinite(self.buffers).all())
+
+
+def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
+    """Weighted average of models; uniform without `weights`.
+
+    Parameters and running statistics are averaged in float; of counters the largest is kept. Built as a running
+    mean, so that equal models average to themselves bit for bit and memory stays at one model.
+
+    Raises:
+        UserError: no model, models of different shape, a negative weight or all weights zero.
+    """
+    weights = [1.0] * len(models) if weights is None else list(weights)
+    if not models or len(weights) != len(models) or min(weights) < 0 or sum(weights) <= 0:
+        raise UserError("an average needs at least one model and a weight >= 0 for each, not all zero")
+    if any(m.params.shape != models[0].params.shape or m.buffers.shape != models[0].buffers.shape for m in models):
+        raise UserError("models of different shape cannot be averaged: use the same network at every client")
+    params, buffers = models[0].params.clone(), models[0].buffers.clone()
+    counters, total = models[0].counters.clone(), weights[0]
+    for model, weight in zip(models[1:], weights[1:], strict=True):
+        total += weight
+        share = weight / total if total else 0.0
+        params.lerp_(model.params, share)
+        buffers.lerp_(model.buffers, share)
+        counters = torch.maximum(counters, model.counters)
+    return Weights(params, buffers, counters)
+
+
+def distance(a: Tensor, b: Tensor, chunk: int = 1 << 20) -> Tensor:
+    """Squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
+    total = torch.zeros((), device=a.device)
+    for x, y in zip(torch.split(a, chunk), torch.split(b, chunk), strict=True):
+        difference = x - y
+        total += difference.dot(difference)
+    return total

@@ -1,0 +1,50 @@
+"""Centralized: all data in one place, the upper yardstick."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+
+
+@dataclass(frozen=True)
+class Centralized(Method):
+    """What one could reach if the data were allowed to leave: plain training on the union of all clients' data.
+
+    The yardstick "centralized" of Brendan McMahan et al.: Communication-Efficient Learning of Deep Networks from
+    Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. No algorithm of its own.
+
+    Departures from the paper: none. Possible in simulation only. One epoch over the union costs what one epoch at
+    every client does.
+    """
+
+    epochs: int = 200
+    """E, epochs over the union"""
+
+    pools_data: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step, at the one client that holds everything."""
+        if s.step == 0:
+            s = s.next(model=fed.call(self.train, fed.clients[0], s.model))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Plain training."""
+        return client.fit(model, epochs=self.epochs)
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1
+
+    def cost(self, clients: int, model: int) -> int:
+        """No model moves: the data did, before."""
+        return 0

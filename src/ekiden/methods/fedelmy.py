@@ -1,0 +1,187 @@
+"""FedELMY: one-shot sequential federated learning with a pool of diverse models at each client."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ekiden.core.federation import Fed, in_order
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.fit import Penalty
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights, distance, mean
+
+Measure = Literal["l2", "squared_l2", "l1", "cosine"]
+
+
+@dataclass(frozen=True)
+class FedELMY(Method):
+    """One-shot sequential federated learning with a pool of diverse models at each client.
+
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot Sequential Federated
+    Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
+    https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2; loss ℓ - α d1 + β d2).
+
+    Each client trains S models one after the other, each from the mean of its pool and held apart from the pool
+    (d1) and near the received model (d2), and hands on the mean of the pool.
+
+    Departures from the paper: `form = "released"` computes the distances as the authors' code does (squared, the
+    start point counted as a member of the pool, one divisor for both, taken from d2); `form = "paper"` is the text
+    (each distance brought to one order of magnitude below the loss). Gradients of both are in closed form.
+    """
+
+    models: int = 5
+    """S, models trained at each client"""
+    epochs: int = 200
+    """E_local, epochs of each model"""
+    warmup: int = 30
+    """E_w, epochs before the first pool, at the first client"""
+    alpha: float = 1.0
+    """α, weight of d1, the distance from the pool"""
+    beta: float = 1.0
+    """β, weight of d2, the distance from the received model"""
+    rounds: int = 1
+    """T, passes over all clients (shots)"""
+    order: str = "given"
+    """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+    form: Literal["released", "paper"] = "released"
+    """distances and their scale as in the authors' code, or as in the text"""
+    measure: Measure = "l2"
+    """distance of two models in the paper's form (Fig. 8); the released form is squared_l2 throughout"""
+    average_start: bool = True
+    """count the received model as a member of the pool that is averaged"""
+
+    def __post_init__(self) -> None:
+        for name in ("models", "epochs", "rounds"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
+        for name in ("warmup", "alpha", "beta"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The order must name them."""
+        in_order(self.order, clients)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One hop a step."""
+        while s.step < self.steps(len(fed.clients)):
+            round, hop = divmod(s.step, len(fed.clients))
+            client = fed.order(self.order, round)[hop]
+            s = s.next(model=fed.call(self.extend_pool, client, s.model, s.step == 0))
+            yield s
+
+    @on_client
+    def extend_pool(self, client: Client, model: Weights, first: bool) -> Weights:
+        """Algorithm 1, lines 3 to 14: S models, each trained from the mean of those before."""
+        if first:
+            model = client.fit(model, epochs=self.warmup)
+        pool = [model]
+        for _ in range(self.models):
+            start = mean(pool)
+            pool.append(client.fit(start, epochs=self.epochs, penalty=self.diversity(pool, start)))
+        return mean(pool if self.average_start else pool[1:])
+
+    def diversity(self, pool: list[Weights], start: Weights) -> Penalty | None:
+        """The penalty -α d1 + β d2 for the next model."""
+        if not (self.alpha or self.beta):
+            return None
+        if self.form == "released":
+            if len(pool) == 1 and self.alpha == self.beta:
+                return None  # the two pulls cancel
+            return Released(pool[0].params, start.params, self.alpha, self.beta)
+        return Paper([m.params for m in pool], self.measure, self.alpha, self.beta)
+
+    def steps(self, clients: int) -> int:
+        """T·N hops."""
+        return self.rounds * clients
+
+    def cost(self, clients: int, model: int) -> int:
+        """(T·N - 1)·M: only the mean of a pool leaves a client."""
+        return (self.rounds * clients - 1) * model
+
+
+@dataclass(frozen=True)
+class Released:
+    """The authors' code: squared distances over a, the start point counted as a member of the pool.
+
+    With it the mean of the pool is the start point θ_s, so d1 = ‖θ - θ_s‖² + constant and the pool need not be
+    walked: the gradient is (2/a)·[β(θ - θ_0) - α(θ - θ_s)], whatever S is.
+    """
+
+    received: Tensor  # θ_0
+    start: Tensor  # θ_s
+    alpha: float
+    beta: float
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient at `params`; a is a constant in it."""
+        factor = 2 / float(released_divisor(loss, distance(params, self.received)))
+        if self.alpha != self.beta:
+            grad.add_(params, alpha=factor * (self.beta - self.alpha))
+        grad.add_(self.start, alpha=factor * self.alpha)
+        grad.sub_(self.received, alpha=factor * self.beta)
+
+
+def released_divisor(loss: Tensor, d2: Tensor) -> Tensor:
+    """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of magnitude."""
+    exponent = magnitude(d2) - magnitude(loss) + 1
+    return torch.where(d2 > 0, 10 ** exponent.clamp(min=0), torch.ones_like(exponent))
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """o(x) = floor(log10 x), in float64: 1000 is of order 3."""
+    return torch.floor(torch.log10(x.double().clamp(min=1e-300)))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The text: d1 the mean distance from the pool, d2 that from the received model.
+
+    Each is brought to one order of magnitude below the loss: ℓ = 6.02, d = 45 gives 0.45.
+    """
+
+    pool: list[Tensor]  # θ_0, θ_1, ...
+    measure: Measure
+    alpha: float
+    beta: float
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient at `params`; the scales are constants in it."""
+        if self.alpha:
+            d1 = torch.stack([measure(params, m, self.measure) for m in self.pool]).mean()
+            scale = -self.alpha * float(paper_scale(loss, d1)) / len(self.pool)
+            for member in self.pool:
+                add_gradient(params, member, self.measure, scale, grad)
+        if self.beta:
+            scale = self.beta * float(paper_scale(loss, measure(params, self.pool[0], self.measure)))
+            add_gradient(params, self.pool[0], self.measure, scale, grad)
+
+
+def paper_scale(loss: Tensor, d: Tensor) -> Tensor:
+    """What brings d to one order of magnitude below ℓ; 0 where d = 0."""
+    return torch.where(d > 0, 10 ** (magnitude(loss) - magnitude(d) - 1), torch.zeros_like(d, dtype=torch.float64))
+
+
+def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
+    """Distance of two (P,) vectors."""
+    if kind == "l1":
+        return (a - b).abs().sum()
+    if kind == "cosine":
+        return 1 - torch.cosine_similarity(a, b, dim=0)
+    squared = distance(a, b)
+    return squared if kind == "squared_l2" else squared.sqrt()
+
+
+def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, grad: Tensor) -> None:
+    """Add scale · ∇ measure(params, other) to `grad`; where it has no gradient (equal models), nothing."""
+    if kind == "l1":
+        grad.add_((params - other).sign_(), alpha=scale)
+    elif kind == "cosine":
+        norm, norm_other = max(float(params.norm()), 1e-12), max(float(other.norm()), 1e-12)
+        cosine = float(params.dot(other)) / (norm * norm_other)
+        grad.add_(params, alpha=scale * cosine / norm**2).sub_(other, alpha=scale / (norm * norm_other))
+    else:
+        factor = 2 * scale if kind == "squared_l2" else scale / max(float(distance(params, other)) ** 0.5, 1e-12)
+        grad.add_(params, alpha=factor).sub_(other, alpha=factor)

@@ -1,0 +1,54 @@
+"""Local: every client for itself, the lower yardstick."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """No communication: each client trains on its own data from the common initial model, and keeps its model.
+
+    The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan, Xie: UA-PDFL.
+    Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674. No algorithm of its own.
+
+    Departures from the paper: none. The optimiser starts anew each round, as in the methods compared with.
+    """
+
+    rounds: int = 1
+    """R, times that every client trains; a unit of book-keeping only"""
+    epochs: int = 200
+    """E, epochs per round"""
+
+    def __post_init__(self) -> None:
+        require(self.rounds > 0, "rounds", self.rounds, "1 or more")
+        require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+
+    def start(self) -> State:
+        """There is no global model."""
+        return State(model=None)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One round a step."""
+        while s.step < self.rounds:
+            mine = s.personal or (INITIAL,) * len(fed.clients)
+            s = s.next(personal=tuple(fed.call(self.train, k, w) for k, w in zip(fed.clients, mine, strict=True)))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Plain training of the client's own model."""
+        return client.fit(model, epochs=self.epochs)
+
+    def steps(self, clients: int) -> int:
+        """R rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: int) -> int:
+        """Nothing moves."""
+        return 0

@@ -1,0 +1,1 @@
+"""How tasks reach clients: in this process, in several processes."""

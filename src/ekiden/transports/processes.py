@@ -1,0 +1,109 @@
+"""Independent tasks on several cores: a pool of worker processes that share the samples' memory."""
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any, Optional
+
+import torch.multiprocessing
+
+from ekiden.core import wire
+from ekiden.core.store import FolderJournal
+from ekiden.core.worker import Job, Outcome, Setup, Worker, payload_types
+from ekiden.data.samples import ClientData
+from ekiden.errors import UserError
+from ekiden.learning.fit import Work
+
+_worker: Worker
+
+
+class Processes:
+    """Executes jobs in `workers` processes. Arguments and values travel in the wire format."""
+
+    def __init__(self, setup: Setup, clients: Mapping[str, ClientData], workers: int) -> None:
+        for samples in {id(c.train.samples): c.train.samples for c in clients.values()}.values():
+            samples.x.share_memory_()  # type: ignore[no-untyped-call]
+            samples.y.share_memory_()  # type: ignore[no-untyped-call]
+        self._setup = setup
+        self._pool = ProcessPoolExecutor(
+            workers, torch.multiprocessing.get_context("spawn"), _start, (setup, dict(clients))
+        )
+
+    def submit(self, job: Job, journal: Path | None, digest: str) -> Future[Outcome]:
+        """Send the job to a free process."""
+        call = (
+            job.step,
+            job.call,
+            job.client,
+            job.task,
+            wire.encode(list(job.args)),
+            wire.encode(job.private),
+        )
+        try:
+            running = self._pool.submit(_execute, *call, journal, digest)
+        except BrokenProcessPool:
+            raise UserError("a worker process died (out of memory?): use fewer --workers, then resume") from None
+        done: Future[Outcome] = Future()
+        running.add_done_callback(lambda finished: self._read(job, finished, done))
+        return done
+
+    def close(self) -> None:
+        """Stop the processes."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, job: Job, finished: "Future[tuple[bytes, bytes, Work]]", done: Future[Outcome]) -> None:
+        error = finished.exception()
+        if isinstance(error, BrokenProcessPool):
+            error = UserError("a worker process died (out of memory?): use fewer --workers, then resume")
+        if error is not None:
+            done.set_exception(error)
+            return
+        value, private, work = finished.result()
+        _, kind = payload_types(self._setup.method, job.task)
+        done.set_result(Outcome(wire.decode(value, kind), _private(self._setup, private), work))
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends, however that dies."""
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _start(setup: Setup, clients: dict[str, ClientData]) -> None:
+    """Prepare a worker process."""
+    global _worker  # noqa: PLW0603
+    end_with_parent()
+    _worker = Worker(setup, clients)
+
+
+def _execute(
+    step: int,
+    call: int,
+    client: str,
+    task: str,
+    args: bytes,
+    private: bytes,
+    journal: Path | None,
+    digest: str,
+) -> tuple[bytes, bytes, Work]:
+    setup = _worker.setup
+    kinds, _ = payload_types(setup.method, task)
+    values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
+    job = Job(step, call, client, task, values, _private(setup, private))
+    outcome = _worker.execute(job, FolderJournal(journal) if journal else None, digest)
+    return wire.encode(outcome.value), wire.encode(outcome.private), outcome.work
+
+
+def _private(setup: Setup, data: bytes) -> Any:
+    kind = setup.method.private
+    return wire.decode(data, Optional[kind] if kind is not None else None)  # noqa: UP045

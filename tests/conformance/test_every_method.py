@@ -1,0 +1,184 @@
+"""What holds for every method of the library, measured without knowing any of them."""
+
+import ast
+import inspect
+import re
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ekiden import FederatedData, Hardware, Training, run
+from ekiden.api import Result
+from ekiden.core import wire
+from ekiden.core.federation import Request
+from ekiden.core.method import INITIAL, Method, Ref
+from ekiden.core.worker import payload_types
+from ekiden.learning.weights import Weights
+from ekiden.methods import METHODS
+from ekiden.transports.simulation import Simulation
+from tests.conftest import Tiny
+
+ROOT = Path(__file__).parents[2]
+every_method = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
+
+
+def small(kind: type[Method]) -> Method:
+    """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
+    method = kind()
+    counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+    return replace(method, **{name: 2 for name, value in counts.items() if value > 2 or name == "rounds"})
+
+
+def settings(kind: type[Method]) -> dict[str, Any]:
+    return {
+        "training": Training(lr=0.01, batch_size=16),
+        "hardware": Hardware(threads=1),
+        "seed": 3,
+    }
+
+
+def same(a: Weights | None, b: Weights | None) -> bool:
+    """Whether two models are equal bit for bit."""
+    if a is None or b is None:
+        return a is b
+    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def outcome(result: Result) -> tuple[object, ...]:
+    return result.metrics, result.ledger
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of a run that must not depend on how it came about."""
+    names = ["metrics.jsonl", "ledger.jsonl", "model.safetensors"]
+    names += [str(p.relative_to(folder)) for p in sorted(folder.glob("personal/*"))]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+@every_method
+def test_describes_itself(kind: type[Method]) -> None:
+    text = inspect.getdoc(kind) or ""
+    assert re.match(r"\S.*\.\n\n", text), "the first line is one sentence"
+    assert re.search(r"https://(arxiv\.org|doi\.org|openreview\.net|proceedings|github\.com)\S+", text)
+    assert re.search(r"\b(19|20)\d\d\b", text), "the year"
+    assert "Departures from the paper:" in text
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    after = {
+        node.target.id: follower
+        for node, follower in zip(body.body, body.body[1:], strict=False)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for f in fields(kind):
+        follower = after[f.name]
+        assert isinstance(follower, ast.Expr), f"{f.name} has no help text"
+        assert isinstance(follower.value, ast.Constant), f"{f.name} has no help text"
+        assert f.default is not MISSING or f.default_factory is not MISSING
+
+
+@every_method
+def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
+    module = kind.__module__.rsplit(".", 1)[1]
+    assert (ROOT / "docs" / "methods" / f"{module}.md").exists()
+    assert (ROOT / "tests" / "methods" / f"test_{module}.py").exists()
+
+
+@every_method
+def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
+    result = run(small(kind), blobs, Tiny, **settings(kind))
+    models = [*([result.weights] if result.weights else []), *result.personal]
+    assert models
+    assert all(m.is_finite() for m in models)
+    best = max(result.metrics[-1]["accuracy"], result.metrics[-1]["client_mean"])
+    assert best > 0.4, "better than one class in three"
+    assert [row["step"] for row in result.metrics] == list(range(1, small(kind).steps(4) + 1))
+    assert result.metrics[-1]["backward"] > 0
+
+
+@every_method
+def test_ledger_equals_the_declared_cost(kind: type[Method], blobs: FederatedData) -> None:
+    method = small(kind)
+    result = run(method, blobs, Tiny, **settings(kind))
+    size = wire.size(result.weights or result.personal[0])
+    assert result.bytes == method.cost(4, size)
+
+
+@every_method
+def test_resumes_after_every_step_bit_for_bit(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+    method = small(kind)
+    run(method, blobs, Tiny, folder=tmp_path / "whole", **settings(kind))
+    for step in range(1, method.steps(4)):
+        folder = tmp_path / f"stopped-{step}"
+        run(method, blobs, Tiny, folder=folder, stop_after=step, **settings(kind))
+        run(method, blobs, Tiny, folder=folder, **settings(kind))
+        assert files(folder) == files(tmp_path / "whole")
+
+
+@every_method
+def test_same_bits_on_every_transport(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+    here = run(small(kind), blobs, Tiny, **settings(kind))
+    there = run(small(kind), blobs, Tiny, processes=True, **settings(kind))
+    assert same(here.weights, there.weights)
+    assert all(same(a, b) for a, b in zip(here.personal, there.personal, strict=True))
+    assert outcome(here) == outcome(there)
+
+
+@every_method
+def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedData) -> None:
+    one, other = (run(small(kind), blobs, Tiny, **(settings(kind) | {"seed": seed})) for seed in (3, 4))
+    a, b = (result.weights or result.personal[0] for result in (one, other))
+    assert not torch.equal(a.params, b.params)
+
+
+@every_method
+def test_nothing_is_returned_unused(kind: type[Method], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[Ref[Any]] = set()
+    used: set[Ref[Any]] = set()
+    submit, value = Simulation.submit, Simulation.value
+
+    def spy_submit(self: Simulation, request: Request) -> None:
+        asked.add(Ref(request.client, request.key))
+        submit(self, request)
+
+    def spy_value(self: Simulation, ref: Ref[Any]) -> Any:
+        used.add(ref)
+        return value(self, ref)
+
+    monkeypatch.setattr(Simulation, "submit", spy_submit)
+    monkeypatch.setattr(Simulation, "value", spy_value)
+    run(small(kind), blobs, Tiny, evaluate_every=10**9, **settings(kind))
+    assert asked
+    assert asked <= used - {INITIAL}
+
+
+@every_method
+def test_its_tasks_are_fully_annotated(kind: type[Method]) -> None:
+    tasks = [name for name, f in inspect.getmembers(kind) if getattr(f, "__on_client__", False)]
+    assert tasks, "a method without client tasks is no federated method"
+    for task in tasks:
+        arguments, value = payload_types(kind(), task)
+        assert value is not None
+        assert all(a is not Any for a in arguments)
+
+
+def test_methods_import_only_core_and_learning() -> None:
+    allowed = ("ekiden.core", "ekiden.learning", "ekiden.methods", "ekiden.errors", "ekiden.data", "ekiden.models")
+    for file in (ROOT / "src" / "ekiden" / "methods").glob("*.py"):
+        for name in imported(file):
+            assert not name.startswith("ekiden") or name.startswith(allowed), f"{file.name} imports {name}"
+
+
+def test_core_imports_no_method_and_no_transport() -> None:
+    for file in (ROOT / "src" / "ekiden" / "core").glob("*.py"):
+        for name in imported(file):
+            assert not name.startswith(("ekiden.methods", "ekiden.transports", "ekiden.cli")), f"{file.name}: {name}"
+
+
+def imported(file: Path) -> list[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    return [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)] + [
+        a.name for n in nodes if isinstance(n, ast.Import) for a in n.names
+    ]

@@ -1,0 +1,54 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ekiden.data import FederatedData, federate
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tests run side by side: one thread each."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def blobs() -> FederatedData:
+    """Four silos of 40 to 70 points each in three Gaussian classes, of different mix."""
+    generator = torch.Generator().manual_seed(7)
+    centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
+
+    def draw(n: int, classes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=generator)]
+        return centres[y] + torch.randn(n, 4, generator=generator), y
+
+    mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
+    return federate([draw(40 + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
+
+
+class Tiny(nn.Module):
+    """A network of 4 inputs with BatchNorm and dropout: everything that state can hide in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (b, 3)."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def data_home() -> Path:
+    """The folder of real data sets; tests that need it are skipped where it is missing."""
+    home = os.environ.get("EKIDEN_DATA", "")
+    if not home or not Path(home).is_dir():
+        pytest.skip("EKIDEN_DATA does not name a folder of data sets")
+    return Path(home)

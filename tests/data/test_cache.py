@@ -1,0 +1,134 @@
+"""The cache of decoded data sets."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ekiden.data import Dataset, decode, load, sources
+from ekiden.errors import UserError
+from tests.data.conftest import noise, png, write, write_folder, write_images
+
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache" / "deep"))
+    return tmp_path / "cache" / "deep"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one whenever images are decoded."""
+    calls: list[int] = []
+
+    def counting(*args: object) -> list[torch.Tensor]:
+        calls.append(1)
+        return decode.decode(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "decode", counting)
+    return calls
+
+
+def same(a: Dataset, b: Dataset) -> bool:
+    for part, other in (a.train, b.train), (a.test, b.test):
+        for mine, its in zip(vars(part).values(), vars(other).values(), strict=True):
+            if (mine is None) != (its is None) or (mine is not None and not torch.equal(mine, its)):
+                return False
+    return (a.name, a.classes, a.domains) == (b.name, b.classes, b.domains)
+
+
+def test_written_once_and_used_again(tmp_path: Path, folder: Path, decoded: list[int]) -> None:
+    write_folder(tmp_path / "own pets", {"photo/cat": 6, "art/cat": 6})
+    first = load(str(tmp_path / "own pets"))
+    files = list(folder.iterdir())
+    assert [f.name.startswith("own_pets-") and f.suffix == ".safetensors" for f in files] == [True]
+    again = load(str(tmp_path / "own pets"))
+    assert same(first, again)
+    assert again.domains == ("art", "photo")
+    assert decoded == [1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[:-1],
+        lambda b: b[: len(b) // 2],
+        lambda b: b"",
+        lambda b: b"junk" * 100,
+        lambda b: b[:-1] + bytes([b[-1] ^ 1]),
+        lambda b: b.replace(b"ekiden", b"kidene", 1),
+    ],
+    ids=["short", "half", "empty", "junk", "one bit", "header"],
+)
+def test_a_damaged_file_is_rebuilt(
+    tmp_path: Path, folder: Path, decoded: list[int], damage: Callable[[bytes], bytes]
+) -> None:
+    path = write_images(tmp_path / "a.parquet")
+    first = load(str(path))
+    (file,) = folder.iterdir()
+    good = file.read_bytes()
+    file.unlink()  # the tensors of `first` are mapped from it
+    file.write_bytes(damage(good))
+    assert same(load(str(path)), first)
+    assert decoded == [1, 1]
+    assert file.read_bytes() == good
+    load(str(path))
+    assert decoded == [1, 1]
+
+
+def test_the_name_follows_contents_and_size(tmp_path: Path, folder: Path, decoded: list[int]) -> None:
+    path = write_images(tmp_path / "a.parquet")
+    first = load(str(path))
+    load(str(path), size=2)
+    assert len(list(folder.iterdir())) == 2
+    time = path.stat().st_mtime_ns
+    write_images(path, seed=1)
+    os.utime(path, ns=(time, time))  # the date tells nothing
+    assert not torch.equal(load(str(path)).train.x, first.train.x)
+    assert len(decoded) == 3
+    moved = path.rename(tmp_path / "b.parquet")
+    load(str(moved))
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_a_moved_image_is_another_data_set(tmp_path: Path, decoded: list[int]) -> None:
+    write_folder(tmp_path, {"cat": 5, "dog": 5})
+    assert int((load(str(tmp_path)).train.y == 0).sum()) == 4
+    (tmp_path / "cat" / "000.png").rename(tmp_path / "dog" / "moved.png")
+    assert int((load(str(tmp_path)).train.y == 0).sum()) == 3
+    assert len(decoded) == 2
+
+
+def test_a_test_part_that_appears_counts(tmp_path: Path, decoded: list[int]) -> None:
+    path = write_images(tmp_path / "train.parquet", 20)
+    assert len(load(str(path)).test) == 4
+    write_images(tmp_path / "test.parquet", 7)
+    assert len(load(str(path)).test) == 7
+    assert len(decoded) == 2
+
+
+def test_nothing_is_left_behind(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert len(load(str(write_images(tmp_path / "a.parquet"))).train) == 8
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "file" / "cache"))
+    assert len(load(str(write_images(tmp_path / "a.parquet"))).train) == 8
+
+
+def test_errors_are_not_cached(tmp_path: Path, folder: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": [png(noise(1)[0]), b"junk"] * 5, "label": [0] * 10})
+    for _ in range(2):
+        with pytest.raises(UserError, match="cannot be decoded"):
+            load(str(path))
+    assert not folder.exists() or list(folder.iterdir()) == []

@@ -1,0 +1,172 @@
+"""Data that are already in Python."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
+
+from ekiden.data import FederatedData, Samples, federate, from_tensors
+from ekiden.errors import UserError
+from ekiden.learning.augment import Augment
+
+
+def features(n: int = 50, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    return x, torch.arange(n) % classes
+
+
+class Items(TorchDataset[tuple[Any, Any]]):
+    def __init__(self, items: Sequence[tuple[Any, Any]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.items[index]
+
+
+def rows(fed: FederatedData) -> list[list[int]]:
+    return [sorted(c.train.rows.tolist() + c.val.rows.tolist()) for c in fed.clients]
+
+
+def test_what_is_given_is_what_is_held() -> None:
+    (x, y), test = features(), features(10, seed=1)
+    dataset = from_tensors((x, y), test, classes="abcde", mean=(0.1,), std=(2.0,), augment=Augment(flip=True))
+    assert torch.equal(dataset.train.x, x)
+    assert torch.equal(dataset.train.y, y)
+    assert torch.equal(dataset.test.x, test[0])
+    assert dataset.shape == (3,)
+    assert (dataset.classes, dataset.mean, dataset.std) == (tuple("abcde"), (0.1,), (2.0,))
+    assert dataset.augment == Augment(flip=True)
+
+
+def test_without_a_test_set_a_fifth_of_each_class_is_held_out() -> None:
+    dataset = from_tensors(features())
+    assert dataset.classes == tuple("01234")
+    assert torch.bincount(dataset.train.y).tolist() == [8] * 5
+    assert torch.bincount(dataset.test.y).tolist() == [2] * 5
+    every = torch.cat([dataset.train.x, dataset.test.x])
+    assert sorted(every.tolist()) == sorted(features()[0].tolist())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: (x.numpy(), y.numpy()),
+        lambda x, y: (x.double(), y.to(torch.uint8)),
+        TensorDataset,
+        lambda x, y: Items(list(zip(x, y.tolist(), strict=True))),
+        lambda x, y: Items(list(zip(x.numpy(), y, strict=True))),
+        lambda x, y: list(zip(x.tolist(), y.numpy(), strict=True)),
+        Samples,
+    ],
+    ids=["arrays", "other types", "TensorDataset", "torch", "numpy items", "list", "Samples"],
+)
+def test_many_forms_of_the_same_data(make: Callable[[Tensor, Tensor], Any]) -> None:
+    x, y = features()
+    dataset = from_tensors(make(x, y), (x, y))
+    torch.testing.assert_close(dataset.train.x, x, check_dtype=True)
+    assert torch.equal(dataset.train.y, y)
+
+
+def test_images() -> None:
+    pixels = torch.randint(0, 256, (10, 3, 4, 5), dtype=torch.uint8)
+    y = torch.zeros(10, dtype=torch.int64)
+    assert torch.equal(from_tensors((pixels, y), (pixels, y)).train.x, pixels)
+    assert from_tensors((pixels[:, 0], y)).shape == (1, 4, 5)
+    assert from_tensors((pixels.float() / 255, y)).train.x.dtype == torch.float32
+    items = [(Image.fromarray(p.permute(1, 2, 0).numpy()), 0) for p in pixels]
+    assert torch.equal(from_tensors(items, (pixels, y)).train.x, pixels)
+    grey = [(Image.fromarray(p[0].numpy()), 0) for p in pixels]
+    assert torch.equal(from_tensors(grey, (pixels[:, :1], y)).train.x, pixels[:, :1])
+
+
+def test_each_silo_holds_what_it_is_given() -> None:
+    silos = [features(20 + 10 * i, seed=i) for i in range(3)]
+    fed = federate(silos, features(30, seed=9), names=["a", "b", "c"], seed=4)
+    assert [c.name for c in fed.clients] == ["a", "b", "c"]
+    assert [(len(c.train), len(c.val)) for c in fed.clients] == [(18, 2), (27, 3), (36, 4)]
+    assert rows(fed) == [list(range(20)), list(range(20, 50)), list(range(50, 90))]
+    for (x, y), held in zip(silos, rows(fed), strict=True):
+        assert torch.equal(fed.dataset.train.x[held], x)
+        assert torch.equal(fed.dataset.train.y[held], y)
+    test_rows = [c.test.rows.tolist() for c in fed.clients]
+    assert sorted(r for rows in test_rows for r in rows) == list(range(30))
+    assert [len(r) for r in test_rows] == [5, 10, 15]  # 6 of each class by 4 : 6 : 8 are 1, 2 and 3
+
+
+def test_the_seed_shuffles_and_the_share_is_a_choice() -> None:
+    silos = [features(40, seed=i) for i in range(2)]
+    one, same, other = (federate(silos, seed=s, val_fraction=0.5) for s in (0, 0, 1))
+    assert torch.equal(one.clients[0].val.rows, same.clients[0].val.rows)
+    assert not torch.equal(one.clients[0].val.rows, other.clients[0].val.rows)
+    assert len(one.clients[0].val) == len(one.clients[0].train) == 16
+
+
+def test_each_silo_may_bring_its_test_set_or_keep_a_fifth() -> None:
+    silos = [features(20, seed=i) for i in range(2)]
+    own = federate(silos, tests=[features(5, seed=8), features(10, seed=9)])
+    assert [c.test.rows.tolist() for c in own.clients] == [list(range(5)), list(range(5, 15))]
+    assert torch.equal(own.clients[1].test.x, features(10, seed=9)[0])
+    fifth = federate(silos)
+    assert [len(c.test) for c in fifth.clients] == [4, 4]
+    assert [len(c.train) + len(c.val) for c in fifth.clients] == [16, 16]
+    for client, (x, _) in zip(fifth.clients, silos, strict=True):
+        mine = torch.cat([client.train.x, client.val.x, client.test.x])
+        assert sorted(mine.tolist()) == sorted(x.tolist())
+
+
+def spoiled(value: float) -> tuple[Tensor, Tensor]:
+    x, y = features()
+    x[3, 1] = value
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: from_tensors(spoiled(float("nan"))), "train has NaN or infinity in sample 3"),
+        (lambda: from_tensors(features(), spoiled(float("inf"))), "test has NaN or infinity in sample 3"),
+        (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"x of shape \(0, 3\): it must be \(n,"),
+        (lambda: from_tensors([]), r"train has x of shape \(0,\)"),
+        (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"x of shape \(3,\)"),
+        (lambda: from_tensors((torch.zeros(3, 2).long(), torch.zeros(3).long())), "int64 x .* uint8 images"),
+        (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(3))), "float32 y .* must hold 3 integers"),
+        (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(4).long())), r"y of shape \(4,\): it must hold 3"),
+        (lambda: from_tensors((torch.zeros(3, 2), torch.eye(3).long())), r"y of shape \(3, 3\)"),
+        (lambda: from_tensors((torch.zeros(3, 2), torch.tensor([0, -1, 0]))), "label -1"),
+        (lambda: from_tensors(features(), classes=("a", "b")), "label 4 has no name among the 2 classes"),
+        (lambda: from_tensors(features(), (torch.zeros(5, 4), torch.zeros(5).long())), r"float32 of shape \(4,\)"),
+        (lambda: from_tensors(features(3, 3)), "train has only 3 samples, too few to hold out"),
+        (lambda: from_tensors([{"x": 1, "y": 2}] * 3), "must be tensors"),
+        (lambda: from_tensors([(torch.zeros(2), "cat")]), "with integer y"),
+        (lambda: from_tensors(5), "must be tensors"),  # type: ignore[arg-type]
+        (lambda: from_tensors([(torch.zeros(2), 0), (torch.zeros(3), 0)]), r"differ in shape \(\(2,\), \(3,\)\)"),
+        (lambda: federate([]), "at least one silo"),
+        (lambda: federate([features()], features(), tests=[features()]), "either test or tests"),
+        (lambda: federate([features()], tests=[]), "0 tests for 1 silos"),
+        (lambda: federate([features()], names=["a", "b"]), "2 names for 1 silos"),
+        (lambda: federate([features()] * 2, names=["a", "a"]), "two silos have the same name"),
+        (lambda: federate([features(), spoiled(float("nan"))]), "silo 1 has NaN"),
+        (lambda: federate([features(), (torch.zeros(9, 2), torch.zeros(9).long())]), r"silo 1 holds .* shape \(2,\)"),
+        (lambda: federate([features()], val_fraction=-0.1), "val_fraction"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_for_the_user(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_input_is_not_changed() -> None:
+    x, y = np.zeros((10, 2), np.float32), np.arange(10) % 2
+    dataset = from_tensors((x, y))
+    dataset.train.x.add_(1)
+    assert not x.any()
