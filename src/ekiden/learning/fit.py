@@ -17,6 +17,7 @@ from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 
+_SHARE_OF_SAVING = 100
 Forward = Callable[[Tensor], Tensor]
 Objective = Callable[[Forward, Tensor, Tensor], Tensor]
 """(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable."""
@@ -114,8 +115,9 @@ def fit(
     """
     training, network = bench.training, bench.network
     network.load(start)
-    batches = -(-len(train) // training.batch_size)
-    run = _Run(bench, _optimizer(network.params, training), epochs * batches, 1 + extra_passes)
+    run = _Run(
+        bench, _optimizer(network.params, training), epochs * steps(len(train), training.batch_size), 1 + extra_passes
+    )
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
         for epoch in range(first, epochs):
@@ -229,9 +231,9 @@ class _Run:
         return self.chosen
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
-        """Keep progress as often as costs about one part in a hundred of the time."""
+        """Keep progress as often as costs one part in a hundred of the time."""
         journal, now = self.bench.journal, time.monotonic()
-        if journal is None or now - self.saved_at < 100 * self.saving_took:
+        if journal is None or now - self.saved_at < _SHARE_OF_SAVING * self.saving_took:
             return
         network = self.bench.network
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
@@ -298,10 +300,12 @@ def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Ten
 def _batches(n: int, size: int) -> Iterator[Tensor]:
     """A shuffled pass over n samples. A last batch of one joins the one before it: BatchNorm cannot treat it."""
     order = torch.randperm(n)
-    cuts = list(range(size, n, size))
-    if cuts and n - cuts[-1] == 1 and size > 1:
-        cuts.pop()
-    yield from torch.tensor_split(order, cuts)
+    yield from torch.tensor_split(order, [size * i for i in range(1, steps(n, size))])
+
+
+def steps(n: int, size: int) -> int:
+    """Number of mini-batches of `size` in one pass over n samples."""
+    return max(1, n // size if n % size == 1 else -(-n // size))
 
 
 def _optimizer(params: Tensor, training: Training) -> torch.optim.Optimizer:
