@@ -244,7 +244,7 @@ def main() -> None:
         else:
             raise unknown("command", args[0], COMMANDS)
     except UserError as error:
-        print(f"ekiden: {error}", file=sys.stderr)
+        print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)

@@ -138,9 +138,7 @@ class Fed:
             ClientMissing: fewer came.
         """
         if isinstance(wanted, Ref):
-            self._count(wanted, SERVER, "get")
-            value: T = self._transport.value(wanted)
-            return value
+            return self.get([wanted])[0]
         values, wanted = [], list(wanted)
         missing: list[str] = []
         for ref in wanted:
@@ -151,7 +149,7 @@ class Fed:
                 missing.append(ref.owner)
                 self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True))
         if len(values) < (len(wanted) if at_least is None else at_least):
-            raise ClientMissing(f"{', '.join(missing)} did not answer: start them again, then `ekiden resume`")
+            raise _no_answer(missing)
         return values
 
     def sample(self, k: int) -> tuple[str, ...]:
@@ -184,8 +182,14 @@ class Fed:
 
     def _count(self, ref: Ref[Any], target: str, task: str) -> None:
         """The one place where bytes are counted: a value crosses from its owner to its user."""
-        if ref.owner not in (target, EVERYONE):
-            self._note(Transfer(self._step, ref.owner, target, task, self._transport.size(ref)))
+        if ref.owner in (target, EVERYONE):
+            return
+        try:
+            size = self._transport.size(ref)
+        except ClientMissing:
+            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True))
+            raise _no_answer([ref.owner]) from None
+        self._note(Transfer(self._step, ref.owner, target, task, size))
 
 
 def refs(value: Any) -> Iterable[Ref[Any]]:
@@ -242,6 +246,10 @@ def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ..
     if sorted(names) != sorted(clients):
         raise UserError(f"--order must name each of the {len(clients)} clients once: {','.join(clients)}")
     return names
+
+
+def _no_answer(clients: Iterable[str]) -> ClientMissing:
+    return ClientMissing(f"{', '.join(clients)} did not answer: start them again, then `ekiden resume`")
 
 
 def _is_instruction(arg: Any) -> bool:

@@ -199,7 +199,8 @@ class _Run:
 
     def _check(self, losses: Tensor, epoch: int) -> None:
         finite = torch.isfinite(losses)
-        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params).all()):
+        # A sum is NaN or infinite if any value is, and needs no second vector.
+        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
                 f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "

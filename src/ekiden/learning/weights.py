@@ -29,7 +29,7 @@ class Weights:
 
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinite."""
-        return bool(torch.isfinite(self.params).all() and torch.isfinite(self.buffers).all())
+        return bool(torch.isfinite(self.params.sum()) and torch.isfinite(self.buffers.sum()))
 
 
 def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:

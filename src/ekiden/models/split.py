@@ -21,7 +21,7 @@ class Split(Protocol):
         """Last layer: (B, d) representations to (B, classes) logits."""
 
 
-class Network(nn.Module):
+class SplitNetwork(nn.Module):
     """`head(features(x))`.
 
     Attributes:
