@@ -89,8 +89,12 @@ class RunFolder:
             self._lock.close()
             raise UserError(f"{path} is in use by another process: wait for it, or choose another folder") from None
         if fresh:
-            write(path / "environment.json", [_json(_environment())])
-            write(path / "config.json", [_json(config)])
+            try:
+                write(path / "environment.json", [_json(_environment())])
+                write(path / "config.json", [_json(config)])
+            except UserError:
+                self.close()
+                raise
 
     def load(self, kind: type[State]) -> tuple[State, Marks] | None:
         """The last state written, and the growing files cut back to it; None before the first.
