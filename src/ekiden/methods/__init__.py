@@ -12,8 +12,10 @@ from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
+from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.scaffold import SCAFFOLD
+from ekiden.methods.spfl import SPFL
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
@@ -26,6 +28,8 @@ METHODS: tuple[type[Method], ...] = (
     FedDC,
     MOON,
     FedDisco,
+    SPFL,
+    MetaFed,
     Local,
     Centralized,
 )
@@ -48,6 +52,7 @@ __all__ = [
     "METHODS",
     "MOON",
     "SCAFFOLD",
+    "SPFL",
     "Centralized",
     "FedAvg",
     "FedDC",
@@ -58,5 +63,6 @@ __all__ = [
     "FedProx",
     "FedSeq",
     "Local",
+    "MetaFed",
     "method_named",
 ]
