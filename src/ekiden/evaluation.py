@@ -60,6 +60,7 @@ class TestSet:
 
         Returns:
             accuracy, loss: of the global model on the union; of personal models, their mean on the union.
+            global_accuracy, global_loss: of the global model on the union, where there are personal ones too.
             clients: accuracy on each client's own test data (of its own model, where there are personal ones), for
                 up to 100 clients.
             client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
@@ -77,6 +78,10 @@ class TestSet:
             "accuracy": sum(s.accuracy() for s in each) / len(each),
             "loss": sum(float(s.loss.double().mean()) for s in each) / len(each),
         }
+        if personal and model is not None:
+            scores = self.scores(model)
+            row["global_accuracy"] = scores.accuracy()
+            row["global_loss"] = float(scores.loss.double().mean())
         known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
         if len(known):
             row["client_mean"] = float(known.mean())

@@ -103,6 +103,10 @@ class Client:
         """n_i, the number of training samples."""
         return len(self.data.train)
 
+    def steps(self, epochs: int) -> int:
+        """τ_i, optimiser steps in so many epochs over the training data."""
+        return epochs * fitting.steps(self.n, self.training.batch_size)
+
     def fit(
         self,
         model: Weights,

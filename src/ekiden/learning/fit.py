@@ -24,7 +24,11 @@ Objective = Callable[[Forward, Tensor, Tensor], Tensor]
 
 
 class Penalty(Protocol):
-    """A regulariser with a closed-form gradient."""
+    """A regulariser with a closed-form gradient.
+
+    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
+    together with the rest of the fit.
+    """
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
@@ -116,7 +120,11 @@ def fit(
     training, network = bench.training, bench.network
     network.load(start)
     run = _Run(
-        bench, _optimizer(network.params, training), epochs * steps(len(train), training.batch_size), 1 + extra_passes
+        bench,
+        _optimizer(network.params, training),
+        epochs * steps(len(train), training.batch_size),
+        1 + extra_passes,
+        getattr(penalty, "progress", {}),
     )
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
@@ -139,6 +147,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     total: int
     passes: int
+    progress: dict[str, Tensor]
     step: int = 0
     accuracy: float = -1.0
     chosen: Weights | None = None  # best epoch, or running mean of the tail
@@ -242,6 +251,7 @@ class _Run:
             "numbers": torch.tensor(numbers),
             "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
         }
+        tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
             tensors |= vars(self.result())
         else:
@@ -263,6 +273,8 @@ class _Run:
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
         self.accuracy = saved["accuracy"].item()
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
+        for name, value in self.progress.items():
+            value.copy_(saved[f"penalty.{name}"])
         if "chosen.params" in saved:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
             self.chosen = Weights(*parts)

@@ -3,11 +3,36 @@
 from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.fedavg import FedAvg
+from ekiden.methods.feddc import FedDC
+from ekiden.methods.feddisco import FedDisco
+from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
+from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
+from ekiden.methods.metafed import MetaFed
+from ekiden.methods.moon import MOON
+from ekiden.methods.scaffold import SCAFFOLD
+from ekiden.methods.spfl import SPFL
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (
+    FedELMY,
+    FedSeq,
+    FedAvg,
+    FedProx,
+    SCAFFOLD,
+    FedNova,
+    FedDyn,
+    FedDC,
+    MOON,
+    FedDisco,
+    SPFL,
+    MetaFed,
+    Local,
+    Centralized,
+)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -23,4 +48,21 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = [
+    "METHODS",
+    "MOON",
+    "SCAFFOLD",
+    "SPFL",
+    "Centralized",
+    "FedAvg",
+    "FedDC",
+    "FedDisco",
+    "FedDyn",
+    "FedELMY",
+    "FedNova",
+    "FedProx",
+    "FedSeq",
+    "Local",
+    "MetaFed",
+    "method_named",
+]
