@@ -19,7 +19,7 @@ from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench, Journal, Objective, Penalty, Work
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
+from ekiden.learning.weights import Part, Weights
 
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
@@ -102,6 +102,16 @@ class Client:
     def n(self) -> int:
         """n_i, the number of training samples."""
         return len(self.data.train)
+
+    @property
+    def head(self) -> Part:
+        """The entries of the classifier; see `Network.head`."""
+        return self._bench.network.head
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the trainable tensors; see `Network.shapes`."""
+        return self._bench.network.shapes
 
     def fit(
         self,

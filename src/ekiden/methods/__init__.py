@@ -3,11 +3,13 @@
 from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.dfedavgm import DFedAvgM
+from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, DFedAvgM, DFedSAM, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -23,4 +25,4 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = ["METHODS", "Centralized", "DFedAvgM", "DFedSAM", "FedELMY", "FedSeq", "Local", "method_named"]
