@@ -73,6 +73,11 @@ class Size(int):
         size.network = network
         return size
 
+    @property
+    def head(self) -> int:
+        """The bytes of the classifier alone."""
+        return wire.size(self.network.head.of(self.network.weights()))
+
 
 def on_client(task: Task) -> Task:
     """Mark a method's function as a task that happens at a client. Clients run nothing else."""
@@ -93,6 +98,9 @@ class Method(ABC):
 
     pools_data: ClassVar[bool] = False
     """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
+
+    splits_model: ClassVar[bool] = False
+    """Whether extractor and classifier are treated apart, so that the network must declare its head."""
 
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:

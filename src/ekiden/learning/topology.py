@@ -80,6 +80,12 @@ def mixing(topology: str, clients: int, round: int = 0, generator: Generator | N
     return weights / weights.sum(1, keepdim=True)
 
 
+def circles(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> list[list[int]]:
+    """For each client the positions of those that it receives from, itself among them, in order."""
+    edges = adjacency(topology, clients, round, generator).fill_diagonal_(True)
+    return [row.nonzero().flatten().tolist() for row in edges]
+
+
 def metropolis(edges: Tensor) -> Tensor:
     """Metropolis weights of an undirected graph: w_il = 1 / (1 + max(deg_i, deg_l)), the rest at oneself."""
     degree = edges.sum(1)

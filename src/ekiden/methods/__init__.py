@@ -6,10 +6,12 @@ from ekiden.methods.centralized import Centralized
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.fedelmy import FedELMY
+from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, DFedAvgM, DFedSAM, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedELMYParallel, FedSeq, DFedAvgM, DFedSAM, FedPer, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -25,4 +27,15 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "DFedAvgM", "DFedSAM", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = [
+    "METHODS",
+    "Centralized",
+    "DFedAvgM",
+    "DFedSAM",
+    "FedELMY",
+    "FedELMYParallel",
+    "FedPer",
+    "FedSeq",
+    "Local",
+    "method_named",
+]
