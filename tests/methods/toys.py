@@ -62,7 +62,7 @@ class Free(nn.Module):
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
         self.base = nn.Parameter(torch.zeros(size - heads))
-        self.head = nn.ParameterList([nn.Parameter(torch.zeros(heads))])
+        self.head = nn.ParameterList([nn.Parameter(torch.zeros(heads))] if heads else [])
 
     def forward(self, x: Tensor) -> Tensor:
         """All parameters, whatever the input."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden.core.method import Method
 from ekiden.core.seeds import derive
@@ -148,6 +148,13 @@ class Client:
         correct, _ = fitting.evaluate(self._bench, subset)
         self._bench.work.forward += len(subset)
         return float(correct.sum()) / len(subset) if len(subset) else float("nan")
+
+    def gradient(self, model: Weights) -> Tensor:
+        """The gradient (P,) of the loss at `model` on one batch of training data, drawn anew by each task."""
+        draw = torch.Generator().manual_seed(self.seed("gradient"))
+        rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
+        train = self.data.train
+        return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
 
     def network(self, model: Weights) -> nn.Module:
         """A network of its own that holds `model`, in evaluation mode: a teacher, say."""

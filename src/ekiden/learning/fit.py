@@ -276,6 +276,20 @@ class _Run:
         return int(epoch)
 
 
+def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
+    """The gradient (P,) of the mean cross-entropy of `subset` at `model`, in evaluation mode, nothing masked."""
+    network = bench.network
+    network.load(model)
+    network.module.eval()
+    network.grad.zero_()
+    x, y = bench.feed.batch(subset, slice(None), train=False)
+    with bench.autocast():
+        loss = cross_entropy(network.forward, x, y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    bench.work.add(Work(len(y), len(y)))
+    return network.grad.clone()
+
+
 def evaluate(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
     """Per sample, whether the network's answer is right (n,) bool, and its cross-entropy (n,), on the CPU."""
     answers, losses = predict(bench, subset, batch)

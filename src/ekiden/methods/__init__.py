@@ -5,13 +5,24 @@ from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
+from ekiden.methods.dispfl import DisPFL
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedELMYParallel, FedSeq, DFedAvgM, DFedSAM, FedPer, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (
+    FedELMY,
+    FedELMYParallel,
+    FedSeq,
+    DFedAvgM,
+    DFedSAM,
+    FedPer,
+    DisPFL,
+    Local,
+    Centralized,
+)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -32,6 +43,7 @@ __all__ = [
     "Centralized",
     "DFedAvgM",
     "DFedSAM",
+    "DisPFL",
     "FedELMY",
     "FedELMYParallel",
     "FedPer",
