@@ -271,10 +271,13 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data.
 
     Raises:
-        UserError: it cannot take the samples, or has another number of outputs than there are classes.
+        UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
+            declare the head that the method needs.
     """
     dataset, classes = data.dataset, len(data.dataset.classes)
     bench = worker.bench("check")
+    if worker.setup.method.splits_model:
+        _ = worker.network.head
     try:
         x, _ = bench.feed.batch(
             Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ekiden.core.worker import Worker
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.learning import fit as fitting
-from ekiden.learning.weights import Weights
+from ekiden.learning.weights import Weights, distance, mean
 
 _MOST_CLIENTS_LISTED = 100
 
@@ -64,6 +64,7 @@ class TestSet:
             clients: accuracy on each client's own test data (of its own model, where there are personal ones), for
                 up to 100 clients.
             client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
+            consensus: mean squared distance of the personal models' parameters from their mean.
         """
         if model is None and not personal:
             return {}
@@ -88,6 +89,8 @@ class TestSet:
             row["client_std"] = float(known.std(correction=0))
             row["client_worst"] = float(known.min())
             row["client_decile"] = float(known.quantile(0.1))
+        if personal:
+            row["consensus"] = consensus(personal)
         if len(own) <= _MOST_CLIENTS_LISTED:
             row["clients"] = [None if isnan(a) else a for a in own]
         return row
@@ -104,6 +107,12 @@ class TestSet:
         """The same of each domain; empty where the data have none."""
         domain = self._data.dataset.test.domain
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
+
+
+def consensus(models: Sequence[Weights]) -> float:
+    """How far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
+    centre = mean(models).params
+    return sum(float(distance(m.params, centre)) for m in models) / len(models)
 
 
 def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:

@@ -2,12 +2,12 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from PIL import Image
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, federate, run
+from ekiden.api import Result
 from ekiden.cli import COMMANDS, main
 from ekiden.core.folder import RunFolder, read_lines
 from ekiden.core.method import Method
@@ -138,25 +139,6 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     one, two = (Path(f"runs/fedseq-digits-seed0{end}") for end in ("", "-2"))
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
-
-
-def test_an_interrupted_run_is_resumed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ["run", "fedseq", "--clients", "3", "--partition", "iid", *QUICK]
-    call(*flags)
-    save, saved = RunFolder.save, []
-
-    def stopping(self: RunFolder, *args: object) -> None:
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-        saved.append(args)
-        save(self, *args)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save", stopping)
-        patch.setattr(sys, "argv", ["ekiden", *flags])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert stop.value.code == 130
 
 
 def test_resume_after_ctrl_c_ends_with_the_same_bits(
@@ -420,7 +402,7 @@ def test_training_that_diverges_keeps_the_last_good_model(refused: Call) -> None
 
 
 class Exploding(nn.Module):
-    """Finite for one client's data only."""
+    """Gives infinity where the first feature is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,6 +412,70 @@ class Exploding(nn.Module):
         return self.layer(x) * torch.where(x[:, :1] > 50, torch.inf, 1.0)  # type: ignore[no-any-return]
 
 
-def go(data: FederatedData, model: type[nn.Module], folder: Path | None = None, **kwargs: int) -> FedSeqResult:
+def go(method: Method, data: FederatedData, model: type[nn.Module], folder: Path | None = None) -> Result:
     training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
-    return run(FedSeq(epochs=2), data, model, training=training, hardware=hardware, folder=folder, **kwargs)
+    return run(method, data, model, training=training, hardware=hardware, folder=folder)
+
+
+def silo(n: int, classes: tuple[int, ...] = (0, 1, 2)) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, 4, generator=generator), torch.tensor(classes).repeat(n)[:n]
+
+
+def test_the_client_that_diverges_is_named_and_the_model_before_it_is_kept() -> None:
+    bad = silo(40)
+    bad[0][35] = 100.0
+    data = federate([silo(30), silo(31), bad, silo(32)], test=silo(20), val_fraction=0)
+    with pytest.raises(UserError, match=r"step 3, client client-2: .* in epoch 1, batch [123]: lower") as caught:
+        go(FedSeq(epochs=2), data, Exploding, Path("run"))
+    assert str(caught.value).count("\n") == 0
+    good = go(FedSeq(epochs=2), federate([silo(30), silo(31)], test=silo(20), val_fraction=0), Exploding)
+    kept = safetensors.torch.load_file("run/model.safetensors")
+    assert kept.keys() == good.model.state_dict().keys()
+    assert all(torch.equal(kept[name], value) for name, value in good.model.state_dict().items())
+    assert len(read_lines(Path("run/metrics.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("method", [FedSeq(epochs=2), FedELMY(2, 2, 2), Local(epochs=2)], ids=lambda m: m.title())
+@pytest.mark.parametrize("model", [Tiny, Exploding])
+def test_clients_with_one_sample_or_one_class_take_part(method: Method, model: type[nn.Module]) -> None:
+    data = federate([silo(30), silo(1, (2,)), silo(17, (1,)), silo(2, (0,)), silo(33)], test=silo(40))
+    result = go(method, data, model, Path("run"))
+    assert len(result.metrics) == method.steps(5)
+    assert result.weights is None or result.weights.is_finite()
+    assert all(m.is_finite() for m in result.personal)
+
+
+def test_an_empty_client_is_refused() -> None:
+    data = federate([silo(30), silo(31)], test=silo(20))
+    one, other = data.clients
+    empty = replace(other, train=replace(other.train, rows=torch.empty(0, dtype=torch.int64)))
+    for clients, message in (
+        ((one, empty), "client client-1 has no training sample"),
+        ((one, one), "two clients are called 'client-0'"),
+        ((), "there is no client"),
+    ):
+        with pytest.raises(UserError, match=message):
+            go(FedSeq(epochs=1), replace(data, clients=clients), Exploding, Path("run"))
+    with pytest.raises(UserError, match="silo 1"):
+        federate([silo(30), (torch.empty(0, 4), torch.empty(0, dtype=torch.int64))], test=silo(20))
+    assert not Path("run").exists()
+
+
+class WrongWidth(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+
+class WrongClasses(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+
+def test_a_module_that_does_not_fit_the_data_is_refused() -> None:
+    data = federate([silo(30), silo(31)], test=silo(20))
+    with pytest.raises(UserError, match=r"the model cannot take samples of shape \(4,\)"):
+        go(FedSeq(epochs=1), data, WrongWidth, Path("run"))
+    with pytest.raises(UserError, match=r"the model gives \(2,\) per sample, but the data have 3 classes"):
+        go(FedSeq(epochs=1), data, WrongClasses, Path("run"))
+    assert not Path("run").exists()

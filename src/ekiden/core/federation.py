@@ -253,5 +253,12 @@ def _no_answer(clients: Iterable[str]) -> ClientMissing:
 
 
 def _is_instruction(arg: Any) -> bool:
-    """A plain number, text or switch tells the client what to do; it is no content of the learning."""
-    return arg is None or isinstance(arg, (bool, int, float, str))
+    """A plain number, text or switch tells the client what to do; it is no content of the learning.
+
+    So does a plain tuple of them, the weights of neighbours say.
+    """
+    return arg is None or isinstance(arg, (bool, int, float, str)) or (type(arg) is tuple and all(map(_is_plain, arg)))
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, (bool, int, float, str))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from ekiden.core import wire
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
 if TYPE_CHECKING:
@@ -55,6 +57,28 @@ class State:
         return replace(self, step=self.step + 1, **changes)
 
 
+class Size(int):
+    """M, the bytes of a model on the wire: a number that knows its network, for methods that send parts of it.
+
+    Attributes:
+        network: the network.
+    """
+
+    network: Network
+
+    @classmethod
+    def of(cls, network: Network) -> Self:
+        """The size of `network`."""
+        size = cls(wire.size(network.weights()))
+        size.network = network
+        return size
+
+    @property
+    def head(self) -> int:
+        """The bytes of the classifier alone."""
+        return wire.size(self.network.head.of(self.network.weights()))
+
+
 def on_client(task: Task) -> Task:
     """Mark a method's function as a task that happens at a client. Clients run nothing else."""
     task.__on_client__ = True  # type: ignore[attr-defined]
@@ -75,6 +99,9 @@ class Method(ABC):
     pools_data: ClassVar[bool] = False
     """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
 
+    splits_model: ClassVar[bool] = False
+    """Whether extractor and classifier are treated apart, so that the network must declare its head."""
+
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:
         """The outer loop, from state `s` on; yields the state after each step."""
@@ -84,7 +111,7 @@ class Method(ABC):
         """How many steps a run over so many clients has."""
 
     @abstractmethod
-    def cost(self, clients: int, model: int) -> int:
+    def cost(self, clients: int, model: Size) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027

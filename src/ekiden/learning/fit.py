@@ -163,9 +163,10 @@ class _Run:
         losses = []
         for rows in _batches(len(train), training.batch_size):
             x, y = bench.feed.batch(train, rows, train=True)
+            draws = _random_state(bench.feed.device) if training.optimizer == "sam" else None
             loss = self._gradient(objective, x, y)
-            if training.optimizer == "sam":
-                self._ascend(objective, x, y)
+            if draws is not None:
+                self._ascend(objective, x, y, draws)
             if penalty is not None:
                 penalty(network.params, network.grad, loss)
             if training.clip_norm:
@@ -188,12 +189,16 @@ class _Run:
         self.work.backward += len(y)
         return loss.detach()
 
-    def _ascend(self, objective: Objective, x: Tensor, y: Tensor) -> None:
-        """Replace the gradient by that at w + ρ g / ‖g‖; running statistics stay those of the first pass."""
+    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, draws: Tensor) -> None:
+        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`).
+
+        Running statistics stay those of the first pass.
+        """
         network = self.bench.network
         params, buffers, counters = network.params.clone(), network.buffers.clone(), network.counters.clone()
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
+        _set_random_state(draws, self.bench.feed.device)
         self._gradient(objective, x, y)
         network.params.copy_(params)
         network.buffers.copy_(buffers)
@@ -286,6 +291,20 @@ class _Run:
         return int(epoch)
 
 
+def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
+    """The gradient (P,) of the mean cross-entropy of `subset` at `model`, in evaluation mode, nothing masked."""
+    network = bench.network
+    network.load(model)
+    network.module.eval()
+    network.grad.zero_()
+    x, y = bench.feed.batch(subset, slice(None), train=False)
+    with bench.autocast():
+        loss = cross_entropy(network.forward, x, y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    bench.work.add(Work(len(y), len(y)))
+    return network.grad.clone()
+
+
 def evaluate(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
     """Per sample, whether the network's answer is right (n,) bool, and its cross-entropy (n,), on the CPU."""
     answers, losses = predict(bench, subset, batch)
@@ -341,6 +360,17 @@ def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _cuda(device: torch.device) -> list[int]:

@@ -1,12 +1,13 @@
 """An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
-from ekiden.learning.weights import Weights
+from ekiden.learning.weights import Part, Weights
 
 
 class Network:
@@ -40,6 +41,7 @@ class Network:
         self.buffers = _flatten([*floats, *frozen])
         self.counters = _flatten(integers, torch.int64)
         self.params.grad = self.grad
+        self._tensors = (trainable, [*floats, *frozen], integers)
         offset = 0
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
@@ -59,6 +61,33 @@ class Network:
         self.params.copy_(weights.params)
         self.buffers.copy_(weights.buffers)
         self.counters.copy_(weights.counters)
+
+    @cached_property
+    def head(self) -> Part:
+        """The entries of the classifier, which the model declares by calling that part of itself `head`.
+
+        Raises:
+            UserError: it does not.
+        """
+        head = getattr(self.module, "head", None)
+        if not isinstance(head, nn.Module):
+            raise UserError(
+                "the model does not say which part of it is the classifier: name that part `head`, as in "
+                "`self.head = nn.Linear(84, 10)`; all the rest is the extractor"
+            )
+        inside = {id(t) for t in (*head.parameters(), *_buffers(head))}
+
+        def entries(tensors: Sequence[Tensor]) -> Tensor:
+            each = [torch.full((t.numel(),), id(t) in inside) for t in tensors]
+            return torch.cat([torch.empty(0, dtype=torch.bool), *each]).to(self.params.device)
+
+        params, buffers, counters = self._tensors
+        return Part(entries(params), entries(buffers), entries(counters))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the trainable tensors, in the order in which `params` holds them."""
+        return tuple(tuple(t.shape) for t in self._tensors[0])
 
     def weights(self) -> Weights:
         """A copy of the present values."""

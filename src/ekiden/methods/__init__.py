@@ -3,12 +3,17 @@
 from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.dfedavgm import DFedAvgM
+from ekiden.methods.dfedsam import DFedSAM
+from ekiden.methods.dispfl import DisPFL
 from ekiden.methods.fedavg import FedAvg
 from ekiden.methods.feddc import FedDC
 from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
+from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
@@ -19,7 +24,10 @@ from ekiden.methods.spfl import SPFL
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
+    FedELMYParallel,
     FedSeq,
+    MetaFed,
+    SPFL,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -28,8 +36,10 @@ METHODS: tuple[type[Method], ...] = (
     FedDC,
     MOON,
     FedDisco,
-    SPFL,
-    MetaFed,
+    DFedAvgM,
+    DFedSAM,
+    FedPer,
+    DisPFL,
     Local,
     Centralized,
 )
@@ -54,12 +64,17 @@ __all__ = [
     "SCAFFOLD",
     "SPFL",
     "Centralized",
+    "DFedAvgM",
+    "DFedSAM",
+    "DisPFL",
     "FedAvg",
     "FedDC",
     "FedDisco",
     "FedDyn",
     "FedELMY",
+    "FedELMYParallel",
     "FedNova",
+    "FedPer",
     "FedProx",
     "FedSeq",
     "Local",
