@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ekiden.learning.weights import Weights
 
@@ -33,7 +33,16 @@ class Ref(Generic[T]):
 INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 """The initial model: everyone builds it from the seed, so it never travels."""
 
-Model = Ref[Weights] | Weights
+
+class HasModel(Protocol):
+    """A payload in which a model travels with something else, a count say."""
+
+    @property
+    def model(self) -> Weights:
+        """The model in it."""
+
+
+Model = Ref[Weights] | Ref[HasModel] | Weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class State:
 
     Attributes:
         step: number of steps done.
-        model: the global model, the result of the run at its end; None where a method has none.
+        model: the global model, or what it travels in; the result of the run at its end. None where a method has none.
         personal: one model per client, in the order of `fed.clients`, where a method personalises.
     """
 

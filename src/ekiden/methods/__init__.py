@@ -5,9 +5,10 @@ from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedseq import FedSeq
+from ekiden.methods.fedtasuki import FedTasuki
 from ekiden.methods.local import Local
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedTasuki, FedSeq, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -23,4 +24,4 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "FedTasuki", "Local", "method_named"]
