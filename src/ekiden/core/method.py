@@ -10,7 +10,7 @@ from ekiden.learning.weights import Weights
 if TYPE_CHECKING:
     from ekiden.core.federation import Fed
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
 
 SERVER = "server"
@@ -18,7 +18,7 @@ EVERYONE = "*"
 
 
 @dataclass(frozen=True)
-class Ref(Generic[T]):
+class Ref(Generic[T_co]):
     """A value that lives at its owner and moves only when another party uses it.
 
     Attributes:
