@@ -99,23 +99,7 @@ def next_command(out: Path, first: list[str]) -> tuple[list[str], Path | None]:
 
 def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags = [
-        *[
-            "run",
-            "fedelmy",
-            "--data",
-            "digits",
-            "--models",
-            "3",
-            "--epochs",
-            "25",
-            "--warmup",
-            "25",
-            "--threads",
-            "1",
-            "--out",
-        ]
-    ]
+    flags = FEDELMY.split()
     Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
     out, draw, kills, started = tmp_path / "out", random.Random(0), 0, 0
@@ -179,23 +163,7 @@ def alive(pid: int) -> bool:
 
 def test_killed_with_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags = [
-        *[
-            "run",
-            "local",
-            "--data",
-            "digits",
-            "--clients",
-            "6",
-            "--rounds",
-            "3",
-            "--epochs",
-            "40",
-            "--threads",
-            "1",
-            "--out",
-        ]
-    ]
+    flags = LOCAL.split()
     Process([*flags, str(tmp_path / "whole"), "--workers", "1"], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
     flags, out, draw = [*flags, str(tmp_path / "out"), "--workers", "2"], tmp_path / "out", random.Random(1)

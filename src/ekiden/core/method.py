@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ekiden.core import wire
 from ekiden.learning.network import Network
@@ -12,7 +12,7 @@ from ekiden.learning.weights import Weights
 if TYPE_CHECKING:
     from ekiden.core.federation import Fed
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
 
 SERVER = "server"
@@ -20,7 +20,7 @@ EVERYONE = "*"
 
 
 @dataclass(frozen=True)
-class Ref(Generic[T]):
+class Ref(Generic[T_co]):
     """A value that lives at its owner and moves only when another party uses it.
 
     Attributes:
@@ -35,7 +35,16 @@ class Ref(Generic[T]):
 INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 """The initial model: everyone builds it from the seed, so it never travels."""
 
-Model = Ref[Weights] | Weights
+
+class HasModel(Protocol):
+    """A payload in which a model travels with something else, a count say."""
+
+    @property
+    def model(self) -> Weights:
+        """The model in it."""
+
+
+Model = Ref[Weights] | Ref[HasModel] | Weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class State:
 
     Attributes:
         step: number of steps done.
-        model: the global model, the result of the run at its end; None where a method has none.
+        model: the global model, or what it travels in; the result of the run at its end. None where a method has none.
         personal: one model per client, in the order of `fed.clients`, where a method personalises.
     """
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ekiden.core.federation import Fed, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import Method, Ref, State
+from ekiden.core.method import HasModel, Method, Model, Ref, State
 from ekiden.learning.weights import Weights
 
 Row = Mapping[str, Any]
@@ -72,8 +72,9 @@ def drive(
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
     """The models of a state, wherever they live; looking at them is not part of the method's communication."""
 
-    def fetch(model: Any) -> Weights:
-        return transport.value(model) if isinstance(model, Ref) else model  # type: ignore[no-any-return]
+    def fetch(model: Model) -> Weights:
+        value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model
+        return value if isinstance(value, Weights) else value.model
 
     model = None if state.model is None else fetch(state.model)
     return model, [fetch(m) for m in state.personal]

@@ -103,6 +103,10 @@ class Client:
         """n_i, the number of training samples."""
         return len(self.data.train)
 
+    def steps(self, epochs: int) -> int:
+        """τ_i, optimiser steps in so many epochs over the training data."""
+        return epochs * fitting.steps(self.n, self.training.batch_size)
+
     @property
     def head(self) -> Part:
         """The entries of the classifier; see `Network.head`."""
@@ -112,3 +116,117 @@ class Client:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the trainable tensors; see `Network.shapes`."""
         return self._bench.network.shapes
+
+    def fit(
+        self,
+        model: Weights,
+        *,
+        epochs: int,
+        penalty: Penalty | None = None,
+        objective: Objective = fitting.cross_entropy,
+        extra_passes: int = 0,
+        training: Training | None = None,
+        train: Subset | None = None,
+    ) -> Weights:
+        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`."""
+        if epochs <= 0:
+            return model
+        self._fits += 1
+        return fitting.fit(
+            replace(self._bench, training=training or self.training),
+            model,
+            self.data.train if train is None else train,
+            self.data.val,
+            epochs=epochs,
+            seed=derive(self._seed, "fit", self._fits),
+            key=f"{self._key}-fit{self._fits}",
+            penalty=penalty,
+            objective=objective,
+            extra_passes=extra_passes,
+        )
+
+    def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
+        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty."""
+        subset = self.data.val if subset is None else subset
+        self._bench.network.load(model)
+        correct, _ = fitting.evaluate(self._bench, subset)
+        self._bench.work.forward += len(subset)
+        return float(correct.sum()) / len(subset) if len(subset) else float("nan")
+
+    def gradient(self, model: Weights) -> Tensor:
+        """The gradient (P,) of the loss at `model` on one batch of training data, drawn anew by each task."""
+        draw = torch.Generator().manual_seed(self.seed("gradient"))
+        rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
+        train = self.data.train
+        return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
+
+    def network(self, model: Weights) -> nn.Module:
+        """A network of its own that holds `model`, in evaluation mode: a teacher, say."""
+        network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
+        network.load(model)
+        return network.module.eval().requires_grad_(False)
+
+    def seed(self, *parts: str | int) -> int:
+        """A seed for this task's own randomness, the same before and after a crash."""
+        return derive(self._seed, *parts)
+
+
+class Worker:
+    """Executes tasks of one run for the clients whose data it has."""
+
+    def __init__(self, setup: Setup, clients: Mapping[str, ClientData], watch: Watch | None = None) -> None:
+        torch.set_num_threads(setup.hardware.threads)
+        self.setup = setup
+        self.clients = clients
+        self._watch = watch
+        self._feed = Feed(setup.dataset, setup.hardware)
+        self.network = Network(setup.build(), setup.hardware.device, compiled=setup.hardware.compile)
+
+    def execute(self, job: Job, journal: Journal | None = None, digest: str = "") -> Outcome:
+        """Do one task. A pure function of `job`: the same job gives the same bits, anywhere and again.
+
+        Args:
+            job: what to do.
+            journal: where the task keeps progress, so that it can go on after a crash.
+            digest: distinguishes jobs of other arguments in the journal.
+
+        Raises:
+            UserError: the task is not one that clients run, or it failed for a reason the user can mend.
+        """
+        task = task_of(self.setup.method, job.task)
+        bench = self.bench(f"step {job.step + 1}, client {job.client}")
+        bench.journal = journal
+        if self._watch:
+            bench.watch = partial(self._watch, job.client)
+        seed = derive(self.setup.seed, job.step, job.client, job.call)
+        key = f"{job.step}-{job.call}-{digest}"
+        client = Client(bench, self.clients[job.client], job.private, seed, key)
+        value = task(client, *job.args)
+        return Outcome(value, client.state, bench.work)
+
+    def bench(self, where: str) -> Bench:
+        """What to train or evaluate on; the network is shared by all, one task at a time."""
+        return Bench(self.network, self._feed, self.setup.training, self.setup.hardware, where)
+
+
+def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
+    """The annotated types of a task's arguments (after the client) and of its value."""
+    task = task_of(method, name)
+    hints = get_type_hints(task)
+    return [hints[p] for p in list(inspect.signature(task).parameters)[1:]], hints["return"]
+
+
+def task_of(method: Method, name: str) -> Callable[..., Any]:
+    """The function `name` of `method`, if it is a task.
+
+    Raises:
+        UserError: it is not marked `@on_client`.
+    """
+    task: Callable[..., Any] = getattr(method, name, _nothing)
+    if not getattr(task, "__on_client__", False):
+        raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")
+    return task
+
+
+def _nothing() -> None:
+    """Stands for a task that a method does not have."""

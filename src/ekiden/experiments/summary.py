@@ -33,9 +33,10 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done."""
+        """Whether all steps are done and the result is there."""
         method = method_named(self.config["method"])(**self.config["hyperparameters"])
-        return bool(self.last.get("step", 0) == method.steps(len(self.config["clients"])))
+        done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
+        return done and any((self.folder / name).exists() for name in ("model.safetensors", "personal"))
 
     @property
     def last(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
+from ekiden.methods.fedtasuki import FedTasuki
 from ekiden.methods.local import Local
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
@@ -26,6 +27,7 @@ METHODS: tuple[type[Method], ...] = (
     FedELMY,
     FedELMYParallel,
     FedSeq,
+    FedTasuki,
     MetaFed,
     SPFL,
     FedAvg,
@@ -77,6 +79,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedSeq",
+    "FedTasuki",
     "Local",
     "MetaFed",
     "method_named",

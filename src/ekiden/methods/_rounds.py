@@ -55,7 +55,8 @@ def sample(fed: Fed, participation: float) -> tuple[str, ...]:
 def at_server(fed: Fed, model: Model | None) -> Weights:
     """The model that the server sends out; the initial one is known to all and costs nothing to get."""
     assert model is not None
-    return fed.get(model) if isinstance(model, Ref) else model
+    value = fed.get(model) if isinstance(model, Ref) else model
+    return value if isinstance(value, Weights) else value.model
 
 
 def local_training(client: Client, lr_decay: float, round: int) -> Training:

@@ -64,7 +64,7 @@ class FedELMYParallel(Method):
     @on_client
     def build_pool(self, client: Client, model: Weights) -> Weights:
         """Warm-up and S models; the mean of the pool."""
-        return self.chain().extend_pool(client, model, True)
+        return self.chain().extend_pool(client, self.chain().warm_up(client, model))
 
     @on_client
     def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
