@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from torch import nn
+
+from ekiden.learning.layout import Layout
 from ekiden.learning.weights import Weights
 
 if TYPE_CHECKING:
@@ -86,6 +89,14 @@ class Method(ABC):
     @abstractmethod
     def cost(self, clients: int, model: int) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def payload(self, clients: int, layout: Layout) -> int:
+        """Bytes that move beside those of `cost`: of payloads whose size follows from the network's layers."""
+        return 0
+
+    def result(self, network: nn.Module, clients: int) -> nn.Module:
+        """The network that the run's model fits, made from the clients' own; by default that itself."""
+        return network
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -1,11 +1,13 @@
 """An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
 
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
+from ekiden.learning.layout import Layout, layout
 from ekiden.learning.weights import Weights
 
 
@@ -21,6 +23,7 @@ class Network:
         grad: (P,) their gradients; `backward` adds into it.
         buffers: (B,) floating-point buffers and frozen parameters.
         counters: (C,) int64 buffers.
+        layout: where each tensor is in `params` and `buffers`.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
@@ -40,6 +43,7 @@ class Network:
         self.buffers = _flatten([*floats, *frozen])
         self.counters = _flatten(integers, torch.int64)
         self.params.grad = self.grad
+        self.layout: Layout = layout(self.module, trainable, [*floats, *frozen])
         offset = 0
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
@@ -63,6 +67,17 @@ class Network:
     def weights(self) -> Weights:
         """A copy of the present values."""
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+def fresh(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of `module` whose layers have drawn new initial values, each in its own way."""
+    module = copy.deepcopy(module).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in module.modules():
+            if callable(reset := getattr(part, "reset_parameters", None)):
+                reset()
+    return module
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:

@@ -2,12 +2,14 @@
 
 from ekiden.core.method import Method
 from ekiden.errors import unknown
+from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.ensemble import Ensemble
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Average, Ensemble, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -23,4 +25,4 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = ["METHODS", "Average", "Centralized", "Ensemble", "FedELMY", "FedSeq", "Local", "method_named"]
