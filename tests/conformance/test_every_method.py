@@ -91,7 +91,7 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
 def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
     method = small(kind)
     if hasattr(method, "epochs"):  # one communication of two epochs is too little to learn anything
-        method = replace(method, epochs=30)
+        method = replace(method, **{"epochs": 30})
     result = run(method, blobs, Tiny, **settings(kind))
     models = [*([result.weights] if result.weights else []), *result.personal]
     assert models

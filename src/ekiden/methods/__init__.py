@@ -8,8 +8,10 @@ from ekiden.methods.ensemble import Ensemble
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
+from ekiden.methods.ma_echo import MAEcho
+from ekiden.methods.ot_fusion import OTFusion
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Average, Ensemble, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Average, Ensemble, OTFusion, MAEcho, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -25,4 +27,15 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Average", "Centralized", "Ensemble", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = [
+    "METHODS",
+    "Average",
+    "Centralized",
+    "Ensemble",
+    "FedELMY",
+    "FedSeq",
+    "Local",
+    "MAEcho",
+    "OTFusion",
+    "method_named",
+]
