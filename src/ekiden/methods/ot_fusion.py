@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.core.federation import Fed
@@ -118,8 +119,8 @@ def align(
         UserError: the layers do not follow one another.
     """
     params, buffers = torch.zeros_like(target.params), torch.zeros_like(target.buffers)
-    if len(layout.layers) != len(target_layout.layers):
-        raise UserError("models of different depth cannot be aligned: use the same network at every client")
+    if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
+        raise UserError("models of different layers cannot be aligned: use the same network at every client")
     inputs: list[Tensor | None] = []
     moved: Tensor | None = None  # transport of the units that the present layer reads
     number = 0
@@ -180,13 +181,13 @@ def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> T
 
     x, y = ours.double(), theirs.double()
     if normalise:
-        x, y = (v / (v.norm(dim=1, keepdim=True) + 1e-9) for v in (x, y))
+        x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)
     if not bool(torch.isfinite(cost).all()):
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     a, b = cost.shape
     plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
-    if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-12:
+    if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
         plan = torch.eye(a, dtype=cost.dtype, device=cost.device)
     return (plan / plan.sum(0)).to(ours.dtype)
 
