@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
+from torch import nn
 
 from ekiden.core import wire
 from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
 from ekiden.core.seeds import derive
+from ekiden.core.worker import Setup
 from ekiden.errors import UserError, unknown
 from ekiden.learning.fit import Work
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
 T = TypeVar("T")
@@ -95,12 +100,18 @@ class Fed:
     """
 
     def __init__(
-        self, clients: Sequence[str], transport: Transport, seed: int, note: Callable[[Transfer], None]
+        self,
+        clients: Sequence[str],
+        transport: Transport,
+        seed: int,
+        note: Callable[[Transfer], None],
+        setup: Setup | None = None,
     ) -> None:
         self.clients = tuple(clients)
         self._note = note
         self._transport = transport
         self._seed = seed
+        self._setup = setup
         self._step = 0
         self._calls: dict[str, int] = {}
 
@@ -174,6 +185,28 @@ class Fed:
     def generator(self, purpose: str) -> torch.Generator:
         """Randomness of the server in this step, for one purpose."""
         return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each tensor of the clients' network is in flat weights."""
+        return Network(self._agreed.build()).layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._agreed.dataset.shape
+
+    def network(self, model: Weights) -> nn.Module:
+        """A network of the server's own that holds `model`, in evaluation mode."""
+        network = Network(self._agreed.build(), self._agreed.hardware.device)
+        network.load(model)
+        return network.module.eval()
+
+    @property
+    def _agreed(self) -> Setup:
+        if self._setup is None:
+            raise UserError("this federation was made without a setup: its network is not known")
+        return self._setup
 
     def begin(self, step: int) -> None:
         """Start a step (the runtime does this, not methods)."""

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from torch import nn
+
 from ekiden.core import wire
+from ekiden.learning.layout import Layout
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
@@ -83,6 +86,11 @@ class Size(int):
         return size
 
     @property
+    def layout(self) -> Layout:
+        """Its layers."""
+        return self.network.layout
+
+    @property
     def head(self) -> int:
         """The bytes of the classifier alone."""
         return wire.size(self.network.head.of(self.network.weights()))
@@ -122,6 +130,10 @@ class Method(ABC):
     @abstractmethod
     def cost(self, clients: int, model: Size) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """The network that the run's model fits, made from the clients' own; by default that itself."""
+        return network
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.

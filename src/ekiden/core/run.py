@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ekiden.core.federation import Fed, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
 from ekiden.core.method import HasModel, Method, Model, Ref, State
+from ekiden.core.worker import Setup
 from ekiden.learning.weights import Weights
 
 Row = Mapping[str, Any]
@@ -32,6 +33,7 @@ def drive(
     trace: Trace,
     folder: RunFolder | None,
     evaluate_every: int,
+    setup: Setup | None = None,
 ) -> Iterator[State]:
     """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
 
@@ -47,7 +49,7 @@ def drive(
         if folder:
             folder.transfer(row)
 
-    fed = Fed(clients, transport, seed, note)
+    fed = Fed(clients, transport, seed, note, setup)
     fed.begin(state.step)
     began = time.perf_counter()
     for after in method.run(fed, state):

@@ -135,7 +135,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     api.check_model(worker, data)
-    return TestSet(worker, data)
+    return TestSet(worker, data, len(own.clients))
 
 
 def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:

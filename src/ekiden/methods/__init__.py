@@ -2,10 +2,12 @@
 
 from ekiden.core.method import Method
 from ekiden.errors import unknown
+from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.dispfl import DisPFL
+from ekiden.methods.ensemble import Ensemble
 from ekiden.methods.fedavg import FedAvg
 from ekiden.methods.feddc import FedDC
 from ekiden.methods.feddisco import FedDisco
@@ -18,8 +20,10 @@ from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
 from ekiden.methods.local import Local
+from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
+from ekiden.methods.ot_fusion import OTFusion
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.spfl import SPFL
 
@@ -30,6 +34,10 @@ METHODS: tuple[type[Method], ...] = (
     FedTasuki,
     MetaFed,
     SPFL,
+    Average,
+    Ensemble,
+    OTFusion,
+    MAEcho,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -65,10 +73,12 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "SPFL",
+    "Average",
     "Centralized",
     "DFedAvgM",
     "DFedSAM",
     "DisPFL",
+    "Ensemble",
     "FedAvg",
     "FedDC",
     "FedDisco",
@@ -81,6 +91,8 @@ __all__ = [
     "FedSeq",
     "FedTasuki",
     "Local",
+    "MAEcho",
     "MetaFed",
+    "OTFusion",
     "method_named",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import Model, Ref
+from ekiden.core.method import HasModel, Model, Ref
 from ekiden.core.worker import Client
 from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights, mean
@@ -55,7 +55,7 @@ def sample(fed: Fed, participation: float) -> tuple[str, ...]:
 def at_server(fed: Fed, model: Model | None) -> Weights:
     """The model that the server sends out; the initial one is known to all and costs nothing to get."""
     assert model is not None
-    value = fed.get(model) if isinstance(model, Ref) else model
+    value: Weights | HasModel = fed.get(model) if isinstance(model, Ref) else model  # type: ignore[assignment]
     return value if isinstance(value, Weights) else value.model
 
 
