@@ -16,7 +16,7 @@ from ekiden import models
 from ekiden.core import wire
 from ekiden.core.federation import Transfer
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import Method, State
+from ekiden.core.method import EVERYONE, SERVER, Method, State
 from ekiden.core.run import Row, drive
 from ekiden.core.run import models as models_of
 from ekiden.core.seeds import derive
@@ -263,6 +263,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
         raise UserError("there is no client: give at least one data set")
     names = [c.name for c in clients]
     for client in clients:
+        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
+            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
         if names.count(client.name) > 1:
             raise UserError(f"two clients are called {client.name!r}: give each its own name")
         if not len(client.train):

@@ -237,6 +237,18 @@ def test_a_run_survives_death_before_each_of_its_writes(
     assert len(read_lines(folder / "attempts.jsonl")) >= stops - 1
 
 
+def test_what_a_dead_process_did_not_settle_goes_later(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        dies_at(patch, Store, "settle", 1)  # of the second step, once its state is written
+        with pytest.raises(Killed):
+            go(Counting(), blobs, tmp_path / "run")
+    assert list((tmp_path / "run").rglob("value-0-0-train.safetensors"))
+    go(Counting(), blobs, tmp_path / "run", stop_after=1)
+    assert [p.name for p in (tmp_path / "run").rglob("value-*")] == ["value-2-0-train.safetensors"]
+
+
 @pytest.mark.parametrize("damage", [None, b"", b"no tensors"])
 def test_a_hop_that_died_goes_on_from_its_journal(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
