@@ -62,15 +62,17 @@ class Size(int):
 
     Attributes:
         network: the network.
+        shape: of one sample.
     """
 
     network: Network
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, network: Network) -> Self:
-        """The size of `network`."""
+    def of(cls, network: Network, shape: tuple[int, ...] = ()) -> Self:
+        """The size of `network`, which takes samples of `shape`."""
         size = cls(wire.size(network.weights()))
-        size.network = network
+        size.network, size.shape = network, shape
         return size
 
     @property
@@ -113,6 +115,10 @@ class Method(ABC):
     @abstractmethod
     def cost(self, clients: int, model: Size) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """Bytes that a run with last state `end` has moved: `cost`, unless they depend on what happened in it."""
+        return self.cost(clients, model)
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -11,6 +11,7 @@ from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.local import Local
+from ekiden.methods.ua_pdfl import UAPDFL
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
@@ -20,6 +21,7 @@ METHODS: tuple[type[Method], ...] = (
     DFedSAM,
     FedPer,
     DisPFL,
+    UAPDFL,
     Local,
     Centralized,
 )
@@ -40,6 +42,7 @@ def method_named(name: str) -> type[Method]:
 
 __all__ = [
     "METHODS",
+    "UAPDFL",
     "Centralized",
     "DFedAvgM",
     "DFedSAM",
