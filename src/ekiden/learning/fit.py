@@ -26,7 +26,10 @@ class Penalty(Protocol):
     """A regulariser with a closed-form gradient."""
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
+        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached.
+
+        A penalty that remembers something keeps it in a tensor `memory`, changed in place: it survives a crash then.
+        """
 
 
 class Diverged(UserError):
@@ -116,6 +119,7 @@ def fit(
     network.load(start)
     batches = -(-len(train) // training.batch_size)
     run = _Run(bench, _optimizer(network.params, training), epochs * batches, 1 + extra_passes)
+    run.memory = getattr(penalty, "memory", None)
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
         for epoch in range(first, epochs):
@@ -144,6 +148,7 @@ class _Run:
     work: Work = field(default_factory=Work)
     saved_at: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
+    memory: Tensor | None = None  # of the penalty
 
     def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
         bench, network, training = self.bench, self.bench.network, self.bench.training
@@ -244,6 +249,8 @@ class _Run:
             "numbers": torch.tensor(numbers),
             "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
         }
+        if self.memory is not None:
+            tensors["memory"] = self.memory
         if last:
             tensors |= vars(self.result())
         else:
@@ -264,6 +271,8 @@ class _Run:
         device, network = self.bench.feed.device, self.bench.network
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
         self.accuracy = saved["accuracy"].item()
+        if self.memory is not None:
+            self.memory.copy_(saved["memory"])
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
         if "chosen.params" in saved:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))

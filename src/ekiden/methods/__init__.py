@@ -3,6 +3,7 @@
 from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.dispfl import DisPFL
@@ -22,6 +23,7 @@ METHODS: tuple[type[Method], ...] = (
     FedPer,
     DisPFL,
     UAPDFL,
+    CriticalFL,
     Local,
     Centralized,
 )
@@ -44,6 +46,7 @@ __all__ = [
     "METHODS",
     "UAPDFL",
     "Centralized",
+    "CriticalFL",
     "DFedAvgM",
     "DFedSAM",
     "DisPFL",
