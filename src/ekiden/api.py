@@ -43,7 +43,7 @@ class Result:
         metrics: one row a step, see `ekiden.evaluation.TestSet`.
         ledger: every transfer.
         folder: the run folder, if there is one.
-        build: makes a network that the weights fit.
+        build: makes a network that `weights` fits.
     """
 
     state: State
@@ -147,15 +147,17 @@ def run(
             absent=absent,
         )
         trace = Trace()
-        test = TestSet(worker, data)
-        steps = drive(method, tuple(held), transport, test, seed, state, marks, trace, run_folder, evaluate_every)
+        test = TestSet(worker, data, len(held))
+        steps = drive(
+            method, tuple(held), transport, test, seed, state, marks, trace, run_folder, evaluate_every, setup
+        )
         try:
             for state in islice(steps, stop_after):  # noqa: B007
                 on_step(trace.metrics[-1])
         finally:  # also when training failed: the last good model
             weights, personal = models_of(state, transport)
             if run_folder:
-                _write_models(run_folder, setup, tuple(held), weights, personal)
+                _write_models(run_folder, setup.build, test.build, tuple(held), weights, personal)
         if run_folder:
             trace = run_folder.trace()
     return Result(
@@ -165,7 +167,7 @@ def run(
         tuple(trace.metrics),
         tuple(trace.ledger),
         run_folder.path if run_folder else None,
-        setup.build,
+        test.build,
     )
 
 
@@ -332,13 +334,14 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
 
 def _write_models(
     folder: RunFolder,
-    setup: Setup,
+    own: Callable[[], nn.Module],
+    build: Callable[[], nn.Module],
     clients: Sequence[str],
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
     """Write results as named state dicts."""
     if model is not None:
-        folder.write_model("model.safetensors", dict(as_module(setup.build, model).state_dict()))
+        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
     for name, weights in zip(clients, personal, strict=False):
-        folder.write_model(f"personal/{name}.safetensors", dict(as_module(setup.build, weights).state_dict()))
+        folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))

@@ -307,6 +307,12 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     fails(tmp_path / "bad", re.escape(str(Path("cat") / "001.png")) + " cannot be decoded")
 
 
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 3})
+    (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    fails(tmp_path, r"cannot read .*gone\.png \(No such file or directory\)")
+
+
 def test_a_cut_off_image_is_an_error(tmp_path: Path) -> None:
     out = BytesIO()
     Image.fromarray(noise(1, (64, 64, 3))[0]).save(out, format="jpeg")

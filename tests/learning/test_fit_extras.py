@@ -58,7 +58,7 @@ def test_a_penalty_remembers_through_a_crash(blobs: FederatedData) -> None:
     def squares(bench: Bench) -> float:
         penalty = Squares()
         fitting.fit(bench, start, client.train, client.val, epochs=3, seed=1, penalty=penalty)
-        return float(penalty.memory)
+        return penalty.sum
 
     bench = bench_of(blobs)
     start = bench.network.weights()

@@ -16,7 +16,7 @@ from tests.methods.toys import Quadratic, weights
 @pytest.mark.parametrize(("models", "means", "result"), [(1, (2.0, 4.0), 3.0), (5, (10 / 3, 20 / 3), 5.0)])
 def test_mean_of_the_pools_means(models: int, means: tuple[float, float], result: float) -> None:
     method = FedELMYParallel(models=models, warmup=0, alpha=0, beta=0, epochs=1)
-    pools = [method.build_pool(cast(Client, Quadratic([c])), weights(0.0)) for c in (4.0, 8.0)]
+    pools = [method.extend_pool(cast(Client, Quadratic([c])), weights(0.0)) for c in (4.0, 8.0)]
     assert [float(p.params) for p in pools] == pytest.approx(means)
     assert float(method.average(cast(Client, None), (pools[0], pools[1])).params) == pytest.approx(result)
 
@@ -24,7 +24,7 @@ def test_mean_of_the_pools_means(models: int, means: tuple[float, float], result
 def test_every_client_warms_up() -> None:
     method = FedELMYParallel(models=2, warmup=7, epochs=3)
     for client in (Quadratic([1.0], lr=0.1), Quadratic([2.0], lr=0.1)):
-        method.build_pool(cast(Client, client), weights(0.0))
+        method.extend_pool(cast(Client, client), method.warm_up(cast(Client, client), weights(0.0)))
         assert client.fits == [7, 3, 3]
 
 

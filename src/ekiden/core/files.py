@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ekiden.errors import UserError
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -36,7 +36,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

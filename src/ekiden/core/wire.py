@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ekiden.core.files import safetensors_chunks
+from ekiden.core.files import DTYPES, safetensors_chunks
 from ekiden.errors import UserError
 
 FORMAT = "ekiden-1"
@@ -113,6 +113,10 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"float": value.hex()} if isinstance(value, float) else value
     if isinstance(value, Tensor):
+        if value.dtype not in DTYPES:
+            raise WireError(
+                f"a tensor of {value.dtype} cannot travel: convert it to one of {', '.join(DTYPES.values())}"
+            )
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if _is_record(value):
@@ -185,7 +189,11 @@ class _Reader:
         ):
             raise _other(record)
         hints = get_type_hints(record)
-        return record(**{name: self.read(part, hints[name]) for name, part in parts.items()})
+        values = {name: self.read(part, hints[name]) for name, part in parts.items()}
+        try:
+            return record(**values)
+        except (UserError, ValueError, TypeError) as error:  # the record checks itself
+            raise WireError(f"payload holds a {record.__name__} that cannot be ({error}): refused") from None
 
 
 _LEAVES = (None, type(None), bool, int, str, float, Tensor)

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_type_hints
@@ -17,7 +17,8 @@ from ekiden.errors import UserError
 from ekiden.learning import fit as fitting
 from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench, Journal, Objective, Penalty, Work
-from ekiden.learning.network import Network
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network, fresh
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Part, Weights
 
@@ -103,6 +104,10 @@ class Client:
         """n_i, the number of training samples."""
         return len(self.data.train)
 
+    def steps(self, epochs: int) -> int:
+        """τ_i, optimiser steps in so many epochs over the training data."""
+        return epochs * fitting.steps(self.n, self.training.batch_size)
+
     @property
     def head(self) -> Part:
         """The entries of the classifier; see `Network.head`."""
@@ -177,6 +182,26 @@ class Client:
         network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
         network.load(model)
         return network.module.eval().requires_grad_(False)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor of the network is in flat weights."""
+        return self._bench.network.layout
+
+    def class_counts(self) -> Tensor:
+        """(K,) number of training samples of each class."""
+        return self.data.train.class_counts(self.classes)
+
+    def fresh(self) -> Weights:
+        """An initial model of this client's own: the network with newly drawn values."""
+        return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass over the training data without augmentation: inputs (b, ...) and labels (b,)."""
+        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed("batches")))
+        for rows in torch.split(order, self.training.batch_size):
+            yield self._bench.feed.batch(self.data.train, rows, train=False)
+        self._bench.work.forward += self.n
 
     def seed(self, *parts: str | int) -> int:
         """A seed for this task's own randomness, the same before and after a crash."""

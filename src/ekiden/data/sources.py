@@ -78,7 +78,10 @@ def _path(name: str) -> Path | None:
 def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:
     train, test = find(path)
     parts = [p for p in (train, test) if p is not None]
-    content = cache.key([repr((spec.columns, spec.domains, size)), *_contents(parts)])
+    try:
+        content = cache.key([repr((spec.columns, spec.domains, size)), *_contents(parts)])
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or path} ({error.strerror}): check that it is there.") from error
     stem = path.stem if name not in NAMED else name
     return cache.cached(stem, content, lambda: _assemble([read(p, spec.columns) for p in parts], spec, size))
 

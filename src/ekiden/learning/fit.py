@@ -17,19 +17,21 @@ from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 
+_SHARE_OF_SAVING = 100
 Forward = Callable[[Tensor], Tensor]
 Objective = Callable[[Forward, Tensor, Tensor], Tensor]
 """(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable."""
 
 
 class Penalty(Protocol):
-    """A regulariser with a closed-form gradient."""
+    """A regulariser with a closed-form gradient.
+
+    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
+    together with the rest of the fit.
+    """
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached.
-
-        A penalty that remembers something keeps it in a tensor `memory`, changed in place: it survives a crash then.
-        """
+        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
 
 
 class Diverged(UserError):
@@ -117,9 +119,13 @@ def fit(
     """
     training, network = bench.training, bench.network
     network.load(start)
-    batches = -(-len(train) // training.batch_size)
-    run = _Run(bench, _optimizer(network.params, training), epochs * batches, 1 + extra_passes)
-    run.memory = getattr(penalty, "memory", None)
+    run = _Run(
+        bench,
+        _optimizer(network.params, training),
+        epochs * steps(len(train), training.batch_size),
+        1 + extra_passes,
+        getattr(penalty, "progress", {}),
+    )
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
         for epoch in range(first, epochs):
@@ -141,6 +147,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     total: int
     passes: int
+    progress: dict[str, Tensor]
     step: int = 0
     accuracy: float = -1.0
     chosen: Weights | None = None  # best epoch, or running mean of the tail
@@ -148,7 +155,6 @@ class _Run:
     work: Work = field(default_factory=Work)
     saved_at: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
-    memory: Tensor | None = None  # of the penalty
 
     def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
         bench, network, training = self.bench, self.bench.network, self.bench.training
@@ -207,7 +213,8 @@ class _Run:
 
     def _check(self, losses: Tensor, epoch: int) -> None:
         finite = torch.isfinite(losses)
-        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params).all()):
+        # A sum is NaN or infinite if any value is, and needs no second vector.
+        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
                 f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "
@@ -239,9 +246,9 @@ class _Run:
         return self.chosen
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
-        """Keep progress as often as costs about one part in a hundred of the time."""
+        """Keep progress as often as costs one part in a hundred of the time."""
         journal, now = self.bench.journal, time.monotonic()
-        if journal is None or now - self.saved_at < 100 * self.saving_took:
+        if journal is None or now - self.saved_at < _SHARE_OF_SAVING * self.saving_took:
             return
         network = self.bench.network
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
@@ -249,8 +256,7 @@ class _Run:
             "numbers": torch.tensor(numbers),
             "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
         }
-        if self.memory is not None:
-            tensors["memory"] = self.memory
+        tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
             tensors |= vars(self.result())
         else:
@@ -271,9 +277,9 @@ class _Run:
         device, network = self.bench.feed.device, self.bench.network
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
         self.accuracy = saved["accuracy"].item()
-        if self.memory is not None:
-            self.memory.copy_(saved["memory"])
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
+        for name, value in self.progress.items():
+            value.copy_(saved[f"penalty.{name}"])
         if "chosen.params" in saved:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
             self.chosen = Weights(*parts)
@@ -326,10 +332,12 @@ def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Ten
 def _batches(n: int, size: int) -> Iterator[Tensor]:
     """A shuffled pass over n samples. A last batch of one joins the one before it: BatchNorm cannot treat it."""
     order = torch.randperm(n)
-    cuts = list(range(size, n, size))
-    if cuts and n - cuts[-1] == 1 and size > 1:
-        cuts.pop()
-    yield from torch.tensor_split(order, cuts)
+    yield from torch.tensor_split(order, [size * i for i in range(1, steps(n, size))])
+
+
+def steps(n: int, size: int) -> int:
+    """Number of mini-batches of `size` in one pass over n samples."""
+    return max(1, n // size if n % size == 1 else -(-n // size))
 
 
 def _optimizer(params: Tensor, training: Training) -> torch.optim.Optimizer:

@@ -1,5 +1,6 @@
 """An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
+from ekiden.learning.layout import Layout, layout
 from ekiden.learning.weights import Part, Weights
 
 
@@ -22,6 +24,7 @@ class Network:
         grad: (P,) their gradients; `backward` adds into it.
         buffers: (B,) floating-point buffers and frozen parameters.
         counters: (C,) int64 buffers.
+        layout: where each tensor is in `params` and `buffers`.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
@@ -42,6 +45,8 @@ class Network:
         self.counters = _flatten(integers, torch.int64)
         self.params.grad = self.grad
         self._tensors = (trainable, [*floats, *frozen], integers)
+
+        self.layout: Layout = layout(self.module, trainable, [*floats, *frozen])
         offset = 0
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
@@ -116,6 +121,17 @@ class Network:
     def weights(self) -> Weights:
         """A copy of the present values."""
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+def fresh(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of `module` whose layers have drawn new initial values, each in its own way."""
+    module = copy.deepcopy(module).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in module.modules():
+            if callable(reset := getattr(part, "reset_parameters", None)):
+                reset()
+    return module
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:

@@ -29,7 +29,7 @@ class Weights:
 
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinite."""
-        return bool(torch.isfinite(self.params).all() and torch.isfinite(self.buffers).all())
+        return bool(torch.isfinite(self.params.sum()) and torch.isfinite(self.buffers.sum()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     return Weights(params, buffers, counters)
 
 
-def distance(a: Tensor, b: Tensor, chunk: int = 1 << 20) -> Tensor:
+def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:
     """Squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
     total = torch.zeros((), device=a.device)
     for x, y in zip(torch.split(a, chunk), torch.split(b, chunk), strict=True):

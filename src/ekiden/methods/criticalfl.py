@@ -128,7 +128,7 @@ class CriticalFL(Method):
         training = replace(client.training, lr=client.training.lr * self.decay**round)
         squares = Squares()
         model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
-        client.state = training.lr * float(squares.memory) / self.epochs
+        client.state = training.lr * squares.sum / self.epochs
         return Trained(model, client.n)
 
     @on_client
@@ -173,11 +173,16 @@ class CriticalFL(Method):
 class Squares:
     """Adds up squared gradient norms, and changes no gradient."""
 
-    memory: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    progress: dict[str, Tensor] = field(default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)})
+
+    @property
+    def sum(self) -> float:
+        """Of all batches so far."""
+        return float(self.progress["sum"])
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """One batch more."""
-        self.memory.add_(grad.dot(grad).double().cpu())
+        self.progress["sum"].add_(grad.dot(grad).double().cpu())
 
 
 def resize(peers: int, critical: bool, capped: bool, least: int, most: int) -> int:

@@ -51,7 +51,9 @@ class FedELMYParallel(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Two steps: all pools, then the exchange."""
         if s.step == 0:
-            s = s.next(model=None, personal=tuple(fed.call(self.build_pool, k, INITIAL) for k in fed.clients))
+            starts = [fed.call(self.warm_up, k, INITIAL) if self.warmup else INITIAL for k in fed.clients]
+            pools = [fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)]
+            s = s.next(model=None, personal=tuple(pools))
             yield s
         if s.step == 1:
             if self.server:
@@ -62,9 +64,14 @@ class FedELMYParallel(Method):
             yield s
 
     @on_client
-    def build_pool(self, client: Client, model: Weights) -> Weights:
-        """Warm-up and S models; the mean of the pool."""
-        return self.chain().extend_pool(client, model, True)
+    def warm_up(self, client: Client, model: Weights) -> Weights:
+        """Plain training before the pool."""
+        return self.chain().warm_up(client, model)
+
+    @on_client
+    def extend_pool(self, client: Client, model: Weights) -> Weights:
+        """S models; the mean of the pool."""
+        return self.chain().extend_pool(client, model)
 
     @on_client
     def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:

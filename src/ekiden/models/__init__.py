@@ -1,59 +1,98 @@
-"""The networks that the papers use, by name."""
+"""The networks that the papers use."""
 
 from collections.abc import Callable
 
 from torch import nn
 
 from ekiden.errors import UserError, unknown
-from ekiden.models.resnet import ResNet18, resnet18_gn
-from ekiden.models.small import CNN, MLP, LeNet, Split, TinyCNN
+from ekiden.models.deep import resnet18, resnet18_gn, vgg11
+from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, lenet, mlp, mlp_ma_echo
+from ekiden.models.split import Split, SplitNetwork
 
-_BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": MLP,
-    "lenet": LeNet,
-    "cnn": CNN,
-    "cnn_tiny": TinyCNN,
-    "resnet18": ResNet18,
-    "resnet18_gn": resnet18_gn,
+__all__ = ["Split", "SplitNetwork", "build", "default_for", "names"]
+
+_Builder = Callable[[tuple[int, ...], int], SplitNetwork]
+
+# Builder and smallest side of an image in pixels; 0 where features (d,) will do as well.
+_NETWORKS: dict[str, tuple[_Builder, int]] = {
+    "mlp": (mlp, 0),
+    "mlp_ma_echo": (mlp_ma_echo, 0),
+    "lenet": (lenet, 16),
+    "cnn": (cnn, 18),
+    "cnn_tiny": (cnn_tiny, 4),
+    "cnn_ma_echo": (cnn_ma_echo, 8),
+    "resnet18": (resnet18, 1),
+    "resnet18_gn": (resnet18_gn, 1),
+    "vgg11": (vgg11, 32),
 }
-_FLAT = ("digits", "mnist", "fashion_mnist", "femnist")
+
+# What the papers train on them, ResNet-18 apart.
+_DEFAULTS = {
+    "digits": "mlp",
+    "mnist": "mlp",
+    "fashion_mnist": "mlp",
+    "femnist": "mlp",
+    "pacs": "lenet",
+    "office_caltech10": "lenet",
+    "cifar10": "cnn",
+    "cifar100": "cnn",
+    "svhn": "cnn",
+    "pathmnist": "cnn",
+    "tiny_imagenet": "cnn_tiny",
+    "tiny_imagenet20": "cnn_tiny",
+}
 
 
 def names() -> tuple[str, ...]:
-    """All networks of the library."""
-    return tuple(_BUILDERS)
+    """Names of all networks."""
+    return tuple(_NETWORKS)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network with random initial values, drawn from torch's default generator.
+    """A new network with random weights, which depend on torch's random state alone.
 
     Args:
         name: one of `names()`.
         shape: of one sample, (C, H, W) or (d,).
-        classes: K, number of outputs.
+        classes: number of outputs.
+
+    Returns:
+        A network with the parts `features` and `head` (see `Split`).
 
     Raises:
-        UserError: there is no such network, or it cannot take samples of this shape.
+        UserError: the name is unknown, or the network cannot take samples of this shape.
     """
-    if name not in _BUILDERS:
-        raise unknown("model", name, _BUILDERS)
-    if name != "mlp" and len(shape) != 3:
-        raise UserError(f"{name} needs images, these samples have shape {shape}: use --model mlp")
-    try:
-        return _BUILDERS[name](shape, classes)
-    except RuntimeError:
+    if name not in _NETWORKS:
+        raise unknown("model", name, _NETWORKS)
+    builder, smallest = _NETWORKS[name]
+    if not _fits(name, shape):
+        size = f" of at least {smallest}x{smallest} pixels" if smallest > 1 else ""
+        others = ", ".join(other for other in _NETWORKS if _fits(other, shape))
+        larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"images of {shape[1]}x{shape[2]} are too small for {name}: use --model mlp, or larger images with --size"
-        ) from None
+            f"{name} needs images{size}, these samples have shape {shape}: use --model with one of {others}{larger}"
+        )
+    return builder(shape, classes)
 
 
-def default_for(dataset: str, shape: tuple[int, ...]) -> str:
-    """The network that the papers use for a data set; for others by the shape of a sample."""
-    if len(shape) != 3 or dataset in _FLAT or min(shape[1:]) < 16:
+def default_for(dataset_name: str, shape: tuple[int, ...]) -> str:
+    """The network to take where the user names none.
+
+    Args:
+        dataset_name: a named data set gets what the papers use for it, if its images are large enough for that.
+        shape: of one sample; decides for all other data.
+
+    Returns:
+        One of `names()`.
+    """
+    named = _DEFAULTS.get(dataset_name)
+    if named and _fits(named, shape):
+        return named
+    if not _fits("lenet", shape) or (shape[0] == 1 and max(shape[1:]) <= 28):  # small, or like MNIST
         return "mlp"
-    if dataset in ("cifar10", "cifar100", "svhn", "pathmnist"):
-        return "cnn"
-    return "cnn_tiny" if shape[1] >= 64 else "lenet"
+    return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
 
 
-__all__ = ["CNN", "MLP", "LeNet", "ResNet18", "Split", "TinyCNN", "build", "default_for", "names"]
+def _fits(name: str, shape: tuple[int, ...]) -> bool:
+    smallest = _NETWORKS[name][1]
+    return smallest == 0 or (len(shape) == 3 and min(shape[1:]) >= smallest)

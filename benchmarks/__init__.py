@@ -1,0 +1,1 @@
+"""Speed, memory and the cost of safety, as ratios measured in one run."""

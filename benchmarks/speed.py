@@ -1,0 +1,99 @@
+"""Training speed against a bare PyTorch loop, and what FedELMY's distances cost.
+
+    python -m benchmarks.speed [--networks lenet resnet18] [--threads 1]
+
+Contestants take turns, so that a machine that slows down slows all of them; printed are ratios of medians.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ekiden import Augment, Hardware, Training, models
+from ekiden.data import Samples, Subset, from_tensors
+from ekiden.learning.feed import Feed
+from ekiden.learning.fit import Bench, Penalty, fit
+from ekiden.learning.network import Network
+from ekiden.methods import FedELMY
+
+BATCH = 128
+
+
+def main() -> None:
+    """Print one line per network and contestant."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="+", default=["lenet", "resnet18"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for name in args.networks:
+        compare(name, batches=40 if name != "resnet18" else 2, turns=args.turns, threads=args.threads)
+
+
+def compare(name: str, batches: int, turns: int, threads: int) -> None:
+    """All contestants on one network, without augmentation and validation, which the bare loop does not have."""
+    n, size = batches * BATCH, 10 if name == "lenet" else 5
+    x = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8)
+    y = torch.randint(10, (n,))
+    dataset = from_tensors((x, y), (x[:1], y[:1]), classes=tuple("abcdefghij"), augment=Augment())
+    hardware = Hardware(threads=threads)
+    training = Training(select="last")
+    network = Network(models.build(name, (3, 32, 32), 10))
+    bench = Bench(network, Feed(dataset, hardware), training, hardware)
+    train = Subset(dataset.train, torch.arange(n))
+    start = network.weights()
+    twin = models.build(name, (3, 32, 32), 10)
+
+    def ours(penalty: Penalty | None) -> Callable[[], object]:
+        return lambda: fit(
+            bench, start, train, Subset(dataset.train, torch.arange(0)), epochs=1, seed=0, penalty=penalty
+        )
+
+    def pool(models_in_pool: int, form: str, beta: float) -> Penalty | None:
+        members = [
+            start.with_params(start.params + 0.01 * torch.randn_like(start.params)) for _ in range(models_in_pool)
+        ]
+        method = FedELMY(form=form, alpha=0.5, beta=beta)  # type: ignore[arg-type]
+        return method.diversity(members, members[0])
+
+    contestants = {
+        "bare loop": lambda: bare(twin, dataset.train),
+        "fit": ours(None),
+        f"released form, S = {size}": ours(pool(size, "released", 1.0)),
+        "released form, S = 2": ours(pool(2, "released", 1.0)),
+        f"paper form, S = {size}": ours(pool(size, "paper", 1.0)),
+    }
+    times: dict[str, list[float]] = {contestant: [] for contestant in contestants}
+    for turn in range(turns + 1):
+        for contestant, work in contestants.items():
+            began = time.perf_counter()
+            work()
+            if turn:  # the first turn warms up
+                times[contestant].append(time.perf_counter() - began)
+    medians = {contestant: statistics.median(values) for contestant, values in times.items()}
+    print(f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)")
+    for contestant, seconds in medians.items():
+        speed = medians["bare loop"] / seconds
+        step = seconds / medians["fit"]
+        print(f"  {contestant:26} {n / seconds:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of plain")
+
+
+def bare(module: nn.Module, data: Samples) -> None:
+    """What anybody would write over the same preloaded tensors."""
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3, weight_decay=1e-4)
+    module.train()
+    for rows in torch.split(torch.randperm(len(data)), BATCH):
+        inputs = data.x[rows].float().div_(255)
+        optimizer.zero_grad()
+        F.cross_entropy(module(inputs), data.y[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
