@@ -99,9 +99,6 @@ class Marked(Silo):
     def __init__(self, size: int, target: float = 0.0) -> None:
         super().__init__(size, lambda w: 0.5 * (w - target).pow(2).sum())
 
-    def seed(self, *parts: object) -> int:
-        return 7
-
 
 def test_density_one_is_plain_gossip() -> None:
     targets = (1.0, -2.0, 4.0, 8.0)

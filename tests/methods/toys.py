@@ -93,6 +93,18 @@ class Silo:
         """Of extractor and classifier."""
         return self._bench.network.shapes
 
+    def seed(self, *parts: object) -> int:
+        """Always the same."""
+        return 7
+
+    def unit(self) -> Tensor:
+        """Any input will do."""
+        return torch.ones(1, 1)
+
+    def probe(self, x: Tensor, model: Weights) -> tuple[Tensor, Tensor]:
+        """The extractor's parameters stand for what it gives, the head's for logits."""
+        return (~self.head).of(model).params[None], self.head.of(model).params[None]
+
     def fit(
         self, model: Weights, *, epochs: int, training: Training | None = None, penalty: Penalty | None = None
     ) -> Weights:

@@ -74,15 +74,17 @@ class Size(int):
 
     Attributes:
         network: the network.
+        shape: of one sample.
     """
 
     network: Network
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, network: Network) -> Self:
-        """The size of `network`."""
+    def of(cls, network: Network, shape: tuple[int, ...] = ()) -> Self:
+        """The size of `network`, which takes samples of `shape`."""
         size = cls(wire.size(network.weights()))
-        size.network = network
+        size.network, size.shape = network, shape
         return size
 
     @property
@@ -130,6 +132,10 @@ class Method(ABC):
     @abstractmethod
     def cost(self, clients: int, model: Size) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """Bytes that a run with last state `end` has moved: `cost`, unless they depend on what happened in it."""
+        return self.cost(clients, model)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """The network that the run's model fits, made from the clients' own; by default that itself."""

@@ -154,6 +154,22 @@ class Client:
         self._bench.work.forward += len(subset)
         return float(correct.sum()) / len(subset) if len(subset) else float("nan")
 
+    def probe(self, x: Tensor, model: Weights | None = None) -> tuple[Tensor, Tensor]:
+        """What enters the head and what leaves it, see `Network.probe`.
+
+        Args:
+            x: inputs, as the network takes them.
+            model: the weights; None: those in training, inside an objective of `fit`.
+        """
+        if model is not None:
+            self._bench.network.load(model)
+        self._bench.work.forward += len(x)
+        return self._bench.network.probe(x)
+
+    def unit(self) -> Tensor:
+        """(1, ...) ones in the shape of a sample as the network takes it: the same at all clients."""
+        return torch.ones(1, *self._bench.feed.dataset.shape, device=self._bench.feed.device)
+
     def gradient(self, model: Weights) -> Tensor:
         """The gradient (P,) of the loss at `model` on one batch of training data, drawn anew by each task."""
         draw = torch.Generator().manual_seed(self.seed("gradient"))

@@ -89,6 +89,30 @@ class Network:
         params, buffers, counters = self._tensors
         return Part(entries(params), entries(buffers), entries(counters))
 
+    def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
+
+        Raises:
+            UserError: the model does not declare its head, or does not call it on one tensor.
+        """
+        _ = self.head  # declared
+        entering: list[Tensor] = []
+
+        def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+            entering.extend(args)
+
+        handle = self.module.get_submodule("head").register_forward_pre_hook(keep)
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            logits: Tensor = self.module(x)
+        finally:
+            handle.remove()
+            self.module.train(was_training)
+        if len(entering) != 1:
+            raise UserError("the model must call its `head` once, on one tensor: what the extractor gives")
+        return entering[0].flatten(1).float(), logits.float()
+
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the trainable tensors, in the order in which `params` holds them."""

@@ -4,6 +4,7 @@ from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.dispfl import DisPFL
@@ -26,6 +27,7 @@ from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.spfl import SPFL
+from ekiden.methods.ua_pdfl import UAPDFL
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
@@ -49,7 +51,9 @@ METHODS: tuple[type[Method], ...] = (
     DFedAvgM,
     DFedSAM,
     FedPer,
+    CriticalFL,
     DisPFL,
+    UAPDFL,
     Local,
     Centralized,
 )
@@ -73,8 +77,10 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "SPFL",
+    "UAPDFL",
     "Average",
     "Centralized",
+    "CriticalFL",
     "DFedAvgM",
     "DFedSAM",
     "DisPFL",

@@ -51,8 +51,8 @@ class FedELMYParallel(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Two steps: all pools, then the exchange."""
         if s.step == 0:
-            warm = [fed.call(self.warm_up, k, INITIAL) if self.warmup else INITIAL for k in fed.clients]
-            pools = (fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, warm, strict=True))
+            starts = [fed.call(self.warm_up, k, INITIAL) if self.warmup else INITIAL for k in fed.clients]
+            pools = [fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)]
             s = s.next(model=None, personal=tuple(pools))
             yield s
         if s.step == 1:
@@ -65,7 +65,7 @@ class FedELMYParallel(Method):
 
     @on_client
     def warm_up(self, client: Client, model: Weights) -> Weights:
-        """Plain training of the client's own."""
+        """Plain training before the pool."""
         return self.chain().warm_up(client, model)
 
     @on_client
