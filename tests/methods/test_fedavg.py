@@ -8,7 +8,7 @@ import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import ClientMissing
-from ekiden.core.method import Method
+from ekiden.core.method import Method, Size
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, Local
