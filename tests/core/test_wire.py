@@ -453,3 +453,19 @@ def test_is_finite_looks_at_every_number() -> None:
     for bad in (math.nan, math.inf, -math.inf):
         assert not wire.is_finite([*good, bad])
         assert not wire.is_finite([*good, Pair(torch.tensor([0.0, bad]), 1.0)])
+
+
+def test_moves_all_tensors_to_a_device_and_nothing_else() -> None:
+    weights = Weights(torch.ones(3), torch.empty(0), torch.zeros(1, dtype=torch.int64))
+    payload = [("a", weights, 2.5), {"b": torch.ones(2), "c": None}, Marks(bytes=3)]
+    moved = wire.on_device(payload, torch.device("meta"))
+    tensors = [leaf for leaf in wire.leaves(moved) if isinstance(leaf, Tensor)]
+    assert len(tensors) == 4
+    assert all(t.is_meta for t in tensors)
+    assert moved[0][0] == "a"
+    assert moved[0][2] == 2.5
+    assert moved[2] == Marks(bytes=3)
+    assert isinstance(moved[0], tuple)
+    assert isinstance(moved[0][1], Weights)
+    assert wire.on_device(payload, torch.device("cpu")) is payload
+    assert wire.on_device(None, torch.device("meta")) is None

@@ -19,6 +19,7 @@ from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
 T = TypeVar("T")
+_CPU = torch.device("cpu")
 
 
 class ClientMissing(UserError):
@@ -139,7 +140,7 @@ class Fed:
     @overload
     def get(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> list[T]: ...
     def get(self, wanted: Ref[T] | Iterable[Ref[T]], *, at_least: int | None = None) -> T | list[T]:
-        """Bring values to the server.
+        """Bring values to the server, which computes on the CPU, as after a resume.
 
         Args:
             wanted: one Ref, or several.
@@ -154,7 +155,7 @@ class Fed:
         missing: list[str] = []
         for ref in wanted:
             try:
-                values.append(self._transport.value(ref))
+                values.append(wire.on_device(self._transport.value(ref), _CPU))
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)

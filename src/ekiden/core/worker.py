@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from ekiden.core import wire
 from ekiden.core.method import Method
 from ekiden.core.seeds import derive
 from ekiden.data.samples import ClientData, Dataset, Subset
@@ -237,8 +238,10 @@ class Worker:
             bench.watch = partial(self._watch, job.client)
         seed = derive(self.setup.seed, job.step, job.client, job.call)
         key = f"{job.step}-{job.call}-{digest}"
-        client = Client(bench, self.clients[job.client], job.private, seed, key)
-        value = task(client, *job.args)
+        # From the server, another process or a file they come on the CPU.
+        private = wire.on_device(job.private, self._feed.device)
+        client = Client(bench, self.clients[job.client], private, seed, key)
+        value = task(client, *wire.on_device(job.args, self._feed.device))
         return Outcome(value, client.state, bench.work)
 
     def bench(self, where: str) -> Bench:
