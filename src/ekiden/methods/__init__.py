@@ -4,6 +4,7 @@ from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.dense import DENSE
 from ekiden.methods.ensemble import Ensemble
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedseq import FedSeq
@@ -11,7 +12,7 @@ from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.ot_fusion import OTFusion
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Average, Ensemble, OTFusion, MAEcho, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Average, Ensemble, OTFusion, MAEcho, DENSE, Local, Centralized)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -28,6 +29,7 @@ def method_named(name: str) -> type[Method]:
 
 
 __all__ = [
+    "DENSE",
     "METHODS",
     "Average",
     "Centralized",
