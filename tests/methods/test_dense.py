@@ -101,7 +101,10 @@ def small(**changes: Any) -> DENSE:
 
 @pytest.mark.parametrize("fields", [{"bn": 0.0}, {"ce": 0.0}, {"adv": 0.0}], ids=str)
 def test_every_loss_changes_the_result(blobs: FederatedData, fields: dict[str, float]) -> None:
-    whole, part = (run(small(epochs=30, steps_per_batch=15, generator_lr=0.1, **f), blobs, Tiny, **settings()) for f in ({}, fields))
+    whole, part = (
+        run(small(epochs=30, steps_per_batch=15, generator_lr=0.1, **f), blobs, Tiny, **settings())
+        for f in ({}, fields)
+    )
     assert whole.weights is not None
     assert part.weights is not None
     assert not torch.equal(whole.weights.params, part.weights.params)
