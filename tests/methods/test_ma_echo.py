@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -410,7 +411,7 @@ SHIPPED: list[dict[int, int]] = [
 @pytest.mark.parametrize("init", ["same", "different"])
 def test_class_counts_of_the_authors_log(data_home: object, init: Any) -> None:
     """Their log has 81.90 % (different initial models) where the plain average has 19.09 %."""
-    dataset = load("mnist")
+    dataset = replace(load("mnist"), mean=(0.1307,), std=(0.3081,))  # as in their code; without it, 69 %
     taken, clients = dict.fromkeys(range(10), 0), []
     none = Subset(dataset.train, torch.empty(0, dtype=torch.int64))
     everything = torch.arange(len(dataset.test))

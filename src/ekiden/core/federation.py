@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden.core import wire
 from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError, unknown
+from ekiden.learning.augment import normalise
 from ekiden.learning.fit import Work
 from ekiden.learning.layout import Layout
 from ekiden.learning.network import Network
@@ -202,6 +203,13 @@ class Fed:
         network = Network(self._agreed.build(), self._agreed.hardware.device)
         network.load(model)
         return network.module.eval()
+
+    def feed(self, samples: Tensor, generator: torch.Generator) -> Tensor:
+        """Samples of the server's own (images with values in [0, 1]), augmented and scaled as the clients' are."""
+        dataset = self._agreed.dataset
+        return normalise(dataset.augment(samples, generator), dataset.mean, dataset.std).to(
+            self._agreed.hardware.device
+        )
 
     @property
     def _agreed(self) -> Setup:

@@ -182,8 +182,11 @@ class _Run:
     def _gradient(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
         network = self.bench.network
         network.grad.zero_()
-        with self.bench.autocast():
-            loss = objective(network.forward, x, y)
+        try:
+            with self.bench.autocast():
+                loss = objective(network.forward, x, y)
+        except ValueError as error:  # BatchNorm, of a mini-batch of one
+            raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
         self.work.forward += self.passes * len(y)
         self.work.backward += len(y)
@@ -246,11 +249,12 @@ class _Run:
         return self.chosen
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
-        """Keep progress as often as costs one part in a hundred of the time."""
-        journal, now = self.bench.journal, time.monotonic()
-        if journal is None or now - self.saved_at < _SHARE_OF_SAVING * self.saving_took:
+        """Keep progress as often as costs one part in a hundred of the time, five where a fit ends."""
+        journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
+        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # at first a guess
+        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # a finished fit is worth more
+        if journal is None or now - self.saved_at < share * took:
             return
-        network = self.bench.network
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
         tensors = {
             "numbers": torch.tensor(numbers),

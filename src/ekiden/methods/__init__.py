@@ -5,6 +5,7 @@ from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
+from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
 from ekiden.methods.dispfl import DisPFL
@@ -40,6 +41,7 @@ METHODS: tuple[type[Method], ...] = (
     Ensemble,
     OTFusion,
     MAEcho,
+    DENSE,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -73,6 +75,7 @@ def method_named(name: str) -> type[Method]:
 
 
 __all__ = [
+    "DENSE",
     "METHODS",
     "MOON",
     "SCAFFOLD",
