@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.api import as_module
 from ekiden.data import federate
 from ekiden.learning.ensemble import EnsembleModel
@@ -14,7 +14,6 @@ from ekiden.learning.generator import SampleGenerator
 from ekiden.learning.weights import mean
 from ekiden.methods import DENSE
 from ekiden.methods.dense import Distilled, Statistics, batches, disagreement, softened
-from ekiden import models
 from tests.conftest import Tiny
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])
