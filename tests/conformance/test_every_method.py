@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[2]
 every_method = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
 
 
-def small(kind: type[Method], most: int = 2) -> Method:
-    """The method with its counts brought down to `most`, and at least 2 rounds if it has rounds."""
+def small(kind: type[Method]) -> Method:
+    """The method with its counts brought down to 2, and 2 rounds if it has rounds."""
     method = kind()
     counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
-    return replace(method, **{name: 2 if name == "rounds" else min(value, most) for name, value in counts.items()})
+    return replace(method, **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()})
 
 
 def settings(kind: type[Method]) -> dict[str, Any]:
@@ -88,19 +88,19 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
 
 @every_method
 def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
-    method = small(kind)
-    if hasattr(method, "epochs"):  # one communication of two epochs is too little to learn anything
-        method = replace(method, **{"epochs": 30})
-    quick = {"training": Training(lr=0.05, batch_size=16)}  # some methods take plain SGD steps, and few
-    result = run(method, blobs, Tiny, **(settings(kind) | quick))
-
-    method = small(kind, most=30)  # one communication of two epochs is too little to learn anything
-    result = run(method, blobs, Tiny, **settings(kind))
-    models = [*([result.weights] if result.weights else []), *result.personal]
-    assert models
-    assert all(m.is_finite() for m in models)
-    best = max(result.metrics[-1]["accuracy"], result.metrics[-1]["client_mean"])
-    assert best > 0.4, "better than one class in three"
+    method = small(kind)  # two epochs are too little to learn anything in few communications
+    counts = {name: value for name, value in vars(kind()).items() if type(value) is int and name != "rounds"}
+    long = {name: 20 for name, value in counts.items() if value > 10}
+    method = replace(method, **long)
+    for lr in (0.01, 0.1):  # some methods take plain SGD steps, and few
+        result = run(method, blobs, Tiny, **(settings(kind) | {"training": Training(lr=lr, batch_size=16)}))
+        models = [*([result.weights] if result.weights else []), *result.personal]
+        assert models
+        assert all(m.is_finite() for m in models)
+        best = max(result.metrics[-1]["accuracy"], result.metrics[-1]["client_mean"])
+        if best > 0.45:
+            break
+    assert best > 0.45, "better than one class in three"
     assert [row["step"] for row in result.metrics] == list(range(1, method.steps(4) + 1))
     assert result.metrics[-1]["backward"] > 0
 

@@ -52,7 +52,8 @@ class Killed(Exception):
     """The machine went down."""
 
 
-def test_a_penalty_remembers_through_a_crash(blobs: FederatedData) -> None:
+def test_a_penalty_remembers_through_a_crash(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_SHARE_OF_SAVING", 0)
     client = blobs.clients[0]
 
     def squares(bench: Bench) -> float:
