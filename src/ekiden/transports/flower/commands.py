@@ -1,0 +1,184 @@
+"""The Flower commands that Ekiden wraps. Each is printed before it is run, and works when typed by hand."""
+
+import ipaddress
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ekiden._version import __version__
+from ekiden.errors import UserError
+from ekiden.transports.flower import keys
+from ekiden.transports.flower.session import RemotePlan, as_text
+from ekiden.transports.flower.silo_file import SiloFile
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Security:
+    """How to know the SuperLink.
+
+    Attributes:
+        certificate: PEM file of the authority that signed its certificate; None: the system's authorities.
+        insecure: no TLS at all.
+    """
+
+    certificate: Path | None = None
+    insecure: bool = False
+
+    def flags(self) -> list[str]:
+        """For Flower's commands."""
+        if self.insecure:
+            return ["--insecure"]
+        return ["--root-certificates", str(self.certificate.absolute())] if self.certificate else []
+
+
+def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
+    """Refuse what would be unsafe, and warn of what is.
+
+    Args:
+        address: HOST:PORT.
+        security: how it is reached.
+        say: tells the user.
+        anywhere: whether the user said that a plain connection to another machine is meant.
+
+    Raises:
+        UserError: no address, no certificate file, or a plain connection to another machine.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{address!r} is no address of a SuperLink: give HOST:PORT, such as link.example.org:8000")
+    if security.insecure:
+        if not _is_loopback(host) and not anywhere:
+            raise UserError(
+                f"--insecure to {host} would send models and requests in the clear: use a certificate, "
+                "or say --insecure-anywhere"
+            )
+        say("WARNING: --insecure: nothing on this connection is encrypted or authenticated")
+    elif security.certificate is not None and not security.certificate.is_file():
+        raise UserError(f"there is no certificate {security.certificate}: get the SuperLink's CA certificate first")
+
+
+def supernode(file: SiloFile, security: Security, guard: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that connects a silo, and what it needs in its environment.
+
+    Args:
+        file: the silo's.
+        security: how the SuperLink is reached.
+        guard: a folder for the command that stands in for `flwr-clientapp`.
+    """
+    command = [_flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
+    if file.link.key:
+        command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
+    command += ["--port", str(file.link.port), "--node-config", f'silo="{file.path}"']
+    guard.mkdir(parents=True, exist_ok=True)
+    script = guard / "flwr-clientapp"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ekiden.transports.flower.guard "$@"\n')
+    script.chmod(0o755)
+    return command, {"PATH": f"{guard}{os.pathsep}{_path()}", "FLWR_HOME": str(file.folder / "flower"), **QUIET}
+
+
+def start_silo(file: SiloFile, security: Security, say: Say) -> int:
+    """Connect a silo and serve until stopped; the exit code of the SuperNode."""
+    command, environment = supernode(file, security, file.folder / "bin")
+    say(f"$ {shlex.join(command)}")
+    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            return process.wait()
+
+
+def run(
+    plan: RemotePlan[Any], link: str, security: Security, folder: Path, public_keys: Mapping[str, str], say: Say
+) -> None:
+    """Submit a run to the SuperLink and show its log until it ends."""
+    with TemporaryDirectory(prefix="ekiden-") as scratch:
+        app, home = Path(scratch) / "app", Path(scratch) / "flower"
+        write_app(app)
+        write_connection(home, link, security)
+        (app / "run.toml").write_text(
+            f"plan = {json.dumps(as_text(plan))}\nfolder = {json.dumps(str(folder.absolute()))}\n"
+            f"keys = {json.dumps(json.dumps(dict(public_keys)))}\n"
+        )
+        command = [_flower("flwr"), "run", str(app), "ekiden", "--run-config", str(app / "run.toml"), "--stream"]
+        say(f"$ FLWR_HOME={home} {shlex.join(command)}")
+        environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": _path()}
+        code = subprocess.run(command, env=environment, check=False).returncode
+        if code:
+            raise UserError(f"flwr run ended with code {code}: is a SuperLink at {link}, and is its certificate known?")
+
+
+def write_app(app: Path) -> None:
+    """A Flower app of no code: it names the two ends that are installed with Ekiden."""
+    app.mkdir(parents=True)
+    (app / "pyproject.toml").write_text(
+        f"""[project]
+name = "ekiden-run"
+version = "{__version__}"
+description = "A run of Ekiden"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "ekiden"
+
+[tool.flwr.app.components]
+serverapp = "ekiden.transports.flower.server_app:app"
+clientapp = "ekiden.transports.flower.client_app:app"
+
+[tool.flwr.app.config]
+plan = ""
+folder = ""
+keys = "{{}}"
+"""
+    )
+
+
+def write_connection(home: Path, link: str, security: Security) -> None:
+    """A Flower configuration with one connection, `ekiden`."""
+    home.mkdir(parents=True)
+    lines = ["[superlink]", 'default = "ekiden"', "", "[superlink.ekiden]", f"address = {json.dumps(link)}"]
+    if security.insecure:
+        lines.append("insecure = true")
+    elif security.certificate is not None:
+        lines.append(f"root-certificates = {json.dumps(str(security.certificate.absolute()))}")
+    (home / "config.toml").write_text("\n".join(lines) + "\n")
+
+
+def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """The public keys NAME.pub of all silos.
+
+    Raises:
+        UserError: one is missing.
+    """
+    return {name: keys.read_public(folder / f"{name}.pub") for name in names}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _path() -> str:
+    """The path with this Python's commands first, also where its environment is not activated."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def _flower(command: str) -> str:
+    found = shutil.which(command, path=_path())
+    if found is None:
+        raise UserError(f"{command} is not installed: pip install 'ekiden[flower]'")
+    return found

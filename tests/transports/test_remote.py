@@ -1,0 +1,173 @@
+"""Silos answer messages as clients in one process do: the same bits, however often a message is lost."""
+
+import itertools
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ekiden import Hardware, Training
+from ekiden import run as run_here
+from ekiden.api import Result
+from ekiden.core.federation import ClientMissing
+from ekiden.core.method import Method
+from ekiden.data import load, parse, split
+from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+from ekiden.methods import METHODS, FedSeq
+from ekiden.transports.flower import session
+from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower.parcel import Ask, unpack
+from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.silo import Silo
+from tests.transports.fakes import FakeNodes, silo_file
+
+NAMES = ("client-0", "client-1", "client-2")
+TRAINING = Training(lr=0.01, batch_size=64)
+every_method = pytest.mark.parametrize("kind", [m for m in METHODS if not m.pools_data], ids=lambda kind: kind.title())
+
+
+def small(kind: type[Method]) -> Method:
+    """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
+    method = kind()
+    counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+    return replace(method, **{name: 2 for name, value in counts.items() if value > 2 or name == "rounds"})
+
+
+def nodes_in(folder: Path, more: str = "") -> FakeNodes:
+    return FakeNodes([silo_file(folder, name, more) for name in NAMES])
+
+
+def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
+    plan: RemotePlan[Method] = RemotePlan(method, ",".join(NAMES), training=TRAINING, seed=3)
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def far(method: Method, nodes: FakeNodes, folder: Path, **changes: object) -> Result:
+    return session.run(plan_of(method, **changes), nodes, folder, {}, lambda line: None, poll=0)
+
+
+def here(method: Method) -> Result:
+    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
+
+
+def same(a: Weights | None, b: Weights | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    assert same(one.weights, other.weights)
+    assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
+    assert one.ledger == other.ledger
+    last, expected = one.metrics[-1], other.metrics[-1]
+    assert {k: v for k, v in last.items() if k != "loss"} == {k: v for k, v in expected.items() if k != "loss"}
+    assert last["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+
+
+@every_method
+def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
+    assert_equal(far(small(kind), nodes_in(tmp_path), tmp_path / "run"), here(small(kind)))
+
+
+@every_method
+def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
+    nodes, counter = nodes_in(tmp_path), itertools.count()
+    nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
+    assert_equal(far(small(kind), nodes, tmp_path / "run"), here(small(kind)))
+
+
+class Stop(BaseException):
+    """Stands for SIGKILL."""
+
+
+@every_method
+def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> None:
+    """Killed at each of its messages in turn, the silo having done the work or not."""
+    method, nodes = small(kind), nodes_in(tmp_path)
+    expected = here(method)
+    for kill in range(0, 60, 7):
+        left = [None] * kill
+
+        def lose(node: int, data: bytes, left: list[None] = left, kill: int = kill) -> Lost | None:
+            if left:
+                left.pop()
+                return None
+            if kill % 2:
+                Silo(nodes.files[node]).answer(data)
+            raise Stop
+
+        nodes.lose = lose
+        try:
+            result = far(method, nodes, tmp_path / "run")
+            break
+        except Stop:
+            continue
+    assert_equal(result, expected)
+
+
+def test_work_is_not_done_twice(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    tasks: list[bytes] = []
+    nodes.lose = lambda node, data: None
+    far(FedSeq(epochs=2), nodes, tmp_path / "run")
+    tasks = [data for _, data in nodes.log if unpack(data, Ask)[0].kind == "task"]
+    assert len(tasks) == 3
+    shelf = next((tmp_path / "client-2-silo" / "runs").iterdir())
+    outcome = next(shelf.glob("outcome-*"))
+    before = outcome.stat().st_mtime_ns, outcome.read_bytes()
+    again = nodes.send(102, tasks[2])
+    assert nodes.receive([again])
+    assert (outcome.stat().st_mtime_ns, outcome.read_bytes()) == before
+
+
+def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run")
+    kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
+    assert kinds == ["hello"] * 3 + ["task", "value", "task", "value", "task", "value"] + ["evaluate"] * 3
+    rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
+    moved = sum(r["sent"] + r["received"] for r in rows if r["kind"] in ("task", "value"))
+    model = result.bytes // 2
+    # two hops, relayed: twice in, twice out; the last value is the result; the rest are headers
+    assert 5 * model < moved < 5 * model + 6 * 8192
+
+
+def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    nodes.lose = lambda node, data: Lost("node unavailable") if node == 102 and len(nodes.log) > 5 else None
+    with pytest.raises(ClientMissing, match="client-2 did not answer"):
+        far(FedSeq(epochs=2), nodes, tmp_path / "run", patience=0.01)
+    nodes.lose = lambda node, data: None
+    resumed = session.run(plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, 0)
+    assert_equal(resumed, here(FedSeq(epochs=2)))
+
+
+def test_roll_call(tmp_path: Path) -> None:
+    files = [silo_file(tmp_path / str(i), name) for i, name in enumerate([*NAMES, "client-1"])]
+    with pytest.raises(UserError, match="two silos are called 'client-1'"):
+        far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
+    said: list[str] = []
+    nodes = FakeNodes([*files[:3], silo_file(tmp_path / "5", "stranger")])
+    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, 0)
+    assert any("'stranger' is connected, but not among --clients" in line for line in said)
+    assert [node for node, _ in nodes.log].count(103) == 1
+    with pytest.raises(ClientMissing, match="client-2 did not come"):
+        far(FedSeq(epochs=1), FakeNodes(files[:2]), tmp_path / "other", patience=0.01)
+
+
+def test_a_silo_that_comes_back_under_another_number(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        if node == 101 and unpack(data, Ask)[0].kind == "task":
+            nodes.files[201] = nodes.files.pop(101)
+            return Lost("unsent")
+        return None
+
+    nodes.lose = lose
+    assert_equal(far(FedSeq(epochs=2), nodes, tmp_path / "run"), here(FedSeq(epochs=2)))
