@@ -18,6 +18,7 @@ from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS, FedSeq
 from ekiden.transports.flower import session
+from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.coordinator import Lost
 from ekiden.transports.flower.parcel import Ask, unpack
 from ekiden.transports.flower.session import RemotePlan
@@ -120,8 +121,7 @@ def test_work_is_not_done_twice(tmp_path: Path) -> None:
     shelf = next((tmp_path / "client-2-silo" / "runs").iterdir())
     outcome = next(shelf.glob("outcome-*"))
     before = outcome.stat().st_mtime_ns, outcome.read_bytes()
-    again = nodes.send(102, tasks[2])
-    assert nodes.receive([again])
+    assert nodes.receive([str(nodes.send(102, tasks[2]))])
     assert (outcome.stat().st_mtime_ns, outcome.read_bytes()) == before
 
 
@@ -143,7 +143,9 @@ def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(tmp_path: Path)
     with pytest.raises(ClientMissing, match="client-2 did not answer"):
         far(FedSeq(epochs=2), nodes, tmp_path / "run", patience=0.01)
     nodes.lose = lambda node, data: None
-    resumed = session.run(plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, 0)
+    resumed = session.run(
+        plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, poll=0
+    )
     assert_equal(resumed, here(FedSeq(epochs=2)))
 
 
@@ -152,8 +154,10 @@ def test_roll_call(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="two silos are called 'client-1'"):
         far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
     said: list[str] = []
-    nodes = FakeNodes([*files[:3], silo_file(tmp_path / "5", "stranger")])
-    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, 0)
+    stranger = tmp_path / "stranger.toml"
+    stranger.write_text('name = "stranger"\n[data]\npath = "digits"\n')
+    nodes = FakeNodes([*files[:3], silo_toml.read(stranger)])
+    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
     assert any("'stranger' is connected, but not among --clients" in line for line in said)
     assert [node for node, _ in nodes.log].count(103) == 1
     with pytest.raises(ClientMissing, match="client-2 did not come"):

@@ -5,8 +5,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from ekiden.transports.flower.silo_file import SiloFile
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
+_CONNECTION = "ekiden"
+_RESTART = 10.0
 
 
 @dataclass(frozen=True)
@@ -87,36 +91,73 @@ def supernode(file: SiloFile, security: Security, guard: Path) -> tuple[list[str
     return command, {"PATH": f"{guard}{os.pathsep}{_path()}", "FLWR_HOME": str(file.folder / "flower"), **QUIET}
 
 
-def start_silo(file: SiloFile, security: Security, say: Say) -> int:
-    """Connect a silo and serve until stopped; the exit code of the SuperNode."""
+def start_silo(file: SiloFile, security: Security, say: Say) -> None:
+    """Connect a silo and serve until stopped (Ctrl-C or SIGTERM); a SuperNode that ends is started again."""
     command, environment = supernode(file, security, file.folder / "bin")
     say(f"$ {shlex.join(command)}")
-    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            return process.wait()
+    signal.signal(signal.SIGTERM, _interrupt)
+    while True:
+        with subprocess.Popen(command, env={**os.environ, **environment}) as process:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+                raise
+        # After a crash the SuperLink lets a node in again only when its last heartbeat is old enough.
+        say(f"flower-supernode ended with code {code}: starting it again in {_RESTART:.0f} s")
+        time.sleep(_RESTART)
+
+
+def register(public_key: Path, link: str, security: Security, say: Say) -> None:
+    """Let the holder of a key connect to the SuperLink.
+
+    Raises:
+        UserError: the SuperLink did not take it.
+    """
+    _flwr(["supernode", "register", str(public_key.absolute()), _CONNECTION], link, security, say)
 
 
 def run(
-    plan: RemotePlan[Any], link: str, security: Security, folder: Path, public_keys: Mapping[str, str], say: Say
+    plan: RemotePlan[Any],
+    link: Mapping[str, Any],
+    security: Security,
+    folder: Path,
+    public_keys: Mapping[str, str],
+    say: Say,
 ) -> None:
     """Submit a run to the SuperLink and show its log until it ends."""
     with TemporaryDirectory(prefix="ekiden-") as scratch:
-        app, home = Path(scratch) / "app", Path(scratch) / "flower"
+        app = Path(scratch) / "app"
         write_app(app)
-        write_connection(home, link, security)
-        (app / "run.toml").write_text(
-            f"plan = {json.dumps(as_text(plan))}\nfolder = {json.dumps(str(folder.absolute()))}\n"
-            f"keys = {json.dumps(json.dumps(dict(public_keys)))}\n"
-        )
-        command = [_flower("flwr"), "run", str(app), "ekiden", "--run-config", str(app / "run.toml"), "--stream"]
+        settings = {
+            "plan": as_text(plan),
+            "folder": str(folder.absolute()),
+            "keys": json.dumps(dict(public_keys)),
+            "link": json.dumps(dict(link)),
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        (app / "run.toml").write_text("\n".join(lines) + "\n")
+        arguments = ["run", str(app), _CONNECTION, "--run-config", str(app / "run.toml"), "--stream"]
+        _flwr(arguments, link["link"], security, say)
+
+
+def _flwr(arguments: list[str], link: str, security: Security, say: Say) -> None:
+    """Run a command of Flower's that talks to the SuperLink."""
+    with TemporaryDirectory(prefix="ekiden-") as home:
+        write_connection(Path(home), link, security)
+        command = [_flower("flwr"), *arguments]
         say(f"$ FLWR_HOME={home} {shlex.join(command)}")
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": _path()}
+        environment = {**os.environ, **QUIET, "FLWR_HOME": home, "PATH": _path()}
         code = subprocess.run(command, env=environment, check=False).returncode
-        if code:
-            raise UserError(f"flwr run ended with code {code}: is a SuperLink at {link}, and is its certificate known?")
+    if code:
+        raise UserError(
+            f"flwr {arguments[0]} ended with code {code}: is there a SuperLink at {link}, and is its certificate known?"
+        )
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def write_app(app: Path) -> None:
@@ -141,13 +182,13 @@ clientapp = "ekiden.transports.flower.client_app:app"
 plan = ""
 folder = ""
 keys = "{{}}"
+link = "{{}}"
 """
     )
 
 
 def write_connection(home: Path, link: str, security: Security) -> None:
     """A Flower configuration with one connection, `ekiden`."""
-    home.mkdir(parents=True)
     lines = ["[superlink]", 'default = "ekiden"', "", "[superlink.ekiden]", f"address = {json.dumps(link)}"]
     if security.insecure:
         lines.append("insecure = true")

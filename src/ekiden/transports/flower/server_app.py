@@ -53,7 +53,9 @@ def main(grid: Grid, context: Context) -> None:
     plan = session.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
     try:
-        result = session.run(plan, GridNodes(grid), Path(str(config["folder"])), public_keys, say)
+        result = session.run(
+            plan, GridNodes(grid), Path(str(config["folder"])), public_keys, say, link=str(config["link"])
+        )
     except UserError as error:
         say(str(error))
         raise

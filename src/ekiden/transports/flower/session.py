@@ -12,6 +12,7 @@ import torch
 
 from ekiden import api, models
 from ekiden._version import __version__
+from ekiden.core.files import write
 from ekiden.core.folder import Marks, RunFolder, Trace, read_config
 from ekiden.core.method import Method
 from ekiden.core.run import drive
@@ -34,7 +35,7 @@ class RemotePlan(Generic[M]):
     """A method, the silos, a network and how to train it."""
 
     method: M
-    clients: str
+    clients: str = ""
     """names of the silos, separated by commas, in the order that methods see"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
@@ -48,7 +49,7 @@ class RemotePlan(Generic[M]):
 
     def __post_init__(self) -> None:
         names = self.names
-        require(all(names), "clients", self.clients, "names separated by commas")
+        require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"--clients names {name!r} twice: give each silo its own name")
@@ -58,7 +59,7 @@ class RemotePlan(Generic[M]):
     @property
     def names(self) -> tuple[str, ...]:
         """The silos' names."""
-        return tuple(self.clients.split(","))
+        return tuple(self.clients.split(",")) if self.clients else ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -82,14 +83,32 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
 
 
 def run(
-    plan: RemotePlan[Method], nodes: Nodes, folder: Path, public_keys: Mapping[str, str], say: Say, poll: float = 1.0
+    plan: RemotePlan[Method],
+    nodes: Nodes,
+    folder: Path,
+    public_keys: Mapping[str, str],
+    say: Say,
+    *,
+    link: str = "{}",
+    poll: float = 1.0,
 ) -> api.Result:
     """Run `plan` over the silos behind `nodes`, or go on with it, in `folder`.
+
+    Args:
+        plan: what to run.
+        nodes: the engine.
+        folder: where to keep the run.
+        public_keys: of the silos that must prove their names.
+        say: tells the user.
+        link: JSON that says how to reach the engine again; kept in the folder for `ekiden resume`.
+        poll: seconds between looks at the post.
 
     Raises:
         UserError: something that the user can put right; the run folder then holds the last good state.
     """
     method, clients = plan.method, plan.names
+    if not clients:
+        raise UserError("say which silos take part: --clients NAME,NAME,...")
     if method.pools_data:
         raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
     method.check(clients)
@@ -105,6 +124,7 @@ def run(
         "method": method.title(),
         "hyperparameters": asdict(method),
         "training": asdict(plan.training),
+        "hardware": {},
         "seed": plan.seed,
         "dataset": agreed.dataset,
         "clients": {name: list(hello.samples) for name, hello in hellos.items()},
@@ -113,6 +133,7 @@ def run(
     }
     total = method.steps(len(clients))
     with closing(RunFolder(folder, config)) as run_folder:
+        write(folder / "link.json", [link.encode()])
         state, marks = run_folder.load(type(method.start())) or (method.start(), Marks())
         if state.step:
             say(f"going on after step {state.step} of {total}")
