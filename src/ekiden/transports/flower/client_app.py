@@ -7,13 +7,20 @@ from flwr.clientapp import ClientApp
 
 from ekiden.errors import UserError
 from ekiden.transports.flower.envelope import content, wrap
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.silo import Held, Silo
+from ekiden.transports.flower.silo_file import SiloFile, read
 
 NODE_CONFIG = "silo"
 """Key of the node's configuration that names its silo.toml."""
 
 app = ClientApp()
+_held: tuple[SiloFile, Held] | None = None
+
+
+def hold(file: SiloFile) -> None:
+    """Load a silo's data once for all messages that this process or its children answer."""
+    global _held  # noqa: PLW0603
+    _held = (file, file.load())
 
 
 @app.query()  # type: ignore[untyped-decorator]
@@ -22,6 +29,8 @@ def answer(message: Message, context: Context) -> Message:
     path = context.node_config.get(NODE_CONFIG)
     if not path:
         raise UserError(f"this node has no silo.toml: start it with --node-config '{NODE_CONFIG}=\"/path/silo.toml\"'")
-    silo = Silo(read(Path(str(path))))
+    file = read(Path(str(path)))
+    same = _held is not None and (_held[0].path, _held[0].name, _held[0].data) == (file.path, file.name, file.data)
+    silo = Silo(file, _held[1] if _held is not None and same else None)
     records: RecordDict = wrap(silo.answer(content(message)))
     return Message(records, reply_to=message)

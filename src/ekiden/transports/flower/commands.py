@@ -25,6 +25,17 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
 _RESTART = 10.0
+_SHIM = """import json, os, socket, sys
+link = socket.socket(socket.AF_UNIX)
+try:
+    link.connect({address!r})
+except OSError:
+    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.guard", "run", *sys.argv[1:]])
+link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+while link.recv(1):
+    pass
+"""
+"""Stands in for `flwr-clientapp`: a Python that starts at once, has the work done by `guard`, and waits for its end."""
 
 
 @dataclass(frozen=True)
@@ -72,32 +83,42 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
         raise UserError(f"there is no certificate {security.certificate}: get the SuperLink's CA certificate first")
 
 
-def supernode(file: SiloFile, security: Security, guard: Path) -> tuple[list[str], dict[str, str]]:
-    """The command that connects a silo, and what it needs in its environment.
-
-    Args:
-        file: the silo's.
-        security: how the SuperLink is reached.
-        guard: a folder for the command that stands in for `flwr-clientapp`.
-    """
+def supernode(file: SiloFile, security: Security) -> list[str]:
+    """The command that connects a silo."""
     command = [_flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
     if file.link.key:
         command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
-    command += ["--port", str(file.link.port), "--node-config", f'silo="{file.path}"']
-    guard.mkdir(parents=True, exist_ok=True)
-    script = guard / "flwr-clientapp"
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ekiden.transports.flower.guard "$@"\n')
-    script.chmod(0o755)
-    return command, {"PATH": f"{guard}{os.pathsep}{_path()}", "FLWR_HOME": str(file.folder / "flower"), **QUIET}
+    return [*command, "--port", str(file.link.port), "--node-config", f'silo="{file.path}"']
 
 
 def start_silo(file: SiloFile, security: Security, say: Say) -> None:
     """Connect a silo and serve until stopped (Ctrl-C or SIGTERM); a SuperNode that ends is started again."""
-    command, environment = supernode(file, security, file.folder / "bin")
+    command = supernode(file, security)
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, _interrupt)
+    with TemporaryDirectory(prefix="ekiden-") as scratch:
+        address, stand_in, shim = (Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py"))
+        shim.write_text(_SHIM.format(address=str(address)))
+        stand_in.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n')
+        stand_in.chmod(0o755)
+        environment = {
+            **os.environ,
+            **QUIET,
+            "PATH": f"{scratch}{os.pathsep}{_path()}",
+            "FLWR_HOME": str(file.folder / "flower"),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        }
+        serve = [sys.executable, "-m", "ekiden.transports.flower.guard", "serve", str(address), str(file.path)]
+        with subprocess.Popen(serve, env=environment) as guard:
+            try:
+                _keep_running(command, environment, say)
+            finally:
+                guard.terminate()
+
+
+def _keep_running(command: list[str], environment: Mapping[str, str], say: Say) -> None:
     while True:
-        with subprocess.Popen(command, env={**os.environ, **environment}) as process:
+        with subprocess.Popen(command, env=environment) as process:
             try:
                 code = process.wait()
             except KeyboardInterrupt:

@@ -28,6 +28,7 @@ from ekiden.transports.flower.shelf import Done, Shelf, drop_old_runs
 from ekiden.transports.flower.silo_file import SiloFile
 
 log = logging.getLogger("ekiden")
+Held = tuple[Dataset, ClientData]
 _ARGUMENT_BYTES = 64
 """Arguments may hold so many times the largest model: a gossip task gets its neighbours' models."""
 
@@ -35,9 +36,10 @@ _ARGUMENT_BYTES = 64
 class Silo:
     """Answers requests."""
 
-    def __init__(self, file: SiloFile) -> None:
+    def __init__(self, file: SiloFile, held: Held | None = None) -> None:
+        """Answer for the silo of `file`; `held` are its data if they are loaded already."""
         self._file = file
-        self._data: tuple[Dataset, ClientData] | None = None
+        self._data = held
         self._worker: tuple[str, Worker] | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -71,7 +73,7 @@ class Silo:
     def _runs(self) -> Path:
         return self._file.folder / "runs"
 
-    def _held(self) -> tuple[Dataset, ClientData]:
+    def _held(self) -> Held:
         if self._data is None:
             self._data = self._file.load()
         return self._data
