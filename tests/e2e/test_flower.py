@@ -25,7 +25,7 @@ from ekiden.data import load, parse, split
 from ekiden.methods import FedELMY, FedSeq
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
 
 NAMES = ("client-0", "client-1", "client-2")
 BIN = Path(sys.executable).parent
@@ -68,7 +68,8 @@ def certificates(folder: Path) -> None:
         )
         for extension in extensions:
             builder = builder.add_extension(extension, critical=False)
-        return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        pem: bytes = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return pem
 
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     basic = x509.BasicConstraints(ca=True, path_length=None)

@@ -17,7 +17,7 @@ from ekiden.data import load, parse, split
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS, FedSeq
-from ekiden.transports.flower import session
+from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.coordinator import Lost
 from ekiden.transports.flower.parcel import Ask, unpack
@@ -175,3 +175,58 @@ def test_a_silo_that_comes_back_under_another_number(tmp_path: Path) -> None:
 
     nodes.lose = lose
     assert_equal(far(FedSeq(epochs=2), nodes, tmp_path / "run"), here(FedSeq(epochs=2)))
+
+
+def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    files, public = [], {}
+    for name in NAMES:
+        files.append(silo_file(tmp_path, name, f'[link]\nkey = "{name}.key"\n'))
+        public[name] = keys.read_public(keys.generate(tmp_path / f"{name}.key"))
+    plan = plan_of(FedSeq(epochs=1), patience=0.01)
+    assert_equal(
+        session.run(plan, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0), here(FedSeq(epochs=1))
+    )
+    said: list[str] = []
+    swapped = public | {"client-0": public["client-1"]}
+    with pytest.raises(ClientMissing, match="client-0 did not come"):
+        session.run(plan, FakeNodes(files), tmp_path / "other", swapped, said.append, poll=0)
+    assert any("does not hold the key of 'client-0'" in line for line in said)
+    # An impostor beside the real silo gets nothing, and the run goes on.
+    impostor = silo_file(tmp_path / "impostor", "client-0", '[link]\nkey = "own.key"\n')
+    keys.generate(tmp_path / "impostor" / "own.key")
+    nodes = FakeNodes([impostor, *files])
+    session.run(plan, nodes, tmp_path / "third", public, said.append, poll=0)
+    assert [unpack(data, Ask)[0].kind for node, data in nodes.log if node == 100] == ["hello"]
+
+
+def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
+    other = tmp_path / "client-1.toml"
+    files = [silo_file(tmp_path, name) for name in NAMES]
+    other.write_text('name = "client-1"\n[data]\npath = "digits"\nsize = 16\n')
+    with pytest.raises(UserError, match="client-0 and client-1 hold data of different shape"):
+        far(FedSeq(epochs=1), FakeNodes([files[0], silo_toml.read(other), files[2]]), tmp_path / "run")
+
+
+def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
+    files = [silo_file(tmp_path, name) for name in NAMES]
+    broken = tmp_path / "client-1.toml"
+    broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
+    said: list[str] = []
+    plan = plan_of(FedSeq(epochs=1), patience=0.01)
+    nodes = FakeNodes([files[0], silo_toml.read(broken), files[2]])
+    with pytest.raises(ClientMissing, match="client-1 did not come"):
+        session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
+    assert any("silo 'client-1' cannot take part" in line for line in said)
+
+
+def test_a_plan_survives_its_text() -> None:
+    plan = plan_of(FedSeq(epochs=7), evaluate_every=2)
+    assert session.from_json(json.loads(session.as_text(plan))) == plan
+    for bad in ({"method": "fedseq"}, json.loads(session.as_text(plan)) | {"more": 1}):
+        with pytest.raises(UserError, match="use the same Ekiden"):
+            session.from_json(bad)
+    with pytest.raises(UserError, match="names 'a' twice"):
+        replace(plan, clients="a,b,a")
+    with pytest.raises(UserError, match="--clients a,, is out of range"):
+        replace(plan, clients="a,,")
