@@ -193,3 +193,4 @@ def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, any
 
 def _say(line: str) -> None:
     console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.file.flush()  # before Flower's own lines

@@ -31,7 +31,7 @@ class FakeNodes:
         self.files = {100 + i: file for i, file in enumerate(files)}
         self.log: list[tuple[int, bytes]] = []
         self.lose: Callable[[int, bytes], Lost | None] = lambda node, data: None
-        self.change: Callable[[bytes], bytes] = lambda data: data
+        self.corrupt: dict[int, bytes] = {}
         self._answers: dict[str, bytes | Lost] = {}
 
     def ids(self) -> Sequence[int]:
@@ -41,8 +41,9 @@ class FakeNodes:
         ticket = str(len(self.log))
         self.log.append((node, data))
         lost = self.lose(node, data)
-        answer = Silo(self.files[node]).answer(self.change(data)) if lost is None or lost.why != "unsent" else b""
-        self._answers[ticket] = lost or answer
+        done = lost is None or lost.why != "unsent"
+        answer = Silo(self.files[node]).answer(data) if done and node not in self.corrupt else b""
+        self._answers[ticket] = lost or self.corrupt.get(node, answer)
         return ticket
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:

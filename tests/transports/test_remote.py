@@ -20,7 +20,7 @@ from ekiden.methods import METHODS, FedSeq
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.coordinator import Lost
-from ekiden.transports.flower.parcel import Ask, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.flower.silo import Silo
 from tests.transports.fakes import FakeNodes, silo_file
@@ -218,6 +218,21 @@ def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
     with pytest.raises(ClientMissing, match="client-1 did not come"):
         session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
     assert any("silo 'client-1' cannot take part" in line for line in said)
+
+
+@pytest.mark.parametrize("noise", [b"", b"\xff" * 50, pack(Answer("client-0"), (b"noise",))], ids=["", "ff", "hello"])
+def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -> None:
+    files = [silo_file(tmp_path, name) for name in ("client-3", *NAMES)]
+    nodes, said = FakeNodes(files), list[str]()
+    nodes.corrupt = {100: noise}
+    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
+    assert any("a node answers unreadably" in line for line in said)
+
+
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ekiden.transports.flower.roll.__version__", "9.9.9")
+    with pytest.raises(UserError, match=r"silo 'client-0' has Ekiden \S+, here is 9.9.9"):
+        far(FedSeq(epochs=1), nodes_in(tmp_path), tmp_path / "run")
 
 
 def test_a_plan_survives_its_text() -> None:

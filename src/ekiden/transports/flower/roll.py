@@ -101,29 +101,26 @@ class Roll:
                 self._meet(node, nonce, data)
 
     def _meet(self, node: int, nonce: str, data: bytes) -> None:
-        answer, body = unpack(data, Answer)
-        name = answer.silo[:80]
-        if answer.error:
-            self._warn(f"silo {name!r} cannot take part: {answer.error}")
-            return
-        if name not in self._clients:
-            self._warn(f"silo {name!r} is connected, but not among --clients: it is given nothing")
-            return
-        if name in self._keys:
-            # Before anything else it says is believed.
-            hello: Hello = wire.decode(body, Hello)
-            if not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
-                self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: it is given nothing")
-                return
-        if name in self._silos:
-            raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
+        """Believe a node what it proves; whatever a node says, it cannot end the run of the others."""
         try:
-            hello = wire.decode(body, Hello)
-        except wire.WireError:
-            raise UserError(f"silo {name!r} is not of Ekiden {__version__}: install the same version there") from None
-        if hello.version != __version__:
+            answer, body = unpack(data, Answer)
+            hello: Hello | None = None if answer.error else wire.decode(body, Hello)
+        except wire.WireError as error:
+            self._warn(f"a node answers unreadably, maybe of another version of Ekiden ({error}): it is given nothing")
+            return
+        name = answer.silo[:80]
+        if hello is None:
+            self._warn(f"silo {name!r} cannot take part: {answer.error}")
+        elif name not in self._clients:
+            self._warn(f"silo {name!r} is connected, but not among --clients: it is given nothing")
+        elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
+            self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: it is given nothing")
+        elif name in self._silos:
+            raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
+        elif hello.version != __version__:
             raise UserError(
                 f"silo {name!r} has Ekiden {hello.version}, here is {__version__}: install the same version"
             )
-        self._greeted[node] = name
-        self._silos[name] = (node, hello)
+        else:
+            self._greeted[node] = name
+            self._silos[name] = (node, hello)
