@@ -24,10 +24,18 @@ from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.flower.silo import Silo
 from tests.transports.fakes import FakeNodes, silo_file
+from tests.transports.toy import Toy
 
 NAMES = ("client-0", "client-1", "client-2")
 TRAINING = Training(lr=0.01, batch_size=64)
-every_method = pytest.mark.parametrize("kind", [m for m in METHODS if not m.pools_data], ids=lambda kind: kind.title())
+KINDS: list[type[Method]] = [*(m for m in METHODS if not m.pools_data), Toy]
+every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
+
+
+@pytest.fixture(autouse=True)
+def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ekiden.methods", "ekiden.transports.flower.silo_file"):
+        monkeypatch.setattr(f"{module}.METHODS", (*METHODS, Toy))
 
 
 def small(kind: type[Method]) -> Method:
@@ -37,7 +45,10 @@ def small(kind: type[Method]) -> Method:
     return replace(method, **{name: 2 for name, value in counts.items() if value > 2 or name == "rounds"})
 
 
-def nodes_in(folder: Path, more: str = "") -> FakeNodes:
+ALLOWED = f"[limits]\nmethods = {json.dumps([k.title() for k in KINDS])}\n"
+
+
+def nodes_in(folder: Path, more: str = ALLOWED) -> FakeNodes:
     return FakeNodes([silo_file(folder, name, more) for name in NAMES])
 
 
