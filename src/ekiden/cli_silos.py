@@ -107,7 +107,10 @@ def start(args: Sequence[str]) -> None:
         f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
         f"{file.limits.epochs} epochs a task"
     )
-    commands.start_silo(file, security, _say)
+    try:
+        commands.start_silo(file, security, _say)
+    except KeyboardInterrupt:
+        _say("stopped; the silo goes on where it was when it is started again")
 
 
 def make_keys(args: Sequence[str]) -> None:
