@@ -438,7 +438,9 @@ def test_files_of_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, b"bytes", 1j, [lambda: 0], {(1, 2): 3}, torch.ones(1, dtype=torch.complex64)], ids=lambda v: type(v).__name__
+    "value",
+    [object(), {1, 2}, b"bytes", 1j, [lambda: 0], {(1, 2): 3}, torch.ones(1, dtype=torch.complex64)],
+    ids=lambda v: type(v).__name__,
 )
 def test_what_is_no_payload_does_not_travel(value: Any) -> None:
     with pytest.raises(WireError, match="cannot travel"):
