@@ -4,9 +4,10 @@
 
 Two fresh processes train on the same batch size: one holds only parameters and gradients (2 M) and its activations,
 the other runs FedELMY with S = 5 in a run folder. The difference of their peaks, plus those 2 M, is what the method
-and its safety need.
+and its safety need. The allocator is told to give freed blocks back at once, so that a peak is what was alive.
 """
 
+import os
 import resource
 import tempfile
 from multiprocessing import get_context
@@ -31,12 +32,19 @@ def data() -> FederatedData:
 
 
 def plain() -> int:
-    """Peak bytes of forward and backward passes alone."""
+    """Peak bytes of forward and backward passes and of an evaluation, alone."""
+    torch.set_num_threads(1)
+    samples = data()  # what the other process holds too, as is what importing an optimiser brings
+    torch.optim.Adam([torch.zeros(1)])
     network = models.build("resnet18", (3, 32, 32), 10)
     for _ in range(3):
         loss = F.cross_entropy(network(torch.rand(BATCH, 3, 32, 32)), torch.zeros(BATCH, dtype=torch.int64))
         network.zero_grad(set_to_none=False)
         loss.backward()  # type: ignore[no-untyped-call]
+        with torch.inference_mode():
+            network.eval()(torch.rand(2 * BATCH, 3, 32, 32))
+        network.train()
+    assert samples.clients
     return peak()
 
 
@@ -62,6 +70,7 @@ def peak() -> int:
 
 def main() -> None:
     """Print the peak in models."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "100000"  # for the processes started below
     peaks = []
     for work in (plain, fedelmy):
         with get_context("spawn").Pool(1) as pool:

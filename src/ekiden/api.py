@@ -16,7 +16,7 @@ from ekiden import models
 from ekiden.core import wire
 from ekiden.core.federation import Transfer
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import Method, State
+from ekiden.core.method import EVERYONE, SERVER, Method, State
 from ekiden.core.run import Row, drive
 from ekiden.core.run import models as models_of
 from ekiden.core.seeds import derive
@@ -43,7 +43,7 @@ class Result:
         metrics: one row a step, see `ekiden.evaluation.TestSet`.
         ledger: every transfer.
         folder: the run folder, if there is one.
-        build: makes a network that the weights fit.
+        build: makes a network that `weights` fits.
     """
 
     state: State
@@ -147,15 +147,17 @@ def run(
             absent=absent,
         )
         trace = Trace()
-        test = TestSet(worker, data)
-        steps = drive(method, tuple(held), transport, test, seed, state, marks, trace, run_folder, evaluate_every)
+        test = TestSet(worker, data, len(held))
+        steps = drive(
+            method, tuple(held), transport, test, seed, state, marks, trace, run_folder, evaluate_every, setup
+        )
         try:
             for state in islice(steps, stop_after):  # noqa: B007
                 on_step(trace.metrics[-1])
         finally:  # also when training failed: the last good model
             weights, personal = models_of(state, transport)
             if run_folder:
-                write_models(run_folder, setup, tuple(held), weights, personal)
+                write_models(run_folder, setup.build, test.build, tuple(held), weights, personal)
         if run_folder:
             trace = run_folder.trace()
     return Result(
@@ -165,7 +167,7 @@ def run(
         tuple(trace.metrics),
         tuple(trace.ledger),
         run_folder.path if run_folder else None,
-        setup.build,
+        test.build,
     )
 
 
@@ -261,6 +263,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
         raise UserError("there is no client: give at least one data set")
     names = [c.name for c in clients]
     for client in clients:
+        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
+            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
         if names.count(client.name) > 1:
             raise UserError(f"two clients are called {client.name!r}: give each its own name")
         if not len(client.train):
@@ -271,10 +275,13 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data.
 
     Raises:
-        UserError: it cannot take the samples, or has another number of outputs than there are classes.
+        UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
+            declare the head that the method needs.
     """
     dataset, classes = data.dataset, len(data.dataset.classes)
     bench = worker.bench("check")
+    if worker.setup.method.splits_model:
+        _ = worker.network.head
     try:
         x, _ = bench.feed.batch(
             Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
@@ -329,13 +336,14 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
 
 def write_models(
     folder: RunFolder,
-    setup: Setup,
+    own: Callable[[], nn.Module],
+    build: Callable[[], nn.Module],
     clients: Sequence[str],
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
     """Write results as named state dicts."""
     if model is not None:
-        folder.write_model("model.safetensors", dict(as_module(setup.build, model).state_dict()))
+        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
     for name, weights in zip(clients, personal, strict=False):
-        folder.write_model(f"personal/{name}.safetensors", dict(as_module(setup.build, weights).state_dict()))
+        folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))

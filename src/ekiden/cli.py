@@ -172,7 +172,8 @@ def evaluate(args: Sequence[str]) -> None:
         )
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
-    scores = test.scores(read_model(options.run, name, test.build))
+    build = test.own if options.client else test.build
+    scores = test.scores(read_model(options.run, name, build), personal=bool(options.client))
     groups = {"client": test.by_client(scores) if other is None else {}}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     if options.json:
@@ -267,7 +268,7 @@ def main() -> None:
         else:
             raise unknown("command", args[0], COMMANDS)
     except UserError as error:
-        print(f"ekiden: {error}", file=sys.stderr)
+        print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)

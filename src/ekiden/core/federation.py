@@ -2,18 +2,25 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
+from torch import Tensor, nn
 
 from ekiden.core import wire
 from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
 from ekiden.core.seeds import derive
+from ekiden.core.worker import Setup
 from ekiden.errors import UserError, unknown
+from ekiden.learning.augment import normalise
 from ekiden.learning.fit import Work
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
 T = TypeVar("T")
+_CPU = torch.device("cpu")
 
 
 class ClientMissing(UserError):
@@ -95,12 +102,18 @@ class Fed:
     """
 
     def __init__(
-        self, clients: Sequence[str], transport: Transport, seed: int, note: Callable[[Transfer], None]
+        self,
+        clients: Sequence[str],
+        transport: Transport,
+        seed: int,
+        note: Callable[[Transfer], None],
+        setup: Setup | None = None,
     ) -> None:
         self.clients = tuple(clients)
         self._note = note
         self._transport = transport
         self._seed = seed
+        self._setup = setup
         self._step = 0
         self._calls: dict[str, int] = {}
 
@@ -128,7 +141,7 @@ class Fed:
     @overload
     def get(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> list[T]: ...
     def get(self, wanted: Ref[T] | Iterable[Ref[T]], *, at_least: int | None = None) -> T | list[T]:
-        """Bring values to the server.
+        """Bring values to the server, which computes on the CPU, as after a resume.
 
         Args:
             wanted: one Ref, or several.
@@ -138,20 +151,18 @@ class Fed:
             ClientMissing: fewer came.
         """
         if isinstance(wanted, Ref):
-            self._count(wanted, SERVER, "get")
-            value: T = self._transport.value(wanted)
-            return value
+            return self.get([wanted])[0]
         values, wanted = [], list(wanted)
         missing: list[str] = []
         for ref in wanted:
             try:
-                values.append(self._transport.value(ref))
+                values.append(wire.on_device(self._transport.value(ref), _CPU))
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
                 self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True))
         if len(values) < (len(wanted) if at_least is None else at_least):
-            raise ClientMissing(f"{', '.join(missing)} did not answer: start them again, then `ekiden resume`")
+            raise _no_answer(missing)
         return values
 
     def sample(self, k: int) -> tuple[str, ...]:
@@ -177,6 +188,35 @@ class Fed:
         """Randomness of the server in this step, for one purpose."""
         return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each tensor of the clients' network is in flat weights."""
+        return Network(self._agreed.build()).layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._agreed.dataset.shape
+
+    def network(self, model: Weights) -> nn.Module:
+        """A network of the server's own that holds `model`, in evaluation mode."""
+        network = Network(self._agreed.build(), self._agreed.hardware.device)
+        network.load(model)
+        return network.module.eval()
+
+    def feed(self, samples: Tensor, generator: torch.Generator) -> Tensor:
+        """Samples of the server's own (images with values in [0, 1]), augmented and scaled as the clients' are."""
+        dataset = self._agreed.dataset
+        return normalise(dataset.augment(samples, generator), dataset.mean, dataset.std).to(
+            self._agreed.hardware.device
+        )
+
+    @property
+    def _agreed(self) -> Setup:
+        if self._setup is None:
+            raise UserError("this federation was made without a setup: its network is not known")
+        return self._setup
+
     def begin(self, step: int) -> None:
         """Start a step (the runtime does this, not methods)."""
         self._step = step
@@ -184,8 +224,14 @@ class Fed:
 
     def _count(self, ref: Ref[Any], target: str, task: str) -> None:
         """The one place where bytes are counted: a value crosses from its owner to its user."""
-        if ref.owner not in (target, EVERYONE):
-            self._note(Transfer(self._step, ref.owner, target, task, self._transport.size(ref)))
+        if ref.owner in (target, EVERYONE):
+            return
+        try:
+            size = self._transport.size(ref)
+        except ClientMissing:
+            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True))
+            raise _no_answer([ref.owner]) from None
+        self._note(Transfer(self._step, ref.owner, target, task, size))
 
 
 def refs(value: Any) -> Iterable[Ref[Any]]:
@@ -244,6 +290,17 @@ def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ..
     return names
 
 
+def _no_answer(clients: Iterable[str]) -> ClientMissing:
+    return ClientMissing(f"{', '.join(clients)} did not answer: start them again, then `ekiden resume`")
+
+
 def _is_instruction(arg: Any) -> bool:
-    """A plain number, text or switch tells the client what to do; it is no content of the learning."""
-    return arg is None or isinstance(arg, (bool, int, float, str))
+    """A plain number, text or switch tells the client what to do; it is no content of the learning.
+
+    So does a plain tuple of them, the weights of neighbours say.
+    """
+    return arg is None or isinstance(arg, (bool, int, float, str)) or (type(arg) is tuple and all(map(_is_plain, arg)))
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, (bool, int, float, str))

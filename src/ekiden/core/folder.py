@@ -11,11 +11,11 @@ clients/            what each client keeps
 model.safetensors   the result
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,6 +34,7 @@ from ekiden.core.store import read
 from ekiden.errors import UserError
 
 FORMAT = 1
+_NEEDED = {"method", "hyperparameters", "training", "hardware", "seed", "dataset", "clients", "model", "model_bytes"}
 
 
 @dataclass
@@ -72,9 +73,9 @@ class RunFolder:
         self.path = path
         self._files: dict[str, IO[bytes]] = {}
         config = {"format": FORMAT, "ekiden": __version__, **config}
-        if path.exists() and any(path.iterdir()) and not (path / "config.json").exists():
-            raise UserError(f"{path} is not empty and no run folder: choose another folder")
         fresh = not (path / "config.json").exists()
+        if fresh and _foreign(path):
+            raise UserError(f"{path} is not empty and no run folder: choose another folder")
         if not fresh:
             _check(path, config)
         try:
@@ -85,10 +86,15 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self._lock.close()
             raise UserError(f"{path} is in use by another process: wait for it, or choose another folder") from None
         if fresh:
-            write(path / "environment.json", [_json(_environment())])
-            write(path / "config.json", [_json(config)])
+            try:
+                write(path / "environment.json", [_json(_environment())])
+                write(path / "config.json", [_json(config)])
+            except UserError:
+                self.close()
+                raise
 
     def load(self, kind: type[State]) -> tuple[State, Marks] | None:
         """The last state written, and the growing files cut back to it; None before the first.
@@ -122,6 +128,7 @@ class RunFolder:
         try:
             if name not in self._files:
                 self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
+                _drop_broken_line(self.path / name)
             file = self._files[name]
             file.write(_json(row))
             file.flush()
@@ -152,14 +159,11 @@ class RunFolder:
         file.parent.mkdir(exist_ok=True)
         write(file, safetensors_chunks(tensors, {"format": "pt"}))
 
-    def clear_clients(self) -> None:
-        """Drop what only an unfinished run needs."""
-        shutil.rmtree(self.path / "clients", ignore_errors=True)
-
     def close(self) -> None:
         """Let other processes have the folder."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # what a full disk refused before, it refuses again
+                file.close()
         self._lock.close()
 
     def _cut(self, name: str, length: int) -> bytes:
@@ -192,14 +196,38 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
         )
+    if missing := _NEEDED - config.keys():
+        raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: the run folder is damaged")
     return config
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a growing file; empty where there is none."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    """The complete lines of a growing file; empty where there is none.
+
+    Raises:
+        UserError: a line cannot be read; says which.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise UserError(f"{path}, line {number + 1} cannot be read: the run folder is damaged") from None
+    return rows
+
+
+def _foreign(path: Path) -> bool:
+    """Whether something is there that a run, killed before it wrote its configuration, does not leave behind."""
+    if not path.is_dir():
+        return path.exists()
+    return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
+
+
+def _drop_broken_line(path: Path) -> None:
+    """Cut off the line that a full disk left unfinished, so that the next one does not continue it."""
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _check(path: Path, config: Mapping[str, Any]) -> None:

@@ -3,14 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from torch import nn
+
+from ekiden.core import wire
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
 if TYPE_CHECKING:
     from ekiden.core.federation import Fed
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
 
 SERVER = "server"
@@ -18,7 +23,7 @@ EVERYONE = "*"
 
 
 @dataclass(frozen=True)
-class Ref(Generic[T]):
+class Ref(Generic[T_co]):
     """A value that lives at its owner and moves only when another party uses it.
 
     Attributes:
@@ -33,7 +38,16 @@ class Ref(Generic[T]):
 INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 """The initial model: everyone builds it from the seed, so it never travels."""
 
-Model = Ref[Weights] | Weights
+
+class HasModel(Protocol):
+    """A payload in which a model travels with something else, a count say."""
+
+    @property
+    def model(self) -> Weights:
+        """The model in it."""
+
+
+Model = Ref[Weights] | Ref[HasModel] | Weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class State:
 
     Attributes:
         step: number of steps done.
-        model: the global model, the result of the run at its end; None where a method has none.
+        model: the global model, or what it travels in; the result of the run at its end. None where a method has none.
         personal: one model per client, in the order of `fed.clients`, where a method personalises.
     """
 
@@ -53,6 +67,35 @@ class State:
     def next(self, **changes: Any) -> Self:
         """The state after one more step."""
         return replace(self, step=self.step + 1, **changes)
+
+
+class Size(int):
+    """M, the bytes of a model on the wire: a number that knows its network, for methods that send parts of it.
+
+    Attributes:
+        network: the network.
+        shape: of one sample.
+    """
+
+    network: Network
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, network: Network, shape: tuple[int, ...] = ()) -> Self:
+        """The size of `network`, which takes samples of `shape`."""
+        size = cls(wire.size(network.weights()))
+        size.network, size.shape = network, shape
+        return size
+
+    @property
+    def layout(self) -> Layout:
+        """Its layers."""
+        return self.network.layout
+
+    @property
+    def head(self) -> int:
+        """The bytes of the classifier alone."""
+        return wire.size(self.network.head.of(self.network.weights()))
 
 
 def on_client(task: Task) -> Task:
@@ -75,6 +118,9 @@ class Method(ABC):
     pools_data: ClassVar[bool] = False
     """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
 
+    splits_model: ClassVar[bool] = False
+    """Whether extractor and classifier are treated apart, so that the network must declare its head."""
+
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:
         """The outer loop, from state `s` on; yields the state after each step."""
@@ -84,8 +130,16 @@ class Method(ABC):
         """How many steps a run over so many clients has."""
 
     @abstractmethod
-    def cost(self, clients: int, model: int) -> int:
+    def cost(self, clients: int, model: Size) -> int:
         """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """Bytes that a run with last state `end` has moved: `cost`, unless they depend on what happened in it."""
+        return self.cost(clients, model)
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """The network that the run's model fits, made from the clients' own; by default that itself."""
+        return network
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from ekiden.core.federation import Fed, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import Method, Ref, State
+from ekiden.core.method import HasModel, Method, Model, Ref, State
+from ekiden.core.worker import Setup
 from ekiden.learning.weights import Weights
 
 Row = Mapping[str, Any]
@@ -32,6 +33,7 @@ def drive(
     trace: Trace,
     folder: RunFolder | None,
     evaluate_every: int,
+    setup: Setup | None = None,
 ) -> Iterator[State]:
     """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
 
@@ -47,7 +49,7 @@ def drive(
         if folder:
             folder.transfer(row)
 
-    fed = Fed(clients, transport, seed, note)
+    fed = Fed(clients, transport, seed, note, setup)
     fed.begin(state.step)
     began = time.perf_counter()
     for after in method.run(fed, state):
@@ -72,8 +74,9 @@ def drive(
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
     """The models of a state, wherever they live; looking at them is not part of the method's communication."""
 
-    def fetch(model: Any) -> Weights:
-        return transport.value(model) if isinstance(model, Ref) else model  # type: ignore[no-any-return]
+    def fetch(model: Model) -> Weights:
+        value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model
+        return value if isinstance(value, Weights) else value.model
 
     model = None if state.model is None else fetch(state.model)
     return model, [fetch(m) for m in state.personal]

@@ -53,6 +53,19 @@ def size(value: Any) -> int:
     return sum(_leaf_size(leaf) for leaf in leaves(value))
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """`value` with its tensors on `device`; itself where they are there already."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if all(leaf.device.type == device.type for leaf in leaves(value) if isinstance(leaf, Tensor)):
+        return value
+    if _is_record(value):
+        return type(value)(**{name: on_device(part, device) for name, part in _fields(value)})
+    if isinstance(value, Mapping):
+        return {key: on_device(part, device) for key, part in value.items()}
+    return type(value)(on_device(part, device) for part in value)
+
+
 def encode(value: Any) -> bytes:
     """`value` as bytes.
 

@@ -2,14 +2,15 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ekiden.core import wire
 from ekiden.core.method import Method
 from ekiden.core.seeds import derive
 from ekiden.data.samples import ClientData, Dataset, Subset
@@ -17,9 +18,10 @@ from ekiden.errors import UserError
 from ekiden.learning import fit as fitting
 from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench, Journal, Objective, Penalty, Work
-from ekiden.learning.network import Network
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network, fresh
 from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
+from ekiden.learning.weights import Part, Weights
 
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
@@ -112,6 +114,20 @@ class Client:
         """n_i, the number of training samples."""
         return len(self.data.train)
 
+    def steps(self, epochs: int) -> int:
+        """τ_i, optimiser steps in so many epochs over the training data."""
+        return epochs * fitting.steps(self.n, self.training.batch_size)
+
+    @property
+    def head(self) -> Part:
+        """The entries of the classifier; see `Network.head`."""
+        return self._bench.network.head
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the trainable tensors; see `Network.shapes`."""
+        return self._bench.network.shapes
+
     def fit(
         self,
         model: Weights,
@@ -151,11 +167,54 @@ class Client:
         self._bench.work.forward += len(subset)
         return float(correct.sum()) / len(subset) if len(subset) else float("nan")
 
+    def probe(self, x: Tensor, model: Weights | None = None) -> tuple[Tensor, Tensor]:
+        """What enters the head and what leaves it, see `Network.probe`.
+
+        Args:
+            x: inputs, as the network takes them.
+            model: the weights; None: those in training, inside an objective of `fit`.
+        """
+        if model is not None:
+            self._bench.network.load(model)
+        self._bench.work.forward += len(x)
+        return self._bench.network.probe(x)
+
+    def unit(self) -> Tensor:
+        """(1, ...) ones in the shape of a sample as the network takes it: the same at all clients."""
+        return torch.ones(1, *self._bench.feed.dataset.shape, device=self._bench.feed.device)
+
+    def gradient(self, model: Weights) -> Tensor:
+        """The gradient (P,) of the loss at `model` on one batch of training data, drawn anew by each task."""
+        draw = torch.Generator().manual_seed(self.seed("gradient"))
+        rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
+        train = self.data.train
+        return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
+
     def network(self, model: Weights) -> nn.Module:
         """A network of its own that holds `model`, in evaluation mode: a teacher, say."""
         network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
         network.load(model)
         return network.module.eval().requires_grad_(False)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor of the network is in flat weights."""
+        return self._bench.network.layout
+
+    def class_counts(self) -> Tensor:
+        """(K,) number of training samples of each class."""
+        return self.data.train.class_counts(self.classes)
+
+    def fresh(self) -> Weights:
+        """An initial model of this client's own: the network with newly drawn values."""
+        return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass over the training data without augmentation: inputs (b, ...) and labels (b,)."""
+        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed("batches")))
+        for rows in torch.split(order, self.training.batch_size):
+            yield self._bench.feed.batch(self.data.train, rows, train=False)
+        self._bench.work.forward += self.n
 
     def seed(self, *parts: str | int) -> int:
         """A seed for this task's own randomness, the same before and after a crash."""
@@ -206,8 +265,10 @@ class Worker:
             bench.watch = partial(self._watch, job.client)
         seed = derive(self.setup.seed, job.step, job.client, job.call)
         key = f"{job.step}-{job.call}-{digest}"
-        client = Client(bench, self.clients[job.client], job.private, seed, key, self._most_epochs)
-        value = task(client, *job.args)
+        # From the server, another process or a file they come on the CPU.
+        private = wire.on_device(job.private, self._feed.device)
+        client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs)
+        value = task(client, *wire.on_device(job.args, self._feed.device))
         return Outcome(value, client.state, bench.work)
 
     def bench(self, where: str) -> Bench:

@@ -3,7 +3,8 @@
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -114,10 +115,17 @@ def _in_processes(runs: Sequence[tuple[Plan[Method], Path]], report: Report, sid
     listener.start()
     with ProcessPoolExecutor(side_by_side, context, _start, (events,)) as pool:
         futures = [pool.submit(_child, i, plan, folder) for i, (plan, folder) in enumerate(runs)]
-        outcomes = [future.result() for future in futures]
+        outcomes = [_outcome(future, folder) for future, (_, folder) in zip(futures, runs, strict=True)]
     events.put(None)
     listener.join()
     return outcomes
+
+
+def _outcome(future: "Future[Outcome]", folder: Path) -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Outcome(folder, "its process died (out of memory?): run fewer seeds at once, then `ekiden resume`")
 
 
 _events: "SimpleQueue[Event | None]"

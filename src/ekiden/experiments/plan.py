@@ -135,7 +135,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     api.check_model(worker, data)
-    return TestSet(worker, data)
+    return TestSet(worker, data, len(own.clients))
 
 
 def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
@@ -149,9 +149,8 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
     try:
         module.load_state_dict(safetensors.torch.load_file(file))
     except FileNotFoundError:
-        present = sorted(
-            str(p.relative_to(folder)) for p in folder.rglob("*.safetensors") if p.parent.name != "clients"
-        )
+        models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
+        present = sorted(str(p.relative_to(folder)) for p in models)
         hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError) as error:

@@ -33,8 +33,10 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether the result is there."""
-        return bool(self.metrics) and (self.folder / "model.safetensors").exists() | (self.folder / "personal").exists()
+        """Whether all steps are done and the result is there."""
+        method = method_named(self.config["method"])(**self.config["hyperparameters"])
+        done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
+        return done and any((self.folder / name).exists() for name in ("model.safetensors", "personal"))
 
     @property
     def last(self) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def comparison(summaries: Iterable[Summary]) -> Table:
         table.add_column(column, justify="right")
     for group in groups.values():
         name = label(group[0].config)
-        done = [s for s in group if "accuracy" in s.last]
+        done = [s for s in group if s.finished]
         if not done:
             table.add_row(name, _data(group[0].config), "0 finished")
             continue

@@ -1,7 +1,6 @@
 """What batches undergo on the device: crop, flip and rotation as ONE gather of pixels, and scaling."""
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Generator, Tensor
@@ -36,9 +35,9 @@ class Augment:
             UserError: crop is negative, or rotation is not in [0, 180].
         """
         if self.crop < 0:
-            raise UserError(f"crop is the number of pixels to pad, 0 or more; it is {self.crop}.")
-        if not (isfinite(self.rotation) and 0 <= self.rotation <= 180):
-            raise UserError(f"rotation is an angle from 0 to 180 degrees; it is {self.rotation}.")
+            raise UserError(f"crop is the number of pixels to pad, 0 or more; it is {self.crop}")
+        if not 0 <= self.rotation <= 180:  # NaN is caught too
+            raise UserError(f"rotation is an angle from 0 to 180 degrees; it is {self.rotation}")
 
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """Transform a batch.
@@ -57,8 +56,8 @@ class Augment:
             return x
         if x.ndim != 4:
             raise UserError(
-                f"crop, flip and rotation need images (channels, height, width); these samples have shape "
-                f"{tuple(x.shape[1:])}: switch augmentation off."
+                f"crop, flip and rotation need images (channels, height, width), these samples have shape "
+                f"{tuple(x.shape[1:])}: switch augmentation off"
             )
         draws = torch.rand(4, len(x), generator=generator).to(x.device)
         index = self._index(draws, x.shape[2], x.shape[3])
@@ -89,13 +88,16 @@ class Augment:
 
         # A pixel must lie both in the cropped frame, which is what gets rotated, and in the image.
         inside = _within(y, dy, height) & _within(x, dx, width)
-        return torch.where(inside, y * width + x, height * width).flatten(1).long()[:, None]
+        black = height * width
+        index: Tensor = (y * width + x).sub_(black).mul_(inside).add_(black)  # cheaper than torch.where
+        return index.flatten(1).long()[:, None]
 
 
 def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
     """Whether `at` lies in [0, size) and in [shift, size + shift), for each image's own shift (B, 1)."""
     low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
-    return (at >= low) & (at <= high)
+    inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2  # one comparison instead of two
+    return inside
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -115,15 +117,14 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
             f"{x.shape[1]} channels need one mean and std, or {x.shape[1]} of each; "
-            f"there are {len(mean)} and {len(std)}."
+            f"there are {len(mean)} and {len(std)}"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()
     if not any(mean) and all(s == 1 for s in std):
         return out if unit == 1 else out.div_(unit)
     shape = (-1, *[1] * (x.ndim - 2))
-    centre = torch.tensor(mean, dtype=torch.float64)
-    spread = torch.tensor(std, dtype=torch.float64)
-    scale = (1 / (unit * spread)).float().view(shape).to(x.device)
-    offset = (-centre / spread).float().view(shape).to(x.device)
-    return torch.addcmul(offset, out, scale)
+    centre, spread = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (mean, std))
+    scale = (1 / (unit * spread)).float().to(x.device)
+    offset = (-centre / spread).float().to(x.device)
+    return (out * scale if out is x else out.mul_(scale)).add_(offset)

@@ -24,7 +24,11 @@ Objective = Callable[[Forward, Tensor, Tensor], Tensor]
 
 
 class Penalty(Protocol):
-    """A regulariser with a closed-form gradient."""
+    """A regulariser with a closed-form gradient.
+
+    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
+    together with the rest of the fit.
+    """
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
@@ -116,7 +120,11 @@ def fit(
     training, network = bench.training, bench.network
     network.load(start)
     run = _Run(
-        bench, _optimizer(network.params, training), epochs * steps(len(train), training.batch_size), 1 + extra_passes
+        bench,
+        _optimizer(network.params, training),
+        epochs * steps(len(train), training.batch_size),
+        1 + extra_passes,
+        getattr(penalty, "progress", {}),
     )
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
@@ -139,6 +147,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     total: int
     passes: int
+    progress: dict[str, Tensor]
     step: int = 0
     accuracy: float = -1.0
     chosen: Weights | None = None  # best epoch, or running mean of the tail
@@ -154,9 +163,10 @@ class _Run:
         losses = []
         for rows in _batches(len(train), training.batch_size):
             x, y = bench.feed.batch(train, rows, train=True)
+            draws = _random_state(bench.feed.device) if training.optimizer == "sam" else None
             loss = self._gradient(objective, x, y)
-            if training.optimizer == "sam":
-                self._ascend(objective, x, y)
+            if draws is not None:
+                self._ascend(objective, x, y, draws)
             if penalty is not None:
                 penalty(network.params, network.grad, loss)
             if training.clip_norm:
@@ -172,19 +182,26 @@ class _Run:
     def _gradient(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
         network = self.bench.network
         network.grad.zero_()
-        with self.bench.autocast():
-            loss = objective(network.forward, x, y)
+        try:
+            with self.bench.autocast():
+                loss = objective(network.forward, x, y)
+        except ValueError as error:  # BatchNorm, of a mini-batch of one
+            raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
         self.work.forward += self.passes * len(y)
         self.work.backward += len(y)
         return loss.detach()
 
-    def _ascend(self, objective: Objective, x: Tensor, y: Tensor) -> None:
-        """Replace the gradient by that at w + ρ g / ‖g‖; running statistics stay those of the first pass."""
+    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, draws: Tensor) -> None:
+        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`).
+
+        Running statistics stay those of the first pass.
+        """
         network = self.bench.network
         params, buffers, counters = network.params.clone(), network.buffers.clone(), network.counters.clone()
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
+        _set_random_state(draws, self.bench.feed.device)
         self._gradient(objective, x, y)
         network.params.copy_(params)
         network.buffers.copy_(buffers)
@@ -199,7 +216,8 @@ class _Run:
 
     def _check(self, losses: Tensor, epoch: int) -> None:
         finite = torch.isfinite(losses)
-        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params).all()):
+        # A sum is NaN or infinite if any value is, and needs no second vector.
+        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
                 f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "
@@ -231,16 +249,18 @@ class _Run:
         return self.chosen
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
-        """Keep progress as often as costs one part in a hundred of the time."""
-        journal, now = self.bench.journal, time.monotonic()
-        if journal is None or now - self.saved_at < _SHARE_OF_SAVING * self.saving_took:
+        """Keep progress as often as costs one part in a hundred of the time, five where a fit ends."""
+        journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
+        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # at first a guess
+        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # a finished fit is worth more
+        if journal is None or now - self.saved_at < share * took:
             return
-        network = self.bench.network
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
         tensors = {
             "numbers": torch.tensor(numbers),
             "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
         }
+        tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
             tensors |= vars(self.result())
         else:
@@ -262,6 +282,8 @@ class _Run:
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
         self.accuracy = saved["accuracy"].item()
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
+        for name, value in self.progress.items():
+            value.copy_(saved[f"penalty.{name}"])
         if "chosen.params" in saved:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
             self.chosen = Weights(*parts)
@@ -271,6 +293,20 @@ class _Run:
                 k: v if k == "step" and not v.dim() else v.to(device) for k, v in state.items()
             }
         return int(epoch)
+
+
+def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
+    """The gradient (P,) of the mean cross-entropy of `subset` at `model`, in evaluation mode, nothing masked."""
+    network = bench.network
+    network.load(model)
+    network.module.eval()
+    network.grad.zero_()
+    x, y = bench.feed.batch(subset, slice(None), train=False)
+    with bench.autocast():
+        loss = cross_entropy(network.forward, x, y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    bench.work.add(Work(len(y), len(y)))
+    return network.grad.clone()
 
 
 def evaluate(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
@@ -328,6 +364,17 @@ def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _cuda(device: torch.device) -> list[int]:

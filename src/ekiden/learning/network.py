@@ -1,12 +1,15 @@
 """An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
-from ekiden.learning.weights import Weights
+from ekiden.learning.layout import Layout, layout
+from ekiden.learning.weights import Part, Weights
 
 
 class Network:
@@ -21,6 +24,7 @@ class Network:
         grad: (P,) their gradients; `backward` adds into it.
         buffers: (B,) floating-point buffers and frozen parameters.
         counters: (C,) int64 buffers.
+        layout: where each tensor is in `params` and `buffers`.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
@@ -40,6 +44,9 @@ class Network:
         self.buffers = _flatten([*floats, *frozen])
         self.counters = _flatten(integers, torch.int64)
         self.params.grad = self.grad
+        self._tensors = (trainable, [*floats, *frozen], integers)
+
+        self.layout: Layout = layout(self.module, trainable, [*floats, *frozen])
         offset = 0
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
@@ -60,9 +67,71 @@ class Network:
         self.buffers.copy_(weights.buffers)
         self.counters.copy_(weights.counters)
 
+    @cached_property
+    def head(self) -> Part:
+        """The entries of the classifier, which the model declares by calling that part of itself `head`.
+
+        Raises:
+            UserError: it does not.
+        """
+        head = getattr(self.module, "head", None)
+        if not isinstance(head, nn.Module):
+            raise UserError(
+                "the model does not say which part of it is the classifier: name that part `head`, as in "
+                "`self.head = nn.Linear(84, 10)`; all the rest is the extractor"
+            )
+        inside = {id(t) for t in (*head.parameters(), *_buffers(head))}
+
+        def entries(tensors: Sequence[Tensor]) -> Tensor:
+            each = [torch.full((t.numel(),), id(t) in inside) for t in tensors]
+            return torch.cat([torch.empty(0, dtype=torch.bool), *each]).to(self.params.device)
+
+        params, buffers, counters = self._tensors
+        return Part(entries(params), entries(buffers), entries(counters))
+
+    def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
+
+        Raises:
+            UserError: the model does not declare its head, or does not call it on one tensor.
+        """
+        _ = self.head  # declared
+        entering: list[Tensor] = []
+
+        def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+            entering.extend(args)
+
+        handle = self.module.get_submodule("head").register_forward_pre_hook(keep)
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            logits: Tensor = self.module(x)
+        finally:
+            handle.remove()
+            self.module.train(was_training)
+        if len(entering) != 1:
+            raise UserError("the model must call its `head` once, on one tensor: what the extractor gives")
+        return entering[0].flatten(1).float(), logits.float()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the trainable tensors, in the order in which `params` holds them."""
+        return tuple(tuple(t.shape) for t in self._tensors[0])
+
     def weights(self) -> Weights:
         """A copy of the present values."""
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+def fresh(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of `module` whose layers have drawn new initial values, each in its own way."""
+    module = copy.deepcopy(module).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in module.modules():
+            if callable(reset := getattr(part, "reset_parameters", None)):
+                reset()
+    return module
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:

@@ -29,7 +29,45 @@ class Weights:
 
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinite."""
-        return bool(torch.isfinite(self.params).all() and torch.isfinite(self.buffers).all())
+        return bool(torch.isfinite(self.params.sum()) and torch.isfinite(self.buffers.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some entries of a model: a classifier, say. True where an entry belongs to it.
+
+    Attributes:
+        params: (P,) bool.
+        buffers: (B,) bool.
+        counters: (C,) bool.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    counters: Tensor
+
+    def __invert__(self) -> "Part":
+        """All the rest."""
+        return Part(~self.params, ~self.buffers, ~self.counters)
+
+    def of(self, model: Weights) -> Weights:
+        """These entries of `model` only, in their order: what travels where a part is shared."""
+        return Weights(model.params[self.params], model.buffers[self.buffers], model.counters[self.counters])
+
+    def put(self, values: Weights, model: Weights) -> Weights:
+        """`model` with these entries replaced by `values`, which `of` gave.
+
+        Raises:
+            UserError: they are of another part.
+        """
+        fits = (int(self.params.sum()), int(self.buffers.sum()), int(self.counters.sum()))
+        if (len(values.params), len(values.buffers), len(values.counters)) != fits:
+            raise UserError("these values are those of another part of the model: use the same network at every client")
+        return Weights(
+            model.params.masked_scatter(self.params, values.params),
+            model.buffers.masked_scatter(self.buffers, values.buffers),
+            model.counters.masked_scatter(self.counters, values.counters),
+        )
 
 
 def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
@@ -57,7 +95,7 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     return Weights(params, buffers, counters)
 
 
-def distance(a: Tensor, b: Tensor, chunk: int = 1 << 20) -> Tensor:
+def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:
     """Squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
     total = torch.zeros((), device=a.device)
     for x, y in zip(torch.split(a, chunk), torch.split(b, chunk), strict=True):

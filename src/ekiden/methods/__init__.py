@@ -2,12 +2,63 @@
 
 from ekiden.core.method import Method
 from ekiden.errors import unknown
+from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.criticalfl import CriticalFL
+from ekiden.methods.dense import DENSE
+from ekiden.methods.dfedavgm import DFedAvgM
+from ekiden.methods.dfedsam import DFedSAM
+from ekiden.methods.dispfl import DisPFL
+from ekiden.methods.ensemble import Ensemble
+from ekiden.methods.fedavg import FedAvg
+from ekiden.methods.feddc import FedDC
+from ekiden.methods.feddisco import FedDisco
+from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
+from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedper import FedPer
+from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
+from ekiden.methods.fedtasuki import FedTasuki
 from ekiden.methods.local import Local
+from ekiden.methods.ma_echo import MAEcho
+from ekiden.methods.metafed import MetaFed
+from ekiden.methods.moon import MOON
+from ekiden.methods.ot_fusion import OTFusion
+from ekiden.methods.scaffold import SCAFFOLD
+from ekiden.methods.spfl import SPFL
+from ekiden.methods.ua_pdfl import UAPDFL
 
-METHODS: tuple[type[Method], ...] = (FedELMY, FedSeq, Local, Centralized)
+METHODS: tuple[type[Method], ...] = (
+    FedELMY,
+    FedELMYParallel,
+    FedSeq,
+    FedTasuki,
+    MetaFed,
+    SPFL,
+    Average,
+    Ensemble,
+    OTFusion,
+    MAEcho,
+    DENSE,
+    FedAvg,
+    FedProx,
+    SCAFFOLD,
+    FedNova,
+    FedDyn,
+    FedDC,
+    MOON,
+    FedDisco,
+    DFedAvgM,
+    DFedSAM,
+    FedPer,
+    CriticalFL,
+    DisPFL,
+    UAPDFL,
+    Local,
+    Centralized,
+)
 """All methods of the library, in the order of `ekiden list`."""
 
 
@@ -23,4 +74,34 @@ def method_named(name: str) -> type[Method]:
     raise unknown("method", name, (m.title() for m in METHODS))
 
 
-__all__ = ["METHODS", "Centralized", "FedELMY", "FedSeq", "Local", "method_named"]
+__all__ = [
+    "DENSE",
+    "METHODS",
+    "MOON",
+    "SCAFFOLD",
+    "SPFL",
+    "UAPDFL",
+    "Average",
+    "Centralized",
+    "CriticalFL",
+    "DFedAvgM",
+    "DFedSAM",
+    "DisPFL",
+    "Ensemble",
+    "FedAvg",
+    "FedDC",
+    "FedDisco",
+    "FedDyn",
+    "FedELMY",
+    "FedELMYParallel",
+    "FedNova",
+    "FedPer",
+    "FedProx",
+    "FedSeq",
+    "FedTasuki",
+    "Local",
+    "MAEcho",
+    "MetaFed",
+    "OTFusion",
+    "method_named",
+]

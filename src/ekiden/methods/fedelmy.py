@@ -69,14 +69,20 @@ class FedELMY(Method):
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
-            s = s.next(model=fed.call(self.extend_pool, client, s.model, s.step == 0))
+            model = s.model
+            if s.step == 0 and self.warmup:
+                model = fed.call(self.warm_up, client, model)
+            s = s.next(model=fed.call(self.extend_pool, client, model))
             yield s
 
     @on_client
-    def extend_pool(self, client: Client, model: Weights, first: bool) -> Weights:
-        """Algorithm 1, lines 3 to 14: S models, each trained from the mean of those before."""
-        if first:
-            model = client.fit(model, epochs=self.warmup)
+    def warm_up(self, client: Client, model: Weights) -> Weights:
+        """Algorithm 1, before the first pool: plain training."""
+        return client.fit(model, epochs=self.warmup)
+
+    @on_client
+    def extend_pool(self, client: Client, model: Weights) -> Weights:
+        """Algorithm 1, at each client: S models, each trained from the mean of those before."""
         pool = [model]
         for _ in range(self.models):
             start = mean(pool)

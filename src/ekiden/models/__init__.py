@@ -7,11 +7,11 @@ from torch import nn
 from ekiden.errors import UserError, unknown
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, lenet, mlp, mlp_ma_echo
-from ekiden.models.split import Network, Split
+from ekiden.models.split import Split, SplitNetwork
 
-__all__ = ["Network", "Split", "build", "default_for", "names"]
+__all__ = ["Split", "SplitNetwork", "build", "default_for", "names"]
 
-_Builder = Callable[[tuple[int, ...], int], Network]
+_Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
 # Builder and smallest side of an image in pixels; 0 where features (d,) will do as well.
 _NETWORKS: dict[str, tuple[_Builder, int]] = {
@@ -63,12 +63,15 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         UserError: the name is unknown, or the network cannot take samples of this shape.
     """
     if name not in _NETWORKS:
-        raise unknown("network", name, _NETWORKS)
+        raise unknown("model", name, _NETWORKS)
     builder, smallest = _NETWORKS[name]
     if not _fits(name, shape):
-        what = f"images of at least {smallest}x{smallest} pixels"
+        size = f" of at least {smallest}x{smallest} pixels" if smallest > 1 else ""
         others = ", ".join(other for other in _NETWORKS if _fits(other, shape))
-        raise UserError(f"{name} needs {what}; these samples have shape {shape}. Usable: {others}.")
+        larger = ", or larger images with --size" if len(shape) == 3 else ""
+        raise UserError(
+            f"{name} needs images{size}, these samples have shape {shape}: use --model with one of {others}{larger}"
+        )
     return builder(shape, classes)
 
 
@@ -76,7 +79,7 @@ def default_for(dataset_name: str, shape: tuple[int, ...]) -> str:
     """The network to take where the user names none.
 
     Args:
-        dataset_name: a named data set gets what the papers use for it, if its images are large enough.
+        dataset_name: a named data set gets what the papers use for it, if its images are large enough for that.
         shape: of one sample; decides for all other data.
 
     Returns:
@@ -85,8 +88,9 @@ def default_for(dataset_name: str, shape: tuple[int, ...]) -> str:
     named = _DEFAULTS.get(dataset_name)
     if named and _fits(named, shape):
         return named
-    small_and_grey = len(shape) == 3 and shape[0] == 1 and max(shape[1:]) <= 28  # like MNIST
-    return "lenet" if _fits("lenet", shape) and not small_and_grey else "mlp"
+    if not _fits("lenet", shape) or (shape[0] == 1 and max(shape[1:]) <= 28):  # small, or like MNIST
+        return "mlp"
+    return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
 
 
 def _fits(name: str, shape: tuple[int, ...]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ekiden.models.split import Network
+from ekiden.models.split import SplitNetwork
 
 
 class Block(nn.Module):
@@ -37,20 +37,22 @@ class Block(nn.Module):
         return out
 
 
-def resnet18(shape: tuple[int, ...], classes: int) -> Network:
+def resnet18(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """ResNet-18 with BatchNorm and the CIFAR stem: 3x3 convolution of stride 1, no max-pool.
 
     11,173,962 parameters for 3 channels and 10 classes; 9,600 running statistics and 20 counters.
+
+    Kaiming He et al.: Deep Residual Learning for Image Recognition. CVPR 2016. https://arxiv.org/abs/1512.03385
     """
     return _resnet18(shape[0], classes, nn.BatchNorm2d)
 
 
-def resnet18_gn(shape: tuple[int, ...], classes: int) -> Network:
+def resnet18_gn(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """ResNet-18 with GroupNorm of 2 groups (as in FedDisco), which has no running statistics."""
     return _resnet18(shape[0], classes, lambda channels: nn.GroupNorm(2, channels))
 
 
-def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> Network:
+def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> SplitNetwork:
     blocks: list[nn.Module] = []
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -64,14 +66,17 @@ def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> 
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
-    return Network(features, nn.Linear(512, classes))
+    return SplitNetwork(features, nn.Linear(512, classes))
 
 
-def vgg11(shape: tuple[int, ...], classes: int) -> Network:
+def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """The eight convolutions of VGG-11, averaged to 512 numbers, and ONE linear layer; no BatchNorm.
 
     The head is the form usual for CIFAR; the papers that we compare with do not state theirs.
     9,225,610 parameters for 3 channels and 10 classes.
+
+    Karen Simonyan, Andrew Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition.
+    ICLR 2015. https://arxiv.org/abs/1409.1556
     """
     layers: list[nn.Module] = []
     inputs = shape[0]
@@ -91,4 +96,4 @@ def vgg11(shape: tuple[int, ...], classes: int) -> Network:
         layers += [conv, nn.MaxPool2d(2), nn.ReLU()] if pool else [conv, nn.ReLU()]
         inputs = outputs
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Network(features, nn.Linear(512, classes))
+    return SplitNetwork(features, nn.Linear(512, classes))

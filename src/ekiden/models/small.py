@@ -8,10 +8,10 @@ from math import prod
 
 from torch import nn
 
-from ekiden.models.split import Network
+from ekiden.models.split import SplitNetwork
 
 
-def mlp(shape: tuple[int, ...], classes: int, *, bias: bool = True) -> Network:
+def mlp(shape: tuple[int, ...], classes: int, *, bias: bool = True) -> SplitNetwork:
     """d-400-200-100-K with ReLU, d = all the numbers of a sample (784 for MNIST)."""
     features = nn.Sequential(
         nn.Flatten(),
@@ -22,15 +22,15 @@ def mlp(shape: tuple[int, ...], classes: int, *, bias: bool = True) -> Network:
         nn.Linear(200, 100, bias=bias),
         nn.ReLU(),
     )
-    return Network(features, nn.Linear(100, classes, bias=bias))
+    return SplitNetwork(features, nn.Linear(100, classes, bias=bias))
 
 
-def mlp_ma_echo(shape: tuple[int, ...], classes: int) -> Network:
+def mlp_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """The MLP of MA-Echo and OT fusion: no biases; 414,600 parameters for MNIST."""
     return mlp(shape, classes, bias=False)
 
 
-def lenet(shape: tuple[int, ...], classes: int) -> Network:
+def lenet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Convolutions 6 and 16 of 5x5, linear 120, 84, K; FedELMY's network for PACS and Office-Caltech-10.
 
     62,006 parameters for 3x32x32 and 10 classes, 61,751 for 7.
@@ -50,10 +50,10 @@ def lenet(shape: tuple[int, ...], classes: int) -> Network:
         nn.Linear(120, 84),
         nn.ReLU(),
     )
-    return Network(features, nn.Linear(84, classes))
+    return SplitNetwork(features, nn.Linear(84, classes))
 
 
-def cnn(shape: tuple[int, ...], classes: int) -> Network:
+def cnn(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Three unpadded 3x3 convolutions of 128 channels and one linear layer; FedELMY's and DENSE's for CIFAR-10.
 
     319,242 parameters for 3x32x32 and 10 classes.
@@ -71,10 +71,10 @@ def cnn(shape: tuple[int, ...], classes: int) -> Network:
         nn.ReLU(),
         nn.Flatten(),
     )
-    return Network(features, nn.Linear(width, classes))
+    return SplitNetwork(features, nn.Linear(width, classes))
 
 
-def cnn_tiny(shape: tuple[int, ...], classes: int) -> Network:
+def cnn_tiny(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Padded 3x3 convolutions 32 and 64, linear 128, K; FedELMY's for Tiny-ImageNet.
 
     2,142,472 parameters for 3x64x64 and 200 classes.
@@ -91,10 +91,10 @@ def cnn_tiny(shape: tuple[int, ...], classes: int) -> Network:
         nn.Linear(64 * prod(side // 4 for side in sides), 128),
         nn.ReLU(),
     )
-    return Network(features, nn.Linear(128, classes))
+    return SplitNetwork(features, nn.Linear(128, classes))
 
 
-def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> Network:
+def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """MA-Echo's for CIFAR-10: padded 3x3 convolutions 64, 128, 256 with dropout, linear 1000, 500, K; no biases.
 
     The linear layers start Xavier-normal. 4,971,368 parameters for 3x32x32 and 10 classes.
@@ -116,7 +116,7 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> Network:
         nn.Linear(1000, 500, bias=False),
         nn.ReLU(),
     )
-    network = Network(features, nn.Linear(500, classes, bias=False))
+    network = SplitNetwork(features, nn.Linear(500, classes, bias=False))
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)

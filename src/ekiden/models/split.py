@@ -1,8 +1,10 @@
 """A network in two named parts."""
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor, nn
+
+from ekiden.errors import UserError
 
 
 class Split(Protocol):
@@ -21,7 +23,21 @@ class Split(Protocol):
         """Last layer: (B, d) representations to (B, classes) logits."""
 
 
-class Network(nn.Module):
+def as_split(network: object) -> Split:
+    """`network` as a network in two parts.
+
+    Raises:
+        UserError: it does not name them.
+    """
+    if not (hasattr(network, "features") and hasattr(network, "head")):
+        raise UserError(
+            "this method reads representations: give the network two attributes, `features` and `head`, with "
+            "forward(x) = head(features(x))"
+        )
+    return cast(Split, network)
+
+
+class SplitNetwork(nn.Module):
     """`head(features(x))`.
 
     Attributes:

@@ -58,7 +58,9 @@ class Simulation:
         self._running: dict[Ref[Any], Future[Outcome] | None] = {}
         self._last: dict[str, Ref[Any]] = {}
         self._live = _by_owner(live_refs(state))
-        self._touched: set[str] = set()
+        # A process that died between writing the state and `settle` left values behind at any client.
+        left = folder.iterdir() if folder is not None and folder.exists() else ()
+        self._touched: set[str] = {path.name for path in left}
         self._work = Work()
 
     def submit(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from ekiden.core.federation import ClientMissing, Request, live_refs, refs
 from ekiden.core.method import EVERYONE, INITIAL, Method, Ref, State
 from ekiden.core.worker import payload_types
 from ekiden.errors import UserError
+from ekiden.evaluation import consensus
 from ekiden.learning.fit import Work
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower.agreement import Agreement
@@ -238,10 +239,13 @@ class Remote:
     def close(self) -> None:
         """Nothing to release: silos keep what a resumed run would ask for."""
 
-    def evaluate(self, clients: Sequence[str], models: Sequence[Weights]) -> list[list[Count]]:
+    def evaluate(self, clients: Sequence[str], models: Sequence[Weights], results: int) -> list[list[Count]]:
         """What each silo counts for each model on its own test samples. No part of the method's communication."""
         body = wire.encode(list(models))
-        messages = [self._courier.send(c, self._ask("evaluate", c), (body,)) for c in clients]
+        messages = [
+            self._courier.send(c, self._ask("evaluate", c, results=results, clients=len(clients)), (body,))
+            for c in clients
+        ]
         counts = []
         for message in messages:
             _, answer = self._courier.wait(message)
@@ -293,21 +297,22 @@ class SiloTests:
 
     def __call__(self, model: Weights | None, personal: list[Weights]) -> dict[str, Any]:
         """The row of metrics, as `ekiden.evaluation.TestSet` gives it on one machine."""
-        models = personal or ([model] if model is not None else [])
+        shared = [] if model is None else [model]
+        models = shared + personal
         if not models:
             return {}
-        counts = self._remote.evaluate(self._clients, models)
-        totals = [[row[m] for row in counts] for m in range(len(models))]
-        own = [row[i if personal else 0] for i, row in enumerate(counts)]
-        right = [sum(c.right for c in total) for total in totals]
-        loss = [sum(c.loss for c in total) for total in totals]
-        samples = sum(c.samples for c in totals[0])
+        counts = self._remote.evaluate(self._clients, models, len(shared))
+        samples = sum(row[0].samples for row in counts)
         if not samples:
             return {}
+        accuracy = [sum(row[m].right for row in counts) / samples for m in range(len(models))]
+        loss = [sum(row[m].loss for row in counts) / samples for m in range(len(models))]
+        first = len(shared) if personal else 0
+        own = [row[first + i if personal else 0] for i, row in enumerate(counts)]
         accuracies = [c.right / c.samples if c.samples else None for c in own]
         row: dict[str, Any] = {
-            "accuracy": sum(r / samples for r in right) / len(models),
-            "loss": sum(x / samples for x in loss) / len(models),
+            "accuracy": sum(accuracy[first:]) / len(accuracy[first:]),
+            "loss": sum(loss[first:]) / len(loss[first:]),
         }
         known = torch.tensor([a for a in accuracies if a is not None], dtype=torch.float64)
         row["client_mean"] = float(known.mean())
@@ -315,4 +320,8 @@ class SiloTests:
         row["client_worst"] = float(known.min())
         row["client_decile"] = float(known.quantile(0.1))
         row["clients"] = accuracies
+        if personal and shared:
+            row["global_accuracy"], row["global_loss"] = accuracy[0], loss[0]
+        if personal:
+            row["consensus"] = consensus(personal)
         return row

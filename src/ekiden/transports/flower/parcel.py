@@ -38,6 +38,8 @@ class Ask:
         parts: what the body holds after the arguments.
         length: bytes of the arguments in the body.
         eager: send the value with the answer.
+        results: how many of the models to measure, the first ones, are the run's result and not a client's own.
+        clients: number of clients of the run, which the network of a result may depend on.
     """
 
     kind: str
@@ -52,6 +54,8 @@ class Ask:
     parts: tuple[Part, ...] = ()
     length: int = 0
     eager: bool = False
+    results: int = 0
+    clients: int = 0
 
 
 @dataclass(frozen=True)

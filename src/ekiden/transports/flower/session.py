@@ -19,6 +19,7 @@ from ekiden.core.run import drive
 from ekiden.core.run import models as models_of
 from ekiden.data import Dataset, Samples
 from ekiden.errors import UserError
+from ekiden.evaluation import Built
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.methods import method_named
 from ekiden.transports.flower.agreement import Agreement
@@ -145,14 +146,15 @@ def run(
         remote = Remote(courier, method, agreed, lambda: api.initial_weights(setup), state)
         trace, tests = Trace(), SiloTests(remote, clients)
         every = plan.evaluate_every or total
-        steps = drive(method, clients, remote, tests, plan.seed, state, marks, trace, run_folder, every)
+        steps = drive(method, clients, remote, tests, plan.seed, state, marks, trace, run_folder, every, setup)
         for state in steps:
             accuracy = trace.metrics[-1].get("accuracy")
             say(f"step {state.step} of {total} done" + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+        build = Built(method, setup.build, len(clients))
         weights, personal = models_of(state, remote)
-        api.write_models(run_folder, setup, clients, weights, personal)
+        api.write_models(run_folder, setup.build, build, clients, weights, personal)
         trace = run_folder.trace()
-    return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, setup.build)
+    return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
 
 
 def agree(plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str) -> Agreement:

@@ -13,12 +13,14 @@ from torch import Tensor
 from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, Ref
+from ekiden.core.method import EVERYONE, Method, Ref
 from ekiden.core.store import FolderJournal
 from ekiden.core.worker import Job, Worker, payload_types, task_of
 from ekiden.data import ClientData, Dataset
 from ekiden.errors import UserError
+from ekiden.evaluation import Built
 from ekiden.learning import fit as fitting
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import keys
@@ -28,6 +30,7 @@ from ekiden.transports.flower.shelf import Done, Shelf, drop_old_runs
 from ekiden.transports.flower.silo_file import SiloFile
 
 log = logging.getLogger("ekiden")
+_MOST_CLIENTS = 1000
 Held = tuple[Dataset, ClientData]
 _ARGUMENT_BYTES = 64
 """Arguments may hold so many times the largest model: a gossip task gets its neighbours' models."""
@@ -59,7 +62,7 @@ class Silo:
                     done, value = shelf.value(ask.key)
                     return pack(Answer(self._file.name, size=done.size), (value,))
                 if ask.kind == "evaluate":
-                    return self._evaluate(worker, body)
+                    return self._evaluate(worker, ask, body)
             raise UserError(f"no silo can do {ask.kind[:40]!r}")
         except UserError as error:
             reason = str(error).replace("\n", " ")
@@ -191,18 +194,25 @@ class Silo:
 
         kinds, _ = payload_types(method, ask.task)
         args = wire.decode(body[: ask.length], tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
-        _check(args, worker)
+        _check(args, worker.network, whole=False)
         return tuple(args)
 
-    def _evaluate(self, worker: Worker, body: bytes) -> bytes:
+    def _evaluate(self, worker: Worker, ask: Ask, body: bytes) -> bytes:
         """Count right answers of each model on this silo's test samples."""
         self._check_length(body)
         models = wire.decode(body, list[Weights])
-        _check(models, worker)
+        setup = worker.setup
+        result = worker.network
+        if type(setup.method).result_network is not Method.result_network:
+            if not 0 < ask.clients <= _MOST_CLIENTS:
+                raise UserError(f"a run of {ask.clients} clients: refused")
+            result = Network(Built(setup.method, setup.build, ask.clients)(), setup.hardware.device)
         _, client = self._held()
         counts = []
-        for model in models:
+        for i, model in enumerate(models):
             bench = worker.bench("evaluation")
+            bench.network = result if i < ask.results else worker.network
+            _check(model, bench.network, whole=True)
             bench.network.load(model)
             right, loss = fitting.evaluate(bench, client.test)
             counts.append(Count(int(right.sum()), float(loss.double().sum()), len(client.test)))
@@ -214,19 +224,25 @@ class Silo:
             raise UserError(f"a message of {len(body)} bytes: {self._file.name} takes {most} (64 largest models)")
 
 
-def _check(value: Any, worker: Worker) -> None:
-    """Refuse models of other shapes and numbers that are not finite, before anything is executed.
+def _check(value: Any, network: Network, *, whole: bool) -> None:
+    """Refuse models that do not fit and numbers that are not finite, before anything is executed.
+
+    Args:
+        value: what came.
+        network: what models must fit.
+        whole: whether parts of a model, such as the extractor alone, are no models either.
 
     Raises:
         WireError: says which.
     """
-    network = worker.network
-    own = [(t.shape, t.dtype) for t in (network.params, network.buffers, network.counters)]
+    own = (network.params, network.buffers, network.counters)
     for part in _records(value):
         if isinstance(part, Weights):
-            found = [(t.shape, t.dtype) for t in (part.params, part.buffers, part.counters)]
-            if found != own:
-                raise wire.WireError("message holds a model of another shape or type than this run's: refused")
+            for here, there in zip(own, (part.params, part.buffers, part.counters), strict=True):
+                size = there.numel()
+                fits = size == here.numel() if whole else size <= here.numel()
+                if there.dtype != here.dtype or there.ndim != 1 or not fits:
+                    raise wire.WireError("message holds a model of another shape or type than this run's: refused")
         elif isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise wire.WireError("message holds NaN or infinity: refused")
 

@@ -1,0 +1,147 @@
+"""What methods of many rounds share: who takes part, how they train, and how the server takes models together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import HasModel, Model, Ref
+from ekiden.core.worker import Client
+from ekiden.learning.training import Training, require
+from ekiden.learning.weights import Weights, mean
+
+Weighting = Literal["samples", "uniform"]
+
+
+class Reply(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+        model: what it trained.
+        weight: its weight in the average, before normalisation.
+    """
+
+    model: Weights
+    weight: float
+
+
+def require_rounds(rounds: int, epochs: int, participation: float, lr_decay: float, server_lr: float = 1.0) -> None:
+    """Check the hyperparameters that all methods of many rounds have.
+
+    Raises:
+        UserError: one is out of range.
+    """
+    require(rounds > 0, "rounds", rounds, "1 or more")
+    require(epochs > 0, "epochs", epochs, "1 or more")
+    require(0 < participation <= 1, "participation", participation, "above 0 and at most 1")
+    require(0 < lr_decay <= 1, "lr_decay", lr_decay, "above 0 and at most 1")
+    require(server_lr > 0, "server_lr", server_lr, "greater than 0")
+
+
+def participants(clients: int, participation: float) -> int:
+    """Clients a round, m = max(⌈cN⌉, 1), forgiving the rounding of c."""
+    return max(1, math.ceil(participation * clients - 1e-9))
+
+
+def sample(fed: Fed, participation: float) -> tuple[str, ...]:
+    """The clients of this step."""
+    return fed.sample(participants(len(fed.clients), participation))
+
+
+def at_server(fed: Fed, model: Model | None) -> Weights:
+    """The model that the server sends out; the initial one is known to all and costs nothing to get."""
+    assert model is not None
+    value: Weights | HasModel = fed.get(model) if isinstance(model, Ref) else model  # type: ignore[assignment]
+    return value if isinstance(value, Weights) else value.model
+
+
+def local_training(client: Client, lr_decay: float, round: int) -> Training:
+    """Training that ends with its last iterate, at the learning rate of the round."""
+    return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
+
+
+def sample_weight(client: Client, weighting: Weighting) -> float:
+    """n_i, or 1 for all."""
+    return float(client.n) if weighting == "samples" else 1.0
+
+
+def average(replies: Sequence[Reply]) -> Weights:
+    """Σ p_i w_i, the weights normalised over those who answered."""
+    return mean([r.model for r in replies], [r.weight for r in replies])
+
+
+def server_step(model: Weights, target: Weights, lr: float) -> Weights:
+    """One step, w + η_g (target - w); η_g = 1 is the target itself. Running statistics are the target's."""
+    return target if lr == 1 else target.with_params(torch.lerp(model.params, target.params, lr))
+
+
+def momentum_step(
+    model: Weights, target: Weights, lr: float, momentum: float, buffer: Tensor | None
+) -> tuple[Weights, Tensor | None]:
+    """One step, v ← β v + (target - w), w ← w + η_g v; without momentum there is no buffer."""
+    if not momentum:
+        return server_step(model, target, lr), None
+    change = target.params - model.params
+    buffer = change if buffer is None else momentum * buffer + change
+    return target.with_params(model.params + lr * buffer), buffer
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """(μ/2)·‖θ - centre‖² + ⟨slope, θ⟩."""
+
+    weight: float  # μ
+    centre: Tensor
+    slope: Tensor | None = None
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient; at the centre exactly 0 and the slope."""
+        if self.weight:
+            grad.add_(params - self.centre, alpha=self.weight)
+        if self.slope is not None:
+            grad.add_(self.slope)
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A slope added to the gradient, and the mean over all steps of the gradient without it.
+
+    For plain SGD that mean is (w_start - w_end) / (K·η) - slope; unlike this displacement it needs neither a divisor
+    for momentum nor SGD at all, and loses no digits where K·η is small.
+    """
+
+    slope: Tensor
+    weight_decay: float = 0.0  # part of the gradient, as in the displacement
+    pull: Proximal | None = None  # counts as part of the gradient
+    progress: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.progress.update(sum=torch.zeros_like(self.slope), steps=torch.zeros(1))
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient of the pull, take note, add the slope."""
+        if self.pull is not None:
+            self.pull(params, grad, loss)
+        self.progress["sum"].add_(grad).add_(params, alpha=self.weight_decay)
+        self.progress["steps"] += 1
+        grad.add_(self.slope)
+
+    def mean(self) -> Tensor:
+        """The mean gradient over the steps so far."""
+        return self.progress["sum"] / float(self.progress["steps"])
+
+
+def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units of η·gradient.
+
+    `pull` is η·μ of a proximal term. τ itself without either.
+    """
+    velocity = distance = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - pull * distance
+        distance += velocity
+    return distance

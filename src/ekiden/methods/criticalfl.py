@@ -1,0 +1,192 @@
+"""CriticalFL: hear more peers while learning is in a critical period."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights, mean
+
+
+class Trained(NamedTuple):
+    """A model, and how many samples it was trained on."""
+
+    model: Weights
+    n: int
+
+
+@dataclass(frozen=True)
+class Periods(State):
+    """What is known of every client's learning.
+
+    Attributes:
+        norms: of each client, its gradient norm at each check so far.
+        peers: how many peers each client hears now.
+        capped: whether it ever heard as many as it may.
+        sent: models sent so far.
+    """
+
+    norms: tuple[tuple[float, ...], ...] = ()
+    peers: tuple[int, ...] = ()
+    capped: tuple[bool, ...] = ()
+    sent: int = 0
+
+
+@dataclass(frozen=True)
+class CriticalFL(Method):
+    """Clients average with more peers while their gradient norms grow, and with few afterwards.
+
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
+    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+
+    Departures from the paper: there a server selects more clients; here, as where UA-PDFL compares with it, every
+    client is its own server, watches its own norm and draws its own peers, and whole models travel in all rounds (the
+    paper's critical uploads hold the largest changes only). Norms are taken before any clipping. How UA-PDFL's authors
+    changed the number of peers is not published: it doubles up to a cap and halves again, as in CriticalFL's code.
+    """
+
+    rounds: int = 150
+    """R, rounds of training and exchange"""
+    epochs: int = 5
+    """E, epochs per round at each client"""
+    peers: int = 5
+    """N_com, peers that a client hears at least"""
+    cap: float = 0.75
+    """share of all other clients that a client hears at most"""
+    delta: float = 0.01
+    """δ, relative growth of the norm above which a period is critical"""
+    window: int = 10
+    """checks over which norms are averaged"""
+    forced: int = 5
+    """first checks that count as critical whatever the norms"""
+    every: int = 2
+    """rounds between checks"""
+    zero_padded: bool = False
+    """start the window with zeros, as the authors' code does: then the first ten checks are critical, whatever comes"""
+    decay: float = 1.0
+    """factor of the learning rate η after each round"""
+
+    private: ClassVar[type[float]] = float
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "epochs", "peers", "window", "every"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
+        for name in ("forced", "delta"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(0 < self.cap <= 1, "cap", self.cap, "above 0 and at most 1")
+        require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The cap must leave room for the peers heard at least."""
+        most = self.most(len(clients))
+        require(self.peers <= most, "peers", self.peers, f"at most {most} = {self.cap:g} of the other clients")
+
+    def start(self) -> State:
+        """There is no global model."""
+        return Periods(model=None)
+
+    def run(self, fed: Fed, s: Periods) -> Iterator[State]:
+        """One round a step. The server learns norms, and sees no model."""
+        n = len(fed.clients)
+        while s.step < self.rounds:
+            mine, peers = s.personal or (INITIAL,) * n, s.peers or (self.peers,) * n
+            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
+            draw = fed.generator("peers")
+            mixed = []
+            for i, k in enumerate(fed.clients):
+                drawn = torch.randperm(n - 1, generator=draw)[: peers[i]]
+                circle = sorted([i, *(drawn + (drawn >= i)).tolist()])
+                mixed.append(fed.call(self.mix, k, [trained[j] for j in circle]))
+            s = replace(s, sent=s.sent + sum(peers))
+            if (s.step + 1) % self.every == 0:
+                s = self.watch(s, fed.get([fed.call(self.norm, k) for k in fed.clients]))
+            s = s.next(personal=tuple(mixed))
+            yield s
+
+    def watch(self, s: Periods, norms: Sequence[float]) -> Periods:
+        """A check: who is in a critical period, and how many peers all hear from now on."""
+        most = self.most(len(norms))
+        old = s.norms or ((),) * len(norms)
+        seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
+        capped = s.capped or (False,) * len(norms)
+        peers = tuple(
+            resize(count, self.is_critical(h), was, self.peers, most)
+            for count, h, was in zip(s.peers or (self.peers,) * len(norms), seen, capped, strict=True)
+        )
+        now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
+        return replace(s, norms=seen, peers=peers, capped=now)
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Trained:
+        """Local training; keeps η times the mean over epochs of the sum of squared gradient norms."""
+        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        squares = Squares()
+        model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
+        client.state = training.lr * squares.sum / self.epochs
+        return Trained(model, client.n)
+
+    @on_client
+    def mix(self, client: Client, models: list[Trained]) -> Weights:
+        """The average of the client's own model and its peers', by numbers of samples."""
+        return mean([m.model for m in models], [float(m.n) for m in models])
+
+    @on_client
+    def norm(self, client: Client) -> float:
+        """The client's federated gradient norm of this round."""
+        return float(client.state)
+
+    def is_critical(self, norms: Sequence[float]) -> bool:
+        """Whether the windowed mean of the norms has grown by more than δ since the check before."""
+        if len(norms) <= self.forced:
+            return True
+        padded = [0.0] * ((self.window + 2) * self.zero_padded) + list(norms)
+        now, before = (part[-self.window :] for part in (padded, padded[:-1]))
+        if not before:
+            return False
+        last = sum(before) / len(before)
+        return sum(now) / len(now) - last > self.delta * last
+
+    def most(self, clients: int) -> int:
+        """The largest number of peers."""
+        return int(self.cap * (clients - 1))
+
+    def steps(self, clients: int) -> int:
+        """R rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: int) -> int:
+        """At most R·N·cap·(M + 8), and 8 for each norm; what it was says `moved`."""
+        return self.moved(Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)), clients, model)
+
+    def moved(self, end: Periods, clients: int, model: int) -> int:
+        """M + 8 (the number of samples) for each model sent, and 8 for each norm."""
+        return end.sent * (model + 8) + end.step // self.every * clients * 8
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Adds up squared gradient norms, and changes no gradient."""
+
+    progress: dict[str, Tensor] = field(default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)})
+
+    @property
+    def sum(self) -> float:
+        """Of all batches so far."""
+        return float(self.progress["sum"])
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """One batch more."""
+        self.progress["sum"].add_(grad.dot(grad).double().cpu())
+
+
+def resize(peers: int, critical: bool, capped: bool, least: int, most: int) -> int:
+    """Twice as many in a critical period, unless the cap was reached before; half as many in another."""
+    if critical:
+        return peers if capped else min(most, 2 * peers)
+    return max(least, peers - max(peers // 2, 1))

@@ -1,0 +1,218 @@
+"""DENSE: data-free one-shot federated learning by a generator and distillation."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.ensemble import EnsembleModel
+from ekiden.learning.generator import SampleGenerator
+from ekiden.learning.network import Network
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights, mean
+
+
+@dataclass(frozen=True)
+class Distilled(State):
+    """Where the server stands.
+
+    Attributes:
+        teachers: the clients' models.
+        pool: all synthetic samples so far: images as bytes, others as they are.
+        momentum: (P,) of the student's optimiser.
+    """
+
+    teachers: tuple[Weights, ...] = ()
+    pool: Tensor | None = None
+    momentum: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DENSE(Method):
+    """Clients send trained models once; the server synthesises samples with them and distils them into one model.
+
+    Jie Zhang, Chen Chen, Bo Li, Lingjuan Lyu, Shuang Wu, Shouhong Ding, Chunhua Shen, Chao Wu: DENSE: Data-Free
+    One-Shot Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2112.12371.
+
+    Each epoch a new generator makes one batch that the averaged teachers classify as wanted (CE), that fits their
+    BatchNorm statistics (BN), and on which the student disagrees with them (ADV); then the student learns the
+    teachers' answers on all batches so far.
+
+    Departures from the paper: hyperparameters are those of the authors' README command. Their code never sees the
+    clients' BatchNorm layers, so its statistics loss is always 0; here it is what the text says (`bn` = 0 for theirs).
+    The student is in evaluation mode while samples are made. Samples are augmented as the clients' training data are,
+    and the last epoch is the result, not the best on the test set. For samples that are not images the generator is
+    a perceptron.
+    """
+
+    epochs: int = 200
+    """E, epochs at each client"""
+    distill_epochs: int = 200
+    """T, batches that are synthesised, with one pass over all of them after each"""
+    steps_per_batch: int = 30
+    """T_G, steps of the generator for a batch"""
+    batch: int = 256
+    """B_s and B_k, samples synthesised an epoch, and per step of the student"""
+    ce: float = 1.0
+    """weight of the cross-entropy of the teachers' answers with the wanted classes"""
+    bn: float = 1.0
+    """λ_1, weight of the distance from the teachers' BatchNorm statistics"""
+    adv: float = 1.0
+    """λ_2, weight of the disagreement of student and teachers"""
+    generator_lr: float = 1e-3
+    """η_G, learning rate of the generator (Adam)"""
+    distill_lr: float = 5e-3
+    """η_S, learning rate of the student (SGD, momentum 0.9)"""
+    temperature: float = 20.0
+    """softening of the answers that the student learns"""
+    noise: int = 256
+    """length of the generator's input z"""
+    width: int = 64
+    """channels of the generator"""
+    student: Literal["fresh", "average"] = "fresh"
+    """the student's start: the common initial model, or the mean of the clients' models"""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "distill_epochs", "steps_per_batch", "noise", "width"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
+        require(self.batch > 1, "batch", self.batch, "2 or more")
+        for name in ("ce", "bn", "adv"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("generator_lr", "distill_lr", "temperature"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+
+    def start(self) -> Distilled:
+        """No teacher, no sample."""
+        return Distilled()
+
+    def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
+        """First step: all models arrive. Then one epoch of synthesis and distillation a step."""
+        if s.step == 0:
+            teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
+            first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
+            s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
+            yield s
+        teacher = EnsembleModel(
+            [fed.network(t).requires_grad_(False) for t in s.teachers], fed.layout.classes, "logits"
+        )
+        while s.step <= self.distill_epochs:
+            assert isinstance(s.model, Weights)
+            assert s.momentum is not None
+            student, momentum = Network(fed.network(s.model)), s.momentum.clone()
+            made = self.synthesise(fed, teacher.eval(), student.module)
+            pool = made if s.pool is None else torch.cat([s.pool, made])
+            self.distil(fed, teacher, student, momentum, pool)
+            s = s.next(model=student.weights(), pool=pool, momentum=momentum)
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Plain training."""
+        return client.fit(model, epochs=self.epochs)
+
+    def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
+        """The samples, of all steps of a new generator, with the smallest loss."""
+        draw = fed.generator("synthesis")
+        generator = SampleGenerator(fed.shape, self.noise, self.width, draw)
+        z = torch.randn(self.batch, self.noise, generator=draw).requires_grad_()
+        wanted = torch.randint(fed.layout.classes, (self.batch,), generator=draw).sort().values
+        optimizer = torch.optim.Adam([*generator.parameters(), z], self.generator_lr, betas=(0.5, 0.999))
+        statistics = Statistics(teacher)
+        best, least = torch.empty(0), float("inf")
+        student.eval()
+        for _ in range(self.steps_per_batch):
+            raw = generator(z)
+            x = fed.feed(raw, draw)
+            statistics.terms.clear()
+            answers = teacher(x)
+            loss = self.ce * F.cross_entropy(answers, wanted.to(answers.device))
+            loss = loss + self.bn * sum(statistics.terms, torch.zeros_like(loss))
+            loss = loss + self.adv * disagreement(answers, student(x))
+            if float(loss.detach()) < least:
+                best, least = raw.detach().clone(), float(loss.detach())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        statistics.close()
+        return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
+
+    def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
+        """One pass of the student over the pool."""
+        draw = fed.generator("distillation")
+        student.module.train()
+        with torch.random.fork_rng(devices=[]):  # dropout of the student
+            torch.manual_seed(int(torch.randint(1 << 62, (), generator=draw)))
+            for rows in batches(len(pool), self.batch, draw):
+                raw = pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
+                x = fed.feed(raw, draw)
+                with torch.no_grad():
+                    answers = teacher(x)
+                student.grad.zero_()
+                softened(answers, student.module(x), self.temperature).backward()  # type: ignore[no-untyped-call]
+                momentum.mul_(0.9).add_(student.grad)
+                student.params.add_(momentum, alpha=-self.distill_lr)
+        student.module.eval()
+
+    def steps(self, clients: int) -> int:
+        """One for the models, one for each epoch of distillation."""
+        return 1 + self.distill_epochs
+
+    def cost(self, clients: int, model: int) -> int:
+        """N·M: each client sends its model."""
+        return clients * model
+
+
+def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
+    """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ."""
+    differ = teacher.argmax(1) != student.argmax(1)
+    kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
+    return -(kl * differ).mean()
+
+
+def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """L_KD = T²·KL(softmax(t/T) ‖ softmax(s/T)), mean of the batch."""
+    t, s = ((logits / temperature).log_softmax(1) for logits in (teacher, student))
+    return F.kl_div(s, t, reduction="batchmean", log_target=True) * temperature**2
+
+
+def batches(n: int, size: int, generator: Generator) -> Sequence[Tensor]:
+    """A shuffled pass over n samples; a last batch of one joins the one before it: BatchNorm cannot treat it."""
+    parts = list(torch.split(torch.randperm(n, generator=generator), size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+class Statistics:
+    """Watches what the BatchNorm layers of a network read.
+
+    Attributes:
+        terms: ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since `clear`.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.terms: list[Tensor] = []
+        layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._hooks = [m.register_forward_pre_hook(self._see) for m in layers if m.track_running_stats]
+
+    def _see(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        axes = [0, *range(2, args[0].dim())]
+        variance, centre = torch.var_mean(args[0], dim=axes, correction=0)
+        running = layer.running_var, layer.running_mean
+        self.terms.append(sum_of_norms((variance, centre), running))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def sum_of_norms(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> Tensor:
+    """Σ ‖found - wanted‖₂."""
+    return torch.stack([torch.linalg.vector_norm(a - b) for a, b in zip(found, wanted, strict=True)]).sum()

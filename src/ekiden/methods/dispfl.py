@@ -1,0 +1,235 @@
+"""DisPFL: decentralised personalised models, each with a sparse mask of its own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, cos, pi, prod
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from ekiden.core import wire
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning import topology
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights, mean
+
+
+class Sparse(NamedTuple):
+    """A sparse model as it travels."""
+
+    values: Tensor  # (s·P,) the active parameters
+    mask: Tensor  # (P / 8,) uint8, one bit a parameter
+    rest: Weights  # no parameters; running statistics and counters
+
+
+class Masks(NamedTuple):
+    """What a client keeps: (P,) bool."""
+
+    trained: Tensor  # under which its model was trained
+    current: Tensor  # under which it will be trained
+
+
+@dataclass(frozen=True)
+class DisPFL(Method):
+    """Personalised sparse models: clients average where their masks overlap, train, and move their masks.
+
+    Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards Communication-Efficient Personalized
+    Federated Learning via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
+
+    In each round every client gets the active weights and masks of its peers as they were after the round before.
+    The result is one model per client, as it is after its last training.
+
+    Departures from the paper: each client draws its own first mask. Inactive weights get no gradient, instead of being
+    set to zero after each step (the same unless the gradient's norm is limited). Weights just pruned may regrow, as in
+    the authors' code. Statistics of normalisation layers travel along and are averaged evenly.
+    """
+
+    rounds: int = 500
+    """T, rounds of exchange and training"""
+    epochs: int = 5
+    """E, epochs per round at each client"""
+    density: float = 0.5
+    """s, share of active weights"""
+    prune: float = 0.5
+    """a, share of active weights that is moved in the first round; falls to 0 as a cosine"""
+    regrow: Literal["random", "gradient"] = "random"
+    """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
+    layers: Literal["erk", "uniform"] = "erk"
+    """how density differs between tensors: Erdős–Rényi kernel (small ones denser), or not at all"""
+    topology: str = "peers:0.1"
+    """whom a client hears: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
+    erdos_renyi:P[:SEED], matching or one_peer"""
+    decay: float = 0.998
+    """factor of the learning rate η after each round"""
+
+    private: ClassVar[type[Masks]] = Masks
+
+    def __post_init__(self) -> None:
+        require(self.rounds > 0, "rounds", self.rounds, "1 or more")
+        require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+        require(0 < self.density <= 1, "density", self.density, "above 0 and at most 1")
+        require(0 <= self.prune <= 1, "prune", self.prune, "from 0 to 1")
+        require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The graph must fit them and be connected."""
+        topology.check(self.topology, len(clients))
+
+    def start(self) -> State:
+        """There is no global model."""
+        return State(model=None)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One round a step."""
+        while s.step < self.rounds:
+            mine = s.personal or (INITIAL,) * len(fed.clients)
+            shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
+            near = topology.circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            s = s.next(
+                personal=tuple(
+                    fed.call(self.learn, k, [shown[j] for j in circle], s.step)
+                    for k, circle in zip(fed.clients, near, strict=True)
+                )
+            )
+            yield s
+
+    @on_client
+    def show(self, client: Client, model: Weights) -> Sparse:
+        """The active weights, under the mask with which they were trained."""
+        if client.state is None:
+            draw = Generator().manual_seed(client.seed("mask"))
+            first = random_mask(client.shapes, self.active(client.shapes), draw).to(model.params.device)
+            client.state = Masks(first, first)
+        mask = client.state.trained
+        return Sparse(model.params[mask], pack(mask), model.with_params(model.params[:0]))
+
+    @on_client
+    def learn(self, client: Client, shown: list[Sparse], round: int) -> Weights:
+        """Average under the client's mask, train, move the mask."""
+        mask = client.state.current
+        model = overlap(shown, len(mask))
+        model = model.with_params(model.params * mask)
+        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        model = client.fit(model, epochs=self.epochs, training=training, penalty=Inactive(~mask))
+        where = client.gradient(model) if self.regrow == "gradient" else None
+        moved = move(mask, model.params, client.shapes, self.share(round), where, client.seed("regrow"))
+        client.state = Masks(mask, moved)
+        return model
+
+    def share(self, round: int) -> float:
+        """α_t = (a / 2)(1 + cos(πt / T))."""
+        return self.prune / 2 * (1 + cos(pi * round / self.rounds))
+
+    def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        """Number of active weights of each tensor."""
+        return [
+            min(prod(shape), max(1, round(d * prod(shape))))
+            for shape, d in zip(shapes, densities(shapes, self.density, self.layers == "erk"), strict=True)
+        ]
+
+    def steps(self, clients: int) -> int:
+        """T rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: Size) -> int:
+        """Along each edge 4 bytes for an active weight, a bit for each weight, and the statistics."""
+        rest = model.network.weights()
+        active = sum(self.active(model.network.shapes))
+        sparse = 4 * active + ceil(len(rest.params) / 8) + wire.size((rest.buffers, rest.counters))
+        return topology.sends(self.topology, clients, self.rounds) * sparse
+
+
+@dataclass(frozen=True)
+class Inactive:
+    """Inactive weights stay zero: no gradient moves them, and neither decay nor momentum move a zero."""
+
+    where: Tensor  # (P,) bool
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Drop their gradient."""
+        grad.masked_fill_(self.where, 0.0)
+
+
+def overlap(shown: Sequence[Sparse], size: int) -> Weights:
+    """Per coordinate the mean over those in whose mask it is; 0 where it is in none."""
+    total = torch.zeros(size, device=shown[0].values.device)
+    count = torch.zeros_like(total)
+    for values, packed, _ in shown:
+        mask = unpack(packed, size)
+        if int(mask.sum()) != len(values):
+            raise UserError("a peer's mask does not fit its weights: use the same network at every client")
+        total[mask] += values
+        count += mask
+    return mean([s.rest for s in shown]).with_params(total / count.clamp(min=1))
+
+
+def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
+    """The density of each tensor, so that all together have `density`.
+
+    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). What would exceed 1 is dense,
+    and the rest is shared out again.
+    """
+    sizes = [prod(shape) for shape in shapes]
+    raw = [sum(shape) / max(1, prod(shape)) if erk else 1.0 for shape in shapes]
+    dense: set[int] = set()
+    while len(dense) < len(shapes):
+        sparse = [i for i in range(len(shapes)) if i not in dense]
+        budget = density * sum(sizes) - sum(sizes[i] for i in dense)
+        scale = budget / sum(sizes[i] * raw[i] for i in sparse)
+        over = {i for i in sparse if scale * raw[i] > 1}
+        if not over:
+            return [1.0 if i in dense else scale * raw[i] for i in range(len(shapes))]
+        dense |= over
+    return [1.0] * len(shapes)
+
+
+def random_mask(shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: Generator) -> Tensor:
+    """(P,) bool with so many active weights in each tensor."""
+    parts = []
+    for shape, count in zip(shapes, active, strict=True):
+        part = torch.zeros(prod(shape), dtype=torch.bool)
+        part[torch.randperm(prod(shape), generator=draw)[:count]] = True
+        parts.append(part)
+    return torch.cat(parts)
+
+
+def move(
+    mask: Tensor, params: Tensor, shapes: Sequence[tuple[int, ...]], share: float, where: Tensor | None, seed: int
+) -> Tensor:
+    """In each tensor prune the smallest `share` of active weights and regrow as many among the inactive ones.
+
+    Args:
+        mask: (P,) bool.
+        params: (P,) by whose size to prune.
+        shapes: of the tensors.
+        share: α_t.
+        where: (P,) regrow where this is largest in size; at random if None.
+        seed: of the random places.
+    """
+    moved, start, draw = mask.clone(), 0, Generator().manual_seed(seed)
+    for shape in shapes:
+        part = moved[start : start + prod(shape)]  # a view
+        count = ceil(share * int(part.sum()))
+        sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
+        part[sizes.argsort(stable=True)[:count]] = False
+        score = torch.rand(prod(shape), generator=draw) if where is None else where[start : start + prod(shape)].abs()
+        score = score.to(part.device).masked_fill(part, -1.0)
+        part[score.argsort(descending=True, stable=True)[:count]] = True
+        start += prod(shape)
+    return moved
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Eight entries of a (P,) bool mask in each byte."""
+    bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
+
+
+def unpack(packed: Tensor, size: int) -> Tensor:
+    """The mask of `size` entries."""
+    bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
+    return bits.flatten()[:size].bool()

@@ -1,0 +1,92 @@
+"""Ensemble: the clients' models answer together."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.aggregate import owned
+from ekiden.learning.ensemble import EnsembleModel, Rule, join
+from ekiden.learning.network import Network
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.methods.average import Init
+
+
+class Member(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        model: its trained model.
+        counts: nothing (0,), bool (K,) classes of which it has more than one sample, or int32 (K,) class counts.
+    """
+
+    model: Weights
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Ensemble(Method):
+    """Every client trains once; the result is all N models, whose answers are averaged for each sample.
+
+    As a yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
+    Learning. 2019. https://arxiv.org/abs/1902.11175. The rules are those of the released codes of FedELMY and DENSE
+    (`logits`), MA-Echo (`class-wise`) and PFNM (`probabilities`, `counts`).
+
+    Departures from the paper: all clients' models are members, none is selected. The result is one network that holds
+    N: it takes N times the memory and the time of a single model.
+    """
+
+    epochs: int = 200
+    """E, epochs at each client"""
+    rule: Rule = "logits"
+    """mean of logits z_i; mean of probabilities p_i; majority of the answers; logits of owned classes (more than one
+    sample) over the number of owners; p_i weighted by n_ic/n_c"""
+    init: Init = "same"
+    """initial models: one for all, or each client its own"""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+
+    def start(self) -> State:
+        """There is no ensemble before its members."""
+        return State(model=None)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step: train at all clients, put the models side by side."""
+        if s.step == 0:
+            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            counts = torch.stack([m.counts for m in sent]).float()
+            if not counts.numel():
+                counts = torch.ones(len(sent), fed.layout.classes)
+            models = [m.model for m in sent]
+            s = s.next(model=join(fed.network(models[0]), models, self.rule, counts))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Member:
+        """Plain training."""
+        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        counts = client.class_counts()
+        if self.rule == "class-wise":
+            return Member(model, owned(counts))
+        return Member(model, counts.int() if self.rule == "counts" else counts[:0])
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """N networks side by side."""
+        classes = Network(copy.deepcopy(network)).layout.classes
+        return EnsembleModel([copy.deepcopy(network) for _ in range(clients)], classes, self.rule)
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·M; and N·K for the owned classes, 4·N·K for class counts, where the rule needs them."""
+        return clients * (model + model.layout.classes * {"class-wise": 1, "counts": 4}.get(self.rule, 0))

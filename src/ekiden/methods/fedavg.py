@@ -1,0 +1,112 @@
+"""FedAvg: federated averaging."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.methods._rounds import (
+    Reply,
+    Weighting,
+    at_server,
+    average,
+    local_training,
+    momentum_step,
+    participants,
+    require_rounds,
+    sample,
+    sample_weight,
+)
+
+
+@dataclass(frozen=True)
+class Server(State):
+    """What the server's optimiser remembers: v, or m and v of Adam."""
+
+    momentum: Tensor | None = None
+    second: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Federated averaging: clients train the global model side by side, the server averages what they send back.
+
+    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
+    of Deep Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+    With `server_momentum` it is FedAvgM; with `server = "adam"` FedAdam of Sashank Reddi et al.: Adaptive Federated
+    Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
+
+    Departures from the paper: the weights n_i are normalised over the clients that took part and answered, not over
+    all. Running statistics are averaged with the same weights and are no part of the server's optimiser.
+    """
+
+    rounds: int = 100
+    """T, rounds"""
+    epochs: int = 5
+    """E, local epochs a round"""
+    participation: float = 1.0
+    """c (C in the paper), part of the clients drawn for each round, at least one"""
+    weighting: Weighting = "samples"
+    """p_i, weights of the average: numbers of samples, or all the same"""
+    lr_decay: float = 1.0
+    """factor on the local learning rate, once a round"""
+    server: Literal["sgd", "adam"] = "sgd"
+    """the server's optimiser on the mean change; sgd at rate 1 is plain averaging"""
+    server_lr: float = 1.0
+    """η_g, learning rate of the server"""
+    server_momentum: float = 0.0
+    """β, momentum of the server; β_1 of Adam"""
+    server_beta2: float = 0.99
+    """β_2 of Adam at the server"""
+    server_tau: float = 1e-3
+    """τ of Adam at the server, its degree of adaptivity"""
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)
+        for name in ("server_momentum", "server_beta2"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
+        require(self.server_tau > 0, "server_tau", self.server_tau, "greater than 0")
+
+    def start(self) -> Server:
+        """An optimiser that has seen nothing."""
+        return Server()
+
+    def run(self, fed: Fed, s: Server) -> Iterator[State]:
+        """One round a step."""
+        while s.step < self.rounds:
+            model = at_server(fed, s.model)
+            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
+            s = self.update(s, model, average(fed.get(asked, at_least=1)))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """E epochs from the global model."""
+        trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
+        return Reply(trained, sample_weight(client, self.weighting))
+
+    def update(self, s: Server, model: Weights, target: Weights) -> Server:
+        """The server's step from `model` towards the average."""
+        if self.server == "sgd":
+            new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
+            return s.next(model=new, momentum=buffer)
+        beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
+        first = (1 - beta) * change + (beta * s.momentum if s.momentum is not None else 0)
+        second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else self.server_tau**2)
+        params = model.params + self.server_lr * first / (second.sqrt() + self.server_tau)
+        return s.next(model=target.with_params(params), momentum=first, second=second)
+
+    def steps(self, clients: int) -> int:
+        """T rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: int) -> int:
+        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round."""
+        return self.rounds * participants(clients, self.participation) * (2 * model + 8)

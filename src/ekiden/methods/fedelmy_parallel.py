@@ -1,0 +1,100 @@
+"""FedELMY in parallel: all clients build their pools at once, from the same start."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.weights import Weights, mean
+from ekiden.methods.fedelmy import FedELMY, Measure
+
+
+@dataclass(frozen=True)
+class FedELMYParallel(Method):
+    """FedELMY without the chain: every client builds a pool of diverse models, and the pools' means are averaged.
+
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot Sequential Federated
+    Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
+    https://arxiv.org/abs/2404.12130 (Algorithm 3; Table 9).
+
+    Each client warms up, then trains S models as in `FedELMY`, and sends the mean of its pool to all others; all
+    clients end with the same model, the uniform mean.
+
+    Departures from the paper: all clients start from one initial model; the text does not say whether they do, and
+    there is no released code of this variant. Fields mean what they mean in `FedELMY`.
+    """
+
+    models: int = 5
+    """S, models trained at each client"""
+    epochs: int = 200
+    """E_local, epochs of each model"""
+    warmup: int = 30
+    """E_w, epochs before the pool, at every client"""
+    alpha: float = 1.0
+    """α, weight of d1, the distance from the pool"""
+    beta: float = 1.0
+    """β, weight of d2, the distance from the client's own start"""
+    server: bool = False
+    """send to a server that averages, instead of everyone to everyone: N·M instead of N(N-1)·M"""
+    form: Literal["released", "paper"] = "released"
+    """distances and their scale as in the authors' code, or as in the text"""
+    measure: Measure = "l2"
+    """distance of two models in the paper's form (Fig. 8); the released form is squared_l2 throughout"""
+    average_start: bool = True
+    """count the start as a member of the pool that is averaged"""
+
+    def __post_init__(self) -> None:
+        self.chain()  # the same ranges
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Two steps: all pools, then the exchange."""
+        if s.step == 0:
+            starts = [fed.call(self.warm_up, k, INITIAL) if self.warmup else INITIAL for k in fed.clients]
+            pools = [fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)]
+            s = s.next(model=None, personal=tuple(pools))
+            yield s
+        if s.step == 1:
+            if self.server:
+                s = s.next(model=mean(fed.get(s.personal)), personal=())  # type: ignore[arg-type]
+            else:
+                means = tuple(fed.call(self.average, k, s.personal) for k in fed.clients)
+                s = s.next(model=means[0], personal=means)
+            yield s
+
+    @on_client
+    def warm_up(self, client: Client, model: Weights) -> Weights:
+        """Plain training before the pool."""
+        return self.chain().warm_up(client, model)
+
+    @on_client
+    def extend_pool(self, client: Client, model: Weights) -> Weights:
+        """S models; the mean of the pool."""
+        return self.chain().extend_pool(client, model)
+
+    @on_client
+    def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
+        """(1/N) Σ m_i."""
+        return mean(models)
+
+    def chain(self) -> FedELMY:
+        """What happens at one client of the sequential method."""
+        return FedELMY(
+            models=self.models,
+            epochs=self.epochs,
+            warmup=self.warmup,
+            alpha=self.alpha,
+            beta=self.beta,
+            form=self.form,
+            measure=self.measure,
+            average_start=self.average_start,
+        )
+
+    def steps(self, clients: int) -> int:
+        """Training and exchange."""
+        return 2
+
+    def cost(self, clients: int, model: int) -> int:
+        """N(N-1)·M from everyone to everyone, N·M to a server."""
+        return clients * (1 if self.server else clients - 1) * model

@@ -1,0 +1,81 @@
+"""FedProx: federated averaging with a proximal term in the local loss."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.methods._rounds import (
+    Proximal,
+    Reply,
+    Weighting,
+    at_server,
+    average,
+    local_training,
+    participants,
+    require_rounds,
+    sample,
+    sample_weight,
+    server_step,
+)
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Federated averaging in which each client is held near the global model of the round.
+
+    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
+    Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127 (local loss F_i(w) + μ/2 ‖w - w^r‖²).
+
+    Departures from the paper: clients are drawn uniformly and weighted by their samples, as in most code; the paper
+    draws them by their samples and averages uniformly. All clients do the same number of epochs.
+    """
+
+    rounds: int = 100
+    """T, rounds"""
+    epochs: int = 5
+    """E, local epochs a round"""
+    mu: float = 0.01
+    """μ, weight of the proximal term; 0 is FedAvg"""
+    participation: float = 1.0
+    """c, part of the clients drawn for each round, at least one"""
+    weighting: Weighting = "samples"
+    """p_i, weights of the average: numbers of samples, or all the same"""
+    lr_decay: float = 1.0
+    """factor on the local learning rate, once a round"""
+    server_lr: float = 1.0
+    """η_g, learning rate of the server"""
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)
+        require(self.mu >= 0, "mu", self.mu, "0 or more")
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One round a step."""
+        while s.step < self.rounds:
+            model = at_server(fed, s.model)
+            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
+            s = s.next(model=server_step(model, average(fed.get(asked, at_least=1)), self.server_lr))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """E epochs on the loss and the proximal term, whose centre is the received model."""
+        trained = client.fit(
+            model,
+            epochs=self.epochs,
+            penalty=Proximal(self.mu, model.params) if self.mu else None,
+            training=local_training(client, self.lr_decay, round),
+        )
+        return Reply(trained, sample_weight(client, self.weighting))
+
+    def steps(self, clients: int) -> int:
+        """T rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: int) -> int:
+        """T·m·(2M + 8), as FedAvg."""
+        return self.rounds * participants(clients, self.participation) * (2 * model + 8)

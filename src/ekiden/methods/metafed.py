@@ -1,0 +1,137 @@
+"""MetaFed: knowledge handed round a ring, then distilled into a personal model at each client."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.fit import Forward
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.models.split import Split, as_split
+
+
+@dataclass(frozen=True)
+class MetaFed(Method):
+    """Cyclic knowledge distillation without a server: common knowledge round a ring, then personalisation.
+
+    Yiqiang Chen, Wang Lu, Xin Qin, Jindong Wang, Xing Xie: MetaFed: Federated Learning Among Federations With Cyclic
+    Knowledge Distillation for Personalized Healthcare. FL-IJCAI 2022; IEEE TNNLS 2023.
+    https://arxiv.org/abs/2206.08516 (equations as in the authors' code, algorithm "metafed" of PersonalizedFL).
+
+    Departures from the paper: a client that is not yet good copies its teacher once a visit, not once an epoch, which
+    would lose all epochs but the last. Logits and features come from one pass. Normalisation layers are copied with
+    the rest. The optimiser starts anew at each visit. The global model is that of the last client visited in the ring.
+    """
+
+    rounds: int = 1
+    """R, rounds of the ring, in which common knowledge accumulates"""
+    epochs: int = 200
+    """E, epochs of each visit and of the personalisation"""
+    warmup: int = 30
+    """epochs that every client trains alone before the first round"""
+    weight: float = 1.0
+    """λ_0, largest weight of the distillation"""
+    threshold: float = 0.6
+    """validation accuracy above which a client keeps its own weights and distils, from then on; below, it copies the
+    teacher"""
+    trust: float = 0.5
+    """threshold_2, accuracy from which a teacher no better than the client still teaches (0.4 for VLCS and PACS)"""
+
+    private: ClassVar[Any] = bool  # flag_i, whether the client distils
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "epochs"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
+        for name in ("warmup", "weight", "threshold", "trust"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step alone, one step a hop, one step of personalisation. Own models never leave but as teachers."""
+        n = len(fed.clients)
+        if s.step == 0:
+            s = s.next(personal=tuple(fed.call(self.warm_up, k, INITIAL) for k in fed.clients))
+            yield s
+        while s.step <= self.rounds * n:
+            i = (s.step - 1) % n
+            teacher = None if s.step == 1 else s.personal[i - 1]  # the predecessor; the last client before the first
+            model = fed.call(self.accumulate, fed.clients[i], s.personal[i], teacher)
+            s = s.next(model=model, personal=(*s.personal[:i], model, *s.personal[i + 1 :]))
+            yield s
+        if s.step == self.rounds * n + 1:
+            own = zip(fed.clients, s.personal, strict=True)
+            s = s.next(personal=tuple(fed.call(self.personalise, k, w, s.model) for k, w in own))
+            yield s
+
+    @on_client
+    def warm_up(self, client: Client, model: Weights) -> Weights:
+        """Training alone, from the common initial model."""
+        if not len(client.data.val):
+            raise UserError(f"metafed needs validation data at every client, {client.name} has none: give it some")
+        model = client.fit(model, epochs=self.warmup)
+        client.state = client.accuracy(model) > self.threshold
+        return model
+
+    @on_client
+    def accumulate(self, client: Client, own: Weights, teacher: Weights | None) -> Weights:
+        """A visit of the ring."""
+        model = self.learn(client, own, own if teacher is None else teacher, 0.0 if teacher is None else self.weight)
+        client.state = client.state or client.accuracy(model) > self.threshold
+        return model
+
+    @on_client
+    def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
+        """The last lesson, which counts as much as the teacher is better here."""
+        mine, theirs = client.accuracy(own), client.accuracy(teacher)
+        return self.learn(client, own, teacher, distillation_weight(self.weight, mine, theirs, self.trust))
+
+    def learn(self, client: Client, own: Weights, teacher: Weights, weight: float) -> Weights:
+        """Train the teacher's weights, or one's own towards the teacher's features."""
+        if not client.state:
+            return client.fit(teacher, epochs=self.epochs)
+        if not weight:
+            return client.fit(own, epochs=self.epochs)
+        objective = Distillation(as_split(client.network(teacher)), weight)
+        return client.fit(own, epochs=self.epochs, objective=objective, extra_passes=1)
+
+    def steps(self, clients: int) -> int:
+        """R·N hops, one step before and one after."""
+        return self.rounds * clients + 2
+
+    def cost(self, clients: int, model: int) -> int:
+        """(R·N - 1 + N - 1)·M: hops of the ring, then the last client's model to all others."""
+        return (self.rounds * clients + clients - 2) * model
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """ℓ + λ·mean squared difference of the features, which come from the same pass as the answer."""
+
+    teacher: Split
+    weight: float
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch."""
+        network = as_split(forward)
+        features = network.features(x)
+        with torch.no_grad():
+            wanted = self.teacher.features(x).float()
+        loss = F.cross_entropy(network.head(features).float(), y)
+        return loss + self.weight * F.mse_loss(features.float(), wanted)
+
+
+def distillation_weight(largest: float, own: float, teacher: float, trust: float) -> float:
+    """λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of one's own model and a2 of the teacher.
+
+    0 where the teacher is no better and itself below `trust`.
+    """
+    if teacher <= own and teacher < trust:
+        return 0.0
+    return largest * 10 ** min(1.0, 5 * (teacher - own)) / 10

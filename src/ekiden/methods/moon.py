@@ -1,0 +1,130 @@
+"""MOON: model-contrastive federated learning."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.fit import Forward
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.methods._rounds import (
+    Reply,
+    Weighting,
+    at_server,
+    average,
+    local_training,
+    participants,
+    require_rounds,
+    sample,
+    sample_weight,
+    server_step,
+)
+from ekiden.models.split import Split, as_split
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    """Federated averaging whose clients keep representations near the global model's, away from their own last model's.
+
+    Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning. CVPR 2021.
+    https://arxiv.org/abs/2103.16257
+    (local loss ℓ + μ ℓ_con).
+
+    Departures from the paper: representations are the inputs of the network's last layer; a projection head before it
+    is a matter of the network, the library's have none. A client that takes part for the first time has no last model,
+    hence no contrast.
+    """
+
+    rounds: int = 100
+    """T, rounds"""
+    epochs: int = 10
+    """E, local epochs a round"""
+    mu: float = 5.0
+    """μ, weight of the contrast; 0 is FedAvg"""
+    temperature: float = 0.5
+    """τ, temperature of the contrast"""
+    pool: int = 1
+    """J, earlier models of its own that a client keeps and is held away from"""
+    participation: float = 1.0
+    """c, part of the clients drawn for each round, at least one"""
+    weighting: Weighting = "samples"
+    """p_i, weights of the average: numbers of samples, or all the same"""
+    lr_decay: float = 1.0
+    """factor on the local learning rate, once a round"""
+    server_lr: float = 1.0
+    """η_g, learning rate of the server"""
+
+    private: ClassVar[Any] = list[Weights]
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)
+        require(self.mu >= 0, "mu", self.mu, "0 or more")
+        require(self.temperature > 0, "temperature", self.temperature, "greater than 0")
+        require(self.pool > 0, "pool", self.pool, "1 or more")
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One round a step."""
+        while s.step < self.rounds:
+            model = at_server(fed, s.model)
+            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
+            s = s.next(model=server_step(model, average(fed.get(asked, at_least=1)), self.server_lr))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """E epochs from the global model; the result is also what the next contrast is with."""
+        training, previous = local_training(client, self.lr_decay, round), client.state or []
+        if self.mu and previous:
+            frozen = [as_split(client.network(m)) for m in (model, *previous)]
+            trained = client.fit(
+                model,
+                epochs=self.epochs,
+                training=training,
+                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature),
+                extra_passes=len(frozen),
+            )
+        else:
+            trained = client.fit(model, epochs=self.epochs, training=training)
+        if self.mu:
+            client.state = [*previous, trained][-self.pool :]
+        return Reply(trained, sample_weight(client, self.weighting))
+
+    def steps(self, clients: int) -> int:
+        """T rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: int) -> int:
+        """T·m·(2M + 8), as FedAvg: earlier models stay at their clients."""
+        return self.rounds * participants(clients, self.participation) * (2 * model + 8)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """ℓ + μ ℓ_con, the representation and the answer from one pass."""
+
+    received: Split
+    previous: Sequence[Split]
+    mu: float
+    temperature: float
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch."""
+        network = as_split(forward)
+        z = network.features(x)
+        with torch.no_grad():
+            positive, *negatives = (frozen.features(x).float() for frozen in (self.received, *self.previous))
+        contrast = contrastive(z.float(), positive, negatives, self.temperature)
+        return F.cross_entropy(network.head(z).float(), y) + self.mu * contrast
+
+
+def contrastive(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float) -> Tensor:
+    """ℓ_con, the mean over a batch of -log of the softmax share of the positive; all (b, d)."""
+    similarities = [F.cosine_similarity(z, other, dim=1) for other in (positive, *negatives)]
+    return -F.log_softmax(torch.stack(similarities, dim=1) / temperature, dim=1)[:, 0].mean()

@@ -1,0 +1,511 @@
+"""What lies on the disk: clients' values and private state, the run folder, and what happens when either is damaged."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden import FederatedData, Hardware, Training, run
+from ekiden.core import files, wire
+from ekiden.core.federation import Fed, Transfer
+from ekiden.core.folder import Marks, RunFolder, read_config, read_lines
+from ekiden.core.method import Method, Ref, State, on_client
+from ekiden.core.store import FolderJournal, Store, read
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+from ekiden.methods import FedELMY
+from tests.conftest import Tiny
+
+CONFIG = {
+    "method": "fedelmy",
+    "hyperparameters": {},
+    "training": {},
+    "hardware": {},
+    "seed": 0,
+    "dataset": "toy",
+    "clients": {},
+    "model": "mlp",
+    "model_bytes": 4,
+}
+
+
+def model(value: float) -> Weights:
+    return Weights(torch.full((3,), value), torch.empty(0), torch.empty(0, dtype=torch.int64))
+
+
+def store(folder: Path | None, step: int = 0) -> Store:
+    return Store(folder, lambda task: {"train": Weights, "count": int}[task], int, step)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# One client's store.
+
+
+def test_values_are_kept_until_they_are_settled(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put("0-0-train", model(1), 1)
+    here.commit(1, {"0-0-train"})
+    here.settle({"0-0-train"})
+    here.put("1-0-train", model(2), 2)
+    here.put("1-1-count", 5, 2)
+    here.commit(2, {"1-0-train"})
+    assert names(tmp_path) == [
+        "private-1.safetensors",
+        "private-2.safetensors",
+        "value-0-0-train.safetensors",
+        "value-1-0-train.safetensors",
+    ]
+    for step, value in ((1, 1), (2, 2)):  # whichever state was written, what it needs is there
+        copy = tmp_path / f"copy-{step}"
+        copy.mkdir()
+        for file in tmp_path.glob("*.safetensors"):
+            (copy / file.name).write_bytes(file.read_bytes())
+        after = store(copy, step)
+        assert after.private == value
+        assert torch.equal(after.get(f"{step - 1}-0-train").params, model(value).params)
+    here.settle({"1-0-train"})
+    assert [n for n in names(tmp_path) if n.endswith(".safetensors")] == [
+        "private-2.safetensors",
+        "value-1-0-train.safetensors",
+    ]
+    with pytest.raises(UserError, match="0-0-train is not in"):
+        here.get("0-0-train")
+
+
+def test_private_state_of_a_step_that_died_is_forgotten(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    for step in (1, 2):
+        here.put(f"{step - 1}-0-count", 0, 10 * step)
+        here.commit(step, set())
+        if step == 1:
+            here.settle(set())
+    assert names(tmp_path) == ["private-1.safetensors", "private-2.safetensors"]  # killed before the state was written
+    again = store(tmp_path, 1)
+    assert again.private == 10
+    assert names(tmp_path) == ["private-1.safetensors"]
+    again.put("1-0-count", 0, 21)
+    again.commit(2, set())
+    again.settle(set())
+    assert store(tmp_path, 2).private == 21
+
+
+def test_private_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put("0-0-count", 1, 7)
+    here.commit(1, set())
+    here.settle(set())
+    here.put("1-0-count", 1, here.private)
+    here.commit(2, set())
+    here.settle(set())
+    assert names(tmp_path) == ["private-1.safetensors"]
+    assert store(tmp_path, 2).private == 7
+
+
+def test_a_store_in_memory_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = store(None)
+    here.put("0-0-count", 3, 4)
+    here.commit(1, {"0-0-count"})
+    here.settle({"0-0-count"})
+    assert (here.get("0-0-count"), here.private) == (3, 4)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "another type"])
+def test_a_damaged_value_is_named(tmp_path: Path, damage: str) -> None:
+    here = store(tmp_path)
+    here.put("0-0-train", model(1), 1)
+    here.commit(1, {"0-0-train"})
+    for file in tmp_path.iterdir():
+        data = file.read_bytes()
+        other = wire.encode(model(1) if "private" in file.name else "text")
+        file.write_bytes({"truncated": data[:-1], "foreign": b"something else", "another type": other}[damage])
+    with pytest.raises(UserError, match=r"private-1\.safetensors: .*payload"):
+        store(tmp_path, 1)
+    (tmp_path / "private-1.safetensors").unlink()
+    with pytest.raises(UserError, match=r"value-0-0-train\.safetensors: .*payload"):
+        store(tmp_path, 1).get("0-0-train")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*nowhere: No such file"):
+        read(tmp_path / "nowhere", int)
+
+
+def test_a_journal_gives_back_what_it_got_or_nothing(tmp_path: Path) -> None:
+    journal = FolderJournal(tmp_path / "journal")
+    assert journal.load("k") is None
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor(1)}
+    journal.save("k", tensors)
+    got = journal.load("k")
+    assert got is not None
+    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+    file = tmp_path / "journal" / "k.safetensors"
+    data = file.read_bytes()
+    for length in (0, 7, 8, 40, len(data) - 1):
+        file.write_bytes(data[:length])
+        assert journal.load("k") is None
+    file.write_bytes(b"\x80\x04N.")
+    assert journal.load("k") is None
+
+
+# Runs that stop inside a task.
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """Two rounds over all clients; each client counts in private how often it was asked."""
+
+    private: ClassVar[Any] = int
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        while s.step < self.steps(len(fed.clients)):
+            s = s.next(model=fed.call(self.train, fed.clients[s.step % len(fed.clients)], s.model))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        client.state = (client.state or 0) + 1
+        trained = client.fit(model, epochs=1)
+        return trained.with_params(trained.params + client.state)
+
+    def steps(self, clients: int) -> int:
+        return 2 * clients
+
+    def cost(self, clients: int, model: int) -> int:
+        return (2 * clients - 1) * model
+
+
+def go(method: Method, data: FederatedData, folder: Path | None, **kwargs: Any) -> Any:
+    training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
+    return run(method, data, Tiny, training=training, hardware=hardware, folder=folder, **kwargs)
+
+
+def outcome(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors")]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the library may catch it."""
+
+
+def dies_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> list[str]:
+    """Let the `call`-th call of a function be the last thing that happens; returns the calls so far."""
+    calls: list[str] = []
+    original = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        if len(calls) > call:  # also what `finally` still tries: a killed process writes nothing
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, dying)
+    return calls
+
+
+def test_a_run_survives_death_before_each_of_its_writes(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ekiden.learning.fit._SHARE_OF_SAVING", 0)  # progress is written, however short the epochs
+    go(Counting(), blobs, tmp_path / "whole")
+    folder, stops = tmp_path / "run", 0
+    for _ in range(200):
+        with monkeypatch.context() as patch:
+            # three files further each time: inside steps, between commit and state, after the state
+            dies_at(patch, os, "replace", 3 + stops % 3)
+            stops += 1
+            try:
+                go(Counting(), blobs, folder)
+                break
+            except Killed:
+                assert not list(folder.rglob("private-*-*"))
+    assert stops > 8
+    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert len(read_lines(folder / "attempts.jsonl")) >= stops - 1
+
+
+def test_what_a_dead_process_did_not_settle_goes_later(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        dies_at(patch, Store, "settle", 1)  # of the second step, once its state is written
+        with pytest.raises(Killed):
+            go(Counting(), blobs, tmp_path / "run")
+    assert list((tmp_path / "run").rglob("value-0-0-train.safetensors"))
+    go(Counting(), blobs, tmp_path / "run", stop_after=1)
+    assert [p.name for p in (tmp_path / "run").rglob("value-*")] == ["value-2-0-train.safetensors"]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"no tensors"])
+def test_a_hop_that_died_goes_on_from_its_journal(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    method = FedELMY(models=3, epochs=4, warmup=0)
+    monkeypatch.setattr("ekiden.learning.fit._SHARE_OF_SAVING", 0)  # these epochs are shorter than a write
+    whole: list[tuple[str, int]] = []
+    go(method, blobs, tmp_path / "whole", watch=lambda client, epoch, epochs: whole.append((client, epoch)))
+    assert len(whole) == 4 * 3 * 4
+
+    seen: list[tuple[str, int]] = []
+
+    def stop(client: str, epoch: int, epochs: int) -> None:
+        seen.append((client, epoch))
+        if len(seen) == 12 + 4 + 2:  # second client, second model, epoch 2 of 4
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(method, blobs, tmp_path / "run", watch=stop)
+    journal = tmp_path / "run" / "clients" / "client-1" / "journal"
+    assert len(names(journal)) == 2, "one file a model"
+    if damage is not None:
+        for file in journal.iterdir():
+            file.write_bytes(damage)
+    again: list[tuple[str, int]] = []
+    go(method, blobs, tmp_path / "run", watch=lambda client, epoch, epochs: again.append((client, epoch)))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    done = (
+        12 if damage is not None else 12 + 4 + 1
+    )  # the first model is not trained again, nor the second's first epoch
+    assert again == whole[done:]
+    assert not journal.exists()
+
+
+# The run folder.
+
+
+def folder_with_a_state(path: Path) -> None:
+    folder = RunFolder(path, CONFIG)
+    assert folder.load(State) is None
+    row = Transfer(0, "a", "b", "train", 12)
+    folder.transfer(row)
+    length = folder.append("metrics.jsonl", {"step": 1, "accuracy": 0.5})
+    folder.save(State(1, Ref("a", "k")), Marks(length, folder.length("ledger.jsonl"), 12))
+    folder.transfer(Transfer(1, "b", "c", "train", 13))
+    folder.append("metrics.jsonl", {"step": 2})
+    folder.close()
+
+
+def reopened(path: Path) -> tuple[State, Marks] | None:
+    folder = RunFolder(path, CONFIG)
+    try:
+        return folder.load(State)
+    finally:
+        folder.close()
+
+
+def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    found = reopened(tmp_path / "run")
+    assert found is not None
+    state, marks = found
+    assert state == State(1, Ref("a", "k"))
+    assert marks.bytes == 12
+    assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "accuracy": 0.5}]
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == 1
+    first, second = read_lines(tmp_path / "run" / "attempts.jsonl")
+    assert (first["from_step"], first["lost_transfers"]) == (0, [])
+    assert second["from_step"] == 1
+    assert [row["bytes"] for row in second["lost_transfers"]] == [13]
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    code = (
+        "import sys, json; from pathlib import Path; from ekiden.core.folder import RunFolder\n"
+        "held = RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2])); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), json.dumps(CONFIG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="is in use by another process: wait for it"):
+            RunFolder(tmp_path / "run", CONFIG)
+        other.kill()
+    assert reopened(tmp_path / "run") is not None  # the lock of a killed process is gone
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    with pytest.raises(UserError, match=r"holds another run \(extra, seed differ\): choose another folder"):
+        RunFolder(tmp_path / "run", {**CONFIG, "seed": 1, "extra": 2})
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    for act in (lambda: RunFolder(tmp_path / "run", CONFIG), lambda: read_config(tmp_path / "run")):
+        with pytest.raises(UserError, match="has run-folder format 99, this version reads 1"):
+            act()
+
+
+def test_another_release_with_the_same_format_goes_on(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"ekiden": "0.0.1"}))
+    assert reopened(tmp_path / "run") is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format":1}', b"null"])
+def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes) -> None:
+    folder_with_a_state(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged|run-folder format None"):
+        read_config(tmp_path / "run")
+    with pytest.raises(UserError, match=r"damaged|run-folder format None"):
+        RunFolder(tmp_path / "run", CONFIG)
+
+
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    (tmp_path / "file").write_bytes(b"text")
+    for name in ("photos", "file"):
+        with pytest.raises(UserError, match="is not empty and no run folder: choose another folder"):
+            RunFolder(tmp_path / name, CONFIG)
+    assert names(tmp_path / "photos") == ["cat.jpg"]
+    with pytest.raises(UserError, match="is no run folder"):
+        read_config(tmp_path / "photos")
+    with pytest.raises(UserError, match="cannot write"):
+        RunFolder(tmp_path / "file" / "below", CONFIG)
+
+
+def test_a_folder_that_died_before_its_config_is_taken_up(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("lock", "environment.json", ".config.json.7.tmp"):
+        (tmp_path / "run" / name).write_bytes(b"{}\n" if name.startswith("env") else b"")
+    assert reopened(tmp_path / "run") is None
+    assert read_config(tmp_path / "run")["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"\x80\x04N.",
+        lambda data: wire.encode(model(1)),
+        lambda data: wire.encode(State(1)),
+    ],
+    ids=["a byte short", "half", "empty", "pickle", "a model", "no marks"],
+)
+def test_a_damaged_state_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "state.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=r"state\.safetensors: .*payload"):
+        reopened(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+def test_a_shortened_report_is_named(tmp_path: Path, name: str) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / name
+    for content in (file.read_bytes()[:10], None):
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} is shorter than the state says"):
+            reopened(tmp_path / "run")
+
+
+def test_an_unreadable_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step":1}\n{"ste\n{"step":3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 cannot be read"):
+        read_lines(file)
+    assert read_lines(tmp_path / "nowhere") == []
+    file.write_bytes(b'{"step":1}\n{"ste')  # being written just now
+    assert read_lines(file) == [{"step": 1}]
+
+
+def test_a_line_that_was_not_finished_does_not_spoil_the_next(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    with open(tmp_path / "run" / "attempts.jsonl", "ab") as file:
+        file.write(b'{"started":"20')
+    reopened(tmp_path / "run")
+    assert [row["from_step"] for row in read_lines(tmp_path / "run" / "attempts.jsonl")] == [0, 1]
+
+
+# A full disk.
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    files.write(target, [b"old"])
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full_disk)
+            with pytest.raises(UserError, match=r"disk full while writing .*file: free some space"):
+                files.write(target, [b"new"])
+        assert target.read_bytes() == b"old"
+        assert names(tmp_path) == ["file"]
+    assert files.write(target, [b"new", memoryview(b"er")]) == 5
+    assert target.read_bytes() == b"newer"
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
+        files.write(tmp_path / "nowhere" / "file", [b""])
+
+
+def full_disk(*args: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_all_dtypes_of_a_model_file_are_read_by_the_library(tmp_path: Path) -> None:
+    tensors: dict[str, Tensor] = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in files.DTYPES}
+    files.write(tmp_path / "model.safetensors", files.safetensors_chunks(tensors, {"format": "pt"}))
+    loaded = FolderJournal(tmp_path).load("model")
+    assert loaded is not None
+    assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
+
+
+@pytest.mark.parametrize("room", [0, 3, 9, 14, 20])
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    go(Counting(), blobs, tmp_path / "whole")
+    calls: list[int] = []
+    fsync = os.fsync
+
+    def limited(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > room:
+            full_disk()
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", limited)
+        with pytest.raises(UserError, match="disk full while writing"):
+            go(Counting(), blobs, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    for file in (tmp_path / "run").rglob("*.safetensors"):
+        assert FolderJournal(file.parent).load(file.stem) is not None, "nothing is half written"
+    go(Counting(), blobs, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_report_that_the_disk_refuses_is_one_clear_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", CONFIG)
+    folder.load(State)
+    folder._files["ledger.jsonl"] = open("/dev/full", "ab")  # noqa: SIM115  (the folder closes it)
+    with pytest.raises(UserError, match=r"disk full while writing .*ledger\.jsonl"):
+        folder.transfer(Transfer(0, "a", "b", "train", 12))
+    folder.close()

@@ -1,0 +1,485 @@
+"""The command line from end to end: what users type, what they see, and what they read when something is wrong."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from torch import nn
+
+from ekiden import FederatedData, Hardware, Training, federate, run
+from ekiden.api import Result
+from ekiden.cli import COMMANDS, main
+from ekiden.core.folder import RunFolder, read_lines
+from ekiden.core.method import Method
+from ekiden.errors import UserError
+from ekiden.experiments.plan import stored
+from ekiden.experiments.presets import _DATA, PRESETS, preset
+from ekiden.methods import FedELMY, FedSeq, Local
+from tests.conftest import Tiny
+
+QUICK = ["--epochs", "2", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder and cache, no local data sets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def ekiden(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "ekiden.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process; gives what it printed."""
+
+    def calling(*args: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *map(str, args)])
+        main()
+        captured = capfd.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return calling
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """A command that must end with code 2 and one line; gives the line."""
+
+    def refusing(*args: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        return one_line(capfd.readouterr().err)
+
+    return refusing
+
+
+def one_line(error: str) -> str:
+    assert error.startswith("ekiden: ")
+    assert error.endswith("\n")
+    assert error.count("\n") == 1
+    return error[len("ekiden: ") : -1]
+
+
+def nothing_begun() -> bool:
+    return not Path("runs").exists()
+
+
+# What users do.
+
+
+def test_from_a_run_to_a_table() -> None:
+    done = ekiden("run", "fedelmy", "--models", "2", "--warmup", "1", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "run folder: runs/fedelmy-digits-seed0" in done.stdout
+    folder = Path("runs/fedelmy-digits-seed0")
+    metrics = read_lines(folder / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 11))
+    accuracy = metrics[-1]["accuracy"]
+    assert accuracy > 0.3
+    assert f"{100 * accuracy:.2f}" in done.stdout
+    assert sum(row["bytes"] for row in read_lines(folder / "ledger.jsonl")) == metrics[-1]["bytes"]
+
+    measured = ekiden("evaluate", folder, "--json")
+    assert measured.returncode == 0, measured.stderr
+    found = json.loads(measured.stdout)
+    assert found["accuracy"] == accuracy
+    assert [round(a, 12) for _, a in found["client"].values()] == [round(a, 12) for a in metrics[-1]["clients"]]
+    assert sum(n for n, _ in found["class"].values()) == found["samples"]
+    right = sum(n * a for n, a in found["class"].values())
+    assert round(right) == round(found["samples"] * accuracy)
+
+
+def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
+    printed = call("run", "fedseq", "--clients", "3", "--partition", "iid", "--seeds", "0", "1", *QUICK)
+    folders = [Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed1")]
+    assert [f"run folder: {folder}" in printed for folder in folders] == [True, True]
+    assert [stored(folder).seed for folder in folders] == [0, 1]
+    last = [read_lines(folder / "metrics.jsonl")[-1]["accuracy"] for folder in folders]
+    spread = f"{50 * (last[0] + last[1]):.2f} ± {100 * abs(last[0] - last[1]) / 2**0.5:.2f}"
+    assert spread in printed
+    assert spread in call("compare", *folders)
+    shown = call("show", folders[0])
+    assert "fedseq (epochs=2)" in shown
+    assert "finished" in shown
+    assert "client-0 → client-1" in shown
+    assert "started 1 times" in shown
+    tables = call("evaluate", folders[1])
+    assert f"accuracy {100 * last[1]:.2f} %" in tables
+    assert all(name in tables for name in ("client-2", "class"))
+    assert "class" in call("evaluate", folders[0], "--data", "digits")
+
+    again = call("run", "fedseq", "--clients", "3", "--partition", "iid", *QUICK)  # a folder of its own
+    assert "run folder: runs/fedseq-digits-seed0-2" in again
+    one, two = (Path(f"runs/fedseq-digits-seed0{end}") for end in ("", "-2"))
+    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_resume_after_ctrl_c_ends_with_the_same_bits(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["run", "fedseq", "--clients", "3", "--partition", "iid", *QUICK]
+    call(*flags)
+    save, saved = RunFolder.save, list[object]()
+
+    def stopping(self: RunFolder, *args: object) -> None:
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+        saved.append(args)
+        save(self, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", stopping)
+        patch.setattr(sys, "argv", ["ekiden", *flags])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == 130
+    assert "`ekiden resume` goes on" in capfd.readouterr().err
+    whole, folder = Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed0-2")
+    assert "stopped after step" in call("show", folder)
+    assert "0 finished" in call("compare", folder)
+    call("resume", folder)
+    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
+        assert (whole / name).read_bytes() == (folder / name).read_bytes()
+    shown = call("show", folder)
+    assert "finished" in shown
+    assert "started 2 times" in shown
+    call("resume", whole)  # nothing left to do
+
+
+def test_personal_models(call: Call) -> None:
+    call("run", "local", "--clients", "2", "--partition", "iid", *QUICK)
+    folder = Path("runs/local-digits-seed0")
+    own = json.loads(call("evaluate", folder, "--client", "client-1", "--json"))
+    assert own["client"]["client-1"][1] == read_lines(folder / "metrics.jsonl")[-1]["clients"][1]
+
+
+def test_data_and_lists(call: Call) -> None:
+    printed = call("data", "digits", "--partition", "classes:2", "--clients", "5", "--draw", "who.png")
+    assert "client-4" in printed
+    assert Image.open("who.png").size[0] > 100
+    listed = call("list")
+    assert all(name in listed for name in ("fedelmy", "centralized", "resnet18", "tiny_imagenet"))
+    assert call("--version").strip() == "0.1.0"
+    assert all(command in call() for command in COMMANDS)
+
+
+@pytest.mark.parametrize("kind", [FedELMY, FedSeq])
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("data", _DATA)
+def test_presets_are_plans(kind: type[Method], name: str, data: str) -> None:
+    plan = preset(name, kind, data)
+    assert plan.data == data
+    assert type(plan.method) is kind
+    assert (plan.training.optimizer, plan.training.batch_size) == ("adam", 128)
+    assert (plan.model == "resnet18") == (name == "paper")
+
+
+def test_help_shows_symbols_and_defaults(call: Call) -> None:
+    done = ekiden("run", "fedelmy", "--preset", "paper", "--data", "pacs", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = re.sub(r"[\s│]+", " ", done.stdout)
+    assert "S, models trained at each client (default: 10)" in text
+    assert "photo,art_painting,cartoon,sketch" in text.replace(" ", "")  # it is wrapped
+    assert "--learning" not in text
+    assert "methods: fedelmy" in call("run", "--help")
+
+
+def test_own_files(call: Call) -> None:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            Path("pets", split, name).mkdir(parents=True)
+            for i in range(12):
+                shade = 200 if name == "cat" else 40
+                Image.new("RGB", (18, 18), (shade, i, i)).save(Path("pets", split, name, f"{i}.png"))
+    call("run", "fedseq", "--data", "pets", "--clients", "2", "--partition", "iid", "--lr", "0.01", *QUICK)
+    found = json.loads(call("evaluate", "runs/fedseq-pets-seed0", "--json"))
+    assert found["samples"] == 24
+    assert set(found["class"]) == {"cat", "dog"}
+
+
+# What users get wrong.
+
+
+def test_every_kind_of_name_is_checked(refused: Call) -> None:
+    assert "unknown command 'rum': did you mean 'run'?" in refused("rum")
+    assert "unknown method 'fedemly': did you mean 'fedelmy'?" in refused("run", "fedemly")
+    assert "say which method" in refused("run")
+    assert "unknown data set 'digit': did you mean 'digits'?" in refused("run", "fedseq", "--data", "digit")
+    assert "did you mean 'resnet18'" in refused("run", "fedseq", "--model", "resnet8")
+    assert "is not a partition" in refused("run", "fedseq", "--partition", "dirichlet")
+    assert "did you mean 'reversed'" in refused("run", "fedseq", "--order", "reverse")
+    assert "unknown preset 'papers'" in refused("run", "fedseq", "--preset", "papers")
+    assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
+    assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")
+    assert "device 'gpu' cannot be used here" in refused("run", "fedseq", "--device", "gpu")
+    assert nothing_begun()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epochs", "0"], "--epochs 0 is out of range: it must be 1 or more"),
+        (["--models", "-1"], "--models -1 is out of range"),
+        (["--alpha", "-0.5"], "--alpha -0.5 is out of range: it must be 0 or more"),
+        (["--lr", "0"], "--lr 0.0 is out of range"),
+        (["--lr", "nan"], "--lr nan is out of range"),
+        (["--alpha", "nan"], "--alpha nan is out of range"),
+        (["--batch-size", "0"], "--batch-size 0 is out of range"),
+        (["--val-fraction", "1"], "--val-fraction 1.0 is out of range"),
+        (["--clients", "0"], "--clients 0 is out of range"),
+        (["--workers", "0"], "--workers 0 is out of range"),
+        (["--threads", "-1"], "--threads -1 is out of range"),
+        (["--evaluate-every", "0"], "--evaluate-every 0 is out of range"),
+        (["--epochs", "many"], "many"),
+        (["--epochs"], "--epochs"),
+        (["--epoch", "3"], "--epoch"),
+        (["--measure", "l3"], "l3"),
+        (["--optimizer", "adamw"], "adamw"),
+        (["stray"], "stray"),
+        (["--clients", "2000"], "2000 clients cannot share"),
+        (["--clients", "1500"], "1500"),
+        (["--partition", "dirichlet:-1"], "must have beta > 0"),
+        (["--partition", "classes:11"], "classes:11 cannot give all 10 classes"),
+        (["--partition", "domains"], "has no domains"),
+        (["--partition", "natural"], "has no natural owners"),
+        (["--order", "client-0,client-1"], "--order must name each of the 10 clients once"),
+        (["--seed", "-1"], "seed must be 0 or more"),
+        (["--seeds", "0", "x"], "x"),
+        (["--model", "vgg11"], "vgg11"),
+        (["--size", "0"], "size is the side"),
+        (["--out", "/dev/null/runs"], "/dev/null/runs"),
+    ],
+    ids=lambda v: "_".join(v) if isinstance(v, list) else None,
+)
+def test_flags_out_of_range(refused: Call, flags: list[str], message: str) -> None:
+    assert message in refused("run", "fedelmy", *flags)
+    assert nothing_begun()
+
+
+def test_the_error_of_a_real_process_is_one_line() -> None:
+    for flags in (["--epochs", "0"], ["--clients", "2000"]):
+        done = ekiden("run", "fedseq", *flags)
+        assert done.returncode == 2
+        assert one_line(done.stderr)
+    assert nothing_begun()
+
+
+def png(shade: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("L", (8, 8), shade).save(data, "png")
+    return data.getvalue()
+
+
+def table(images: list[bytes], labels: list[int]) -> pa.Table:
+    return pa.table({"image": [{"bytes": i, "path": None} for i in images], "label": labels})
+
+
+def test_files_that_cannot_be_read(refused: Call) -> None:
+    good, labels = [png(20 * i) for i in range(12)], [0, 1] * 6
+    pq.write_table(table(good, labels), "good.parquet")
+    Path("cut.parquet").write_bytes(Path("good.parquet").read_bytes()[:-50])
+    Path("text.parquet").write_text("no parquet\nat all\n")
+    pq.write_table(table([*good[:7], good[7][:40], *good[8:]], labels), "bad-image.parquet")
+    pq.write_table(pa.table({"picture": good, "label": labels}), "no-image.parquet")
+    pq.write_table(table([], []), "empty.parquet")
+    Path("folder/a").mkdir(parents=True)
+    Path("folder/b").mkdir()
+    for i in range(5):
+        Path(f"folder/a/{i}.png").write_bytes(png(i))
+        Path(f"folder/b/{i}.png").write_bytes(png(i))
+    Path("folder/b/3.png").write_bytes(b"\x89PNG\r\n no image\n")
+    Path("nothing").mkdir()
+    for name, message in {
+        "cut.parquet": "cut.parquet",
+        "text.parquet": "text.parquet",
+        "bad-image.parquet": "row 7 of bad-image.parquet",
+        "no-image.parquet": "image",
+        "empty.parquet": "empty.parquet",
+        "folder": "folder/b/3.png",
+        "nothing": "nothing",
+        "nowhere.parquet": "nowhere.parquet",
+    }.items():
+        assert message in refused("run", "fedseq", "--data", name, "--clients", "2", "--partition", "iid")
+    assert "13 clients cannot share 10" in refused(
+        "run", "fedseq", "--data", "good.parquet", "--clients", "13", "--partition", "iid"
+    )
+    assert nothing_begun()
+
+
+def test_a_network_that_does_not_fit_the_images(refused: Call) -> None:
+    assert "cnn_ma_echo" in refused("run", "fedseq", "--size", "4", "--model", "cnn_ma_echo")
+    assert nothing_begun()
+
+
+def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
+    Path("photos").mkdir()
+    Path("photos/cat.jpg").write_bytes(b"cat")
+    for command in ("resume", "show", "evaluate", "compare"):
+        assert "photos is no run folder" in refused(command, "photos")
+        assert "nowhere is no run folder" in refused(command, "nowhere")
+        assert "photos/cat.jpg" in refused(command, "photos/cat.jpg")
+    assert [p.name for p in Path("photos").iterdir()] == ["cat.jpg"]
+
+
+def test_damaged_run_folders(refused: Call, call: Call) -> None:
+    call("run", "fedseq", "--clients", "2", "--partition", "iid", *QUICK)
+    whole = Path("runs/fedseq-digits-seed0")
+
+    def damaged(name: str, content: bytes) -> Path:
+        folder = Path("damaged")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        (folder / name).write_bytes(content)
+        return folder
+
+    config, model = (whole / "config.json").read_bytes(), (whole / "model.safetensors").read_bytes()
+    old = json.dumps(json.loads(config) | {"format": 0}).encode()
+    assert "state.safetensors" in refused("resume", damaged("state.safetensors", b"\x80\x04N."))
+    assert "metrics.jsonl is shorter" in refused("resume", damaged("metrics.jsonl", b""))
+    assert "damaged" in refused("show", damaged("metrics.jsonl", b"{\n"))
+    for command in ("resume", "show", "evaluate", "compare"):
+        assert "config.json cannot be read" in refused(command, damaged("config.json", config[:-9]))
+        assert "run-folder format 0, this version reads 1" in refused(command, damaged("config.json", old))
+    for content in (model[:-1], b"", b"\x80\x04N."):
+        assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
+    other = safetensors.torch.save({"weight": torch.ones(2)})
+    assert "holds another network" in refused("evaluate", damaged("model.safetensors", other))
+    folder = damaged("model.safetensors", model)
+    (folder / "model.safetensors").unlink()
+    assert "go on with `ekiden resume` first" in refused("evaluate", folder)
+    assert "it has model.safetensors" in refused("evaluate", whole, "--client", "client-7")
+    assert "classes" in refused("evaluate", whole, "--data", own_classes())
+
+
+def own_classes() -> str:
+    pq.write_table(table([png(20 * i) for i in range(12)], [0, 1, 2] * 4), "three.parquet")
+    return "three.parquet"
+
+
+def test_a_run_in_use_is_refused(refused: Call, call: Call) -> None:
+    call("run", "fedseq", "--clients", "2", "--partition", "iid", *QUICK)
+    folder = Path("runs/fedseq-digits-seed0")
+    held = RunFolder(folder, json.loads((folder / "config.json").read_text()))
+    try:
+        done = ekiden("resume", folder)
+    finally:
+        held.close()
+    assert done.returncode == 2
+    assert "is in use by another process" in one_line(done.stderr)
+
+
+def test_training_that_diverges_keeps_the_last_good_model(refused: Call) -> None:
+    error = refused("run", "fedseq", "--clients", "3", "--partition", "iid", "--lr", "1e30", *QUICK)
+    assert re.search(r"step 1, client client-0: loss or weights became NaN or infinite in epoch 1, batch \d+", error)
+    assert "lower --lr" in error
+    loaded = safetensors.torch.load_file("runs/fedseq-digits-seed0/model.safetensors")
+    assert all(bool(torch.isfinite(v).all()) for v in loaded.values())
+
+
+class Exploding(nn.Module):
+    """Gives infinity where the first feature is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * torch.where(x[:, :1] > 50, torch.inf, 1.0)  # type: ignore[no-any-return]
+
+
+def go(method: Method, data: FederatedData, model: type[nn.Module], folder: Path | None = None) -> Result:
+    training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
+    return run(method, data, model, training=training, hardware=hardware, folder=folder)
+
+
+def silo(n: int, classes: tuple[int, ...] = (0, 1, 2)) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, 4, generator=generator), torch.tensor(classes).repeat(n)[:n]
+
+
+def test_the_client_that_diverges_is_named_and_the_model_before_it_is_kept() -> None:
+    bad = silo(40)
+    bad[0][35] = 100.0
+    data = federate([silo(30), silo(31), bad, silo(32)], test=silo(20), val_fraction=0)
+    with pytest.raises(UserError, match=r"step 3, client client-2: .* in epoch 1, batch [123]: lower") as caught:
+        go(FedSeq(epochs=2), data, Exploding, Path("run"))
+    assert str(caught.value).count("\n") == 0
+    good = go(FedSeq(epochs=2), federate([silo(30), silo(31)], test=silo(20), val_fraction=0), Exploding)
+    kept = safetensors.torch.load_file("run/model.safetensors")
+    assert kept.keys() == good.model.state_dict().keys()
+    assert all(torch.equal(kept[name], value) for name, value in good.model.state_dict().items())
+    assert len(read_lines(Path("run/metrics.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("method", [FedSeq(epochs=2), FedELMY(2, 2, 2), Local(epochs=2)], ids=lambda m: m.title())
+@pytest.mark.parametrize("model", [Tiny, Exploding])
+def test_clients_with_one_sample_or_one_class_take_part(method: Method, model: type[nn.Module]) -> None:
+    data = federate([silo(30), silo(1, (2,)), silo(17, (1,)), silo(2, (0,)), silo(33)], test=silo(40))
+    result = go(method, data, model, Path("run"))
+    assert len(result.metrics) == method.steps(5)
+    assert result.weights is None or result.weights.is_finite()
+    assert all(m.is_finite() for m in result.personal)
+
+
+def test_an_empty_client_is_refused() -> None:
+    data = federate([silo(30), silo(31)], test=silo(20))
+    one, other = data.clients
+    empty = replace(other, train=replace(other.train, rows=torch.empty(0, dtype=torch.int64)))
+    for clients, message in (
+        ((one, empty), "client client-1 has no training sample"),
+        ((one, one), "two clients are called 'client-0'"),
+        ((one, replace(other, name="a/b")), "a client cannot be called 'a/b'"),
+        ((one, replace(other, name="server")), "a client cannot be called 'server'"),
+        ((), "there is no client"),
+    ):
+        with pytest.raises(UserError, match=message):
+            go(FedSeq(epochs=1), replace(data, clients=clients), Exploding, Path("run"))
+    with pytest.raises(UserError, match="silo 1"):
+        federate([silo(30), (torch.empty(0, 4), torch.empty(0, dtype=torch.int64))], test=silo(20))
+    assert not Path("run").exists()
+
+
+class WrongWidth(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+
+class WrongClasses(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+
+def test_a_module_that_does_not_fit_the_data_is_refused() -> None:
+    data = federate([silo(30), silo(31)], test=silo(20))
+    with pytest.raises(UserError, match=r"the model cannot take samples of shape \(4,\)"):
+        go(FedSeq(epochs=1), data, WrongWidth, Path("run"))
+    with pytest.raises(UserError, match=r"the model gives \(2,\) per sample, but the data have 3 classes"):
+        go(FedSeq(epochs=1), data, WrongClasses, Path("run"))
+    assert not Path("run").exists()

@@ -1,0 +1,115 @@
+"""CriticalFL: exact sequences of the detector, the norm, and what is sent."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.method import Size, State
+from ekiden.core.worker import Client
+from ekiden.learning.network import Network
+from ekiden.methods import CriticalFL, DFedAvgM
+from ekiden.methods.criticalfl import Periods, Squares, Trained, resize
+from tests.conftest import Tiny
+from tests.methods.toys import Silo, rounds, weights
+
+
+def sequence(
+    method: CriticalFL, norms: Sequence[float], least: int = 16, most: int = 96
+) -> tuple[list[int], list[bool]]:
+    """M and the flags after each check."""
+    count, capped, counts, flags = least, False, [], []
+    for r in range(1, len(norms) + 1):
+        flags.append(method.is_critical(norms[:r]))
+        count = resize(count, flags[-1], capped, least, most)
+        capped |= count >= most
+        counts.append(count)
+    return counts, flags
+
+
+@pytest.mark.parametrize("norms", [[1.0] * 14, [0.9**k for k in range(14)]])
+def test_zero_padded_window_calls_ten_checks_critical(norms: list[float]) -> None:
+    counts, flags = sequence(CriticalFL(zero_padded=True), norms)
+    assert counts == [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]
+    assert flags == [True] * 10 + [False] * 4
+
+
+def test_empty_window_calls_only_the_forced_checks_critical() -> None:
+    counts, flags = sequence(CriticalFL(), [1.0] * 9)
+    assert counts == [32, 64, 96, 96, 96, 48, 24, 16, 16]
+    assert flags == [True] * 5 + [False] * 4
+
+
+@pytest.mark.parametrize(("growth", "critical"), [(1.02, True), (1.0, False), (0.5, False)])
+def test_growth_above_delta_is_critical(growth: float, critical: bool) -> None:
+    assert CriticalFL(forced=0, window=1).is_critical([1.0, growth]) is critical
+
+
+def test_no_doubling_after_the_cap_was_reached() -> None:
+    assert resize(16, True, True, 16, 96) == 16
+    assert resize(16, True, False, 16, 96) == 32
+    assert resize(3, False, False, 1, 9) == 2
+    assert resize(1, False, False, 1, 9) == 1
+
+
+def test_norm_of_two_batches() -> None:
+    squares = Squares()
+    for gradient in ([3.0, 4.0], [0.0, 1.0]):
+        grad = torch.tensor(gradient)
+        squares(torch.zeros(2), grad, torch.tensor(1.0))
+        assert grad.tolist() == gradient
+    assert 0.1 * squares.sum == pytest.approx(2.6)
+
+
+def test_norm_of_local_training() -> None:
+    silo = Silo(1, lambda w: 0.5 * (w - 1).pow(2).sum())
+    CriticalFL(epochs=2).train(cast(Client, silo), weights(0.0), 0)
+    assert silo.state == pytest.approx(0.1 * (1 + 0.81) / 2)
+    assert CriticalFL().norm(cast(Client, silo)) == silo.state
+
+
+def test_models_count_by_their_samples() -> None:
+    mixed = CriticalFL().mix(cast(Client, None), [Trained(weights(1.0), 1), Trained(weights(3.0), 3)])
+    assert mixed.params.tolist() == [2.5]
+
+
+def test_with_all_peers_it_is_plain_averaging() -> None:
+    def silos() -> list[Silo]:
+        return [Silo(1, lambda w, c=c: 0.5 * (w - c).pow(2).sum()) for c in (1.0, -2.0, 4.0)]  # type: ignore[misc]
+
+    start = (weights(0.0),) * 3
+    ours = rounds(CriticalFL(rounds=3, epochs=2, peers=2, cap=1.0), silos(), Periods(personal=start))
+    plain = rounds(DFedAvgM(rounds=3, epochs=2, theta=0.0), silos(), State(personal=start))
+    for a, b in zip(ours, plain, strict=True):
+        assert [w for (w,) in a] == pytest.approx([w for (w,) in b])
+
+
+def settings() -> dict[str, Any]:
+    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+
+
+def test_more_peers_in_critical_rounds_and_their_bytes(blobs: FederatedData) -> None:
+    method = CriticalFL(rounds=4, epochs=1, peers=1, every=1, forced=1, delta=100.0, cap=0.7)
+    result = run(method, blobs, Tiny, **settings())
+    state, size = result.state, Size.of(Network(Tiny()), (4,))
+    assert isinstance(state, Periods)
+    assert state.sent == 4 * (1 + 2 + 1 + 1)
+    assert state.peers == (1,) * 4
+    assert all(len(norms) == 4 and min(norms) > 0 for norms in state.norms)
+    assert result.bytes == method.moved(state, 4, size) == 20 * (size + 8) + 4 * 4 * 8
+    assert sum(row.bytes for row in result.ledger if row.target == "server") == 4 * 4 * 8
+
+
+def test_refuses_more_peers_than_the_cap(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="peers 3 is out of range: it must be at most 2"):
+        run(CriticalFL(peers=3), blobs, Tiny, **settings())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cap": 0.0}, {"cap": 1.5}, {"delta": -1.0}, {"peers": 0}, {"window": 0}, {"every": 0}]
+)
+def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        CriticalFL(**changes)

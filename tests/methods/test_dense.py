@@ -1,0 +1,149 @@
+"""DENSE: exact numbers of its losses, of the steps and of the generator; statistics really seen."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.api import as_module
+from ekiden.data import federate
+from ekiden.learning.ensemble import EnsembleModel
+from ekiden.learning.generator import SampleGenerator
+from ekiden.learning.weights import mean
+from ekiden.methods import DENSE
+from ekiden.methods.dense import Distilled, Statistics, batches, disagreement, softened
+from tests.conftest import Tiny
+
+T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+
+
+def test_losses() -> None:
+    assert float(disagreement(T, S)) == pytest.approx(-0.414362, abs=1e-6)
+    assert float(disagreement(T[:1], S[:1])) == pytest.approx(-0.828725, abs=1e-6)
+    assert float(nn.functional.cross_entropy(T, torch.tensor([0, 0]))) == pytest.approx(0.720095, abs=1e-6)
+
+
+@pytest.mark.parametrize(("temperature", "loss"), [(1.0, 0.550967), (20.0, 0.811505)])
+def test_distillation(temperature: float, loss: float) -> None:
+    assert float(softened(T, S, temperature)) == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_student_that_equals_the_teacher_has_no_loss() -> None:
+    assert float(softened(T, T, 20.0)) == pytest.approx(0, abs=1e-6)
+    assert float(disagreement(T, T)) == 0
+
+
+def test_statistics_of_a_layer() -> None:
+    layer = nn.BatchNorm2d(1).eval()
+    x = torch.tensor([[1.0, 3.0], [5.0, 7.0]]).view(2, 1, 1, 2).requires_grad_()
+    statistics = Statistics(layer)
+    layer(x)
+    assert [float(t.detach()) for t in statistics.terms] == [8.0]
+    statistics.close()
+    layer(x)
+    assert len(statistics.terms) == 1
+
+
+def test_statistics_see_every_layer_of_every_teacher_and_survive_a_perfect_fit() -> None:
+    teacher = EnsembleModel([Tiny().eval().requires_grad_(False) for _ in range(3)], 3, "logits")
+    statistics = Statistics(teacher)
+    x = torch.zeros(4, 4, requires_grad=True)
+    teacher(x)
+    assert len(statistics.terms) == 3
+    layer = nn.BatchNorm1d(1).eval()
+    exact = Statistics(layer)
+    y = torch.tensor([[-1.0], [1.0]], requires_grad=True)
+    layer(y)
+    exact.terms[0].backward()  # type: ignore[no-untyped-call]
+    assert float(exact.terms[0].detach()) == 0
+    assert y.grad is not None
+    assert torch.isfinite(y.grad).all()
+
+
+@pytest.mark.parametrize(("shape", "count"), [((3, 32, 32), 2_328_899), ((1, 28, 28), 1_834_305)])
+def test_size_of_the_generator(shape: tuple[int, ...], count: int) -> None:
+    generator = SampleGenerator(shape, 256, 64, torch.Generator())
+    assert sum(p.numel() for p in generator.parameters()) == count
+    images = generator(torch.randn(2, 256))
+    assert images.shape == (2, *shape)
+    assert float(images.detach().min()) >= 0
+    assert float(images.detach().max()) <= 1
+
+
+def test_size_of_the_cnn() -> None:
+    assert sum(p.numel() for p in models.build("cnn", (3, 32, 32), 10).parameters()) == 319_242
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 13, 10), (5,)])
+def test_samples_of_any_shape(shape: tuple[int, ...]) -> None:
+    assert SampleGenerator(shape, 6, 4, torch.Generator())(torch.randn(3, 6)).shape == (3, *shape)
+
+
+def test_steps_of_the_student() -> None:
+    generator = torch.Generator()
+    assert sum(len(batches(256 * (epoch + 1), 256, generator)) for epoch in range(3)) == 6
+    parts = batches(9, 4, generator)
+    assert [len(p) for p in parts] == [4, 5]
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(9))
+
+
+def settings() -> dict[str, Any]:
+    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+
+
+def small(**changes: Any) -> DENSE:
+    fields = {"epochs": 3, "distill_epochs": 2, "steps_per_batch": 3, "batch": 8, "noise": 8, "width": 4}
+    return DENSE(**(fields | changes))
+
+
+@pytest.mark.parametrize("fields", [{"bn": 0.0}, {"ce": 0.0}, {"adv": 0.0}], ids=str)
+def test_every_loss_changes_the_result(blobs: FederatedData, fields: dict[str, float]) -> None:
+    whole, part = (
+        run(small(epochs=30, steps_per_batch=15, generator_lr=0.1, **f), blobs, Tiny, **settings())
+        for f in ({}, fields)
+    )
+    assert whole.weights is not None
+    assert part.weights is not None
+    assert not torch.equal(whole.weights.params, part.weights.params)
+
+
+def test_images_grow_a_pool_of_bytes_and_the_loss_reaches_the_generator() -> None:
+    generator = torch.Generator().manual_seed(0)
+    silos = [
+        (torch.randint(256, (20, 1, 16, 16), generator=generator, dtype=torch.uint8), torch.arange(20) % 3)
+        for _ in range(2)
+    ]
+    data = federate(silos, test=silos[0])
+    result = run(small(epochs=1, steps_per_batch=5), data, lambda: models.build("lenet", (1, 16, 16), 3), **settings())
+    pool = result.state.pool  # type: ignore[attr-defined]
+    assert (pool.dtype, pool.shape) == (torch.uint8, (16, 1, 16, 16))
+    assert len(result.state.teachers) == 2  # type: ignore[attr-defined]
+    assert result.bytes == 2 * 4 * sum(p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters())
+
+
+def test_the_student_learns_what_the_teachers_answer(blobs: FederatedData) -> None:
+    method = small(epochs=10, distill_epochs=10, batch=32)
+    start, end = run(method, blobs, Tiny, stop_after=1, **settings()), run(method, blobs, Tiny, **settings())
+    state = end.state
+    assert isinstance(state, Distilled)
+    pool = state.pool
+    assert pool is not None
+    teacher = EnsembleModel([as_module(Tiny, t) for t in state.teachers], 3, "logits").eval()
+    with torch.no_grad():
+        before, after = (float(softened(teacher(pool), result.model(pool), 1.0)) for result in (start, end))
+    assert after < 0.8 * before
+
+
+def test_the_student_may_start_from_the_average(blobs: FederatedData) -> None:
+    result = run(small(student="average"), blobs, Tiny, stop_after=1, **settings())
+    assert isinstance(result.state, Distilled)
+    assert result.weights is not None
+    assert torch.equal(result.weights.params, mean(result.state.teachers).params)
+
+
+@pytest.mark.parametrize("fields", [{"batch": 1}, {"ce": -1.0}, {"temperature": 0.0}, {"distill_epochs": 0}], ids=str)
+def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(fields)).replace("_", "-")):
+        DENSE(**fields)

@@ -1,0 +1,75 @@
+"""FedELMY in parallel: the mean of pools' means, and its reductions."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.worker import Client
+from ekiden.learning.weights import mean
+from ekiden.methods import FedELMY, FedELMYParallel, Local
+from tests.conftest import Tiny
+from tests.methods.toys import Quadratic, weights
+
+
+@pytest.mark.parametrize(("models", "means", "result"), [(1, (2.0, 4.0), 3.0), (5, (10 / 3, 20 / 3), 5.0)])
+def test_mean_of_the_pools_means(models: int, means: tuple[float, float], result: float) -> None:
+    method = FedELMYParallel(models=models, warmup=0, alpha=0, beta=0, epochs=1)
+    pools = [method.extend_pool(cast(Client, Quadratic([c])), weights(0.0)) for c in (4.0, 8.0)]
+    assert [float(p.params) for p in pools] == pytest.approx(means)
+    assert float(method.average(cast(Client, None), (pools[0], pools[1])).params) == pytest.approx(result)
+
+
+def test_every_client_warms_up() -> None:
+    method = FedELMYParallel(models=2, warmup=7, epochs=3)
+    for client in (Quadratic([1.0], lr=0.1), Quadratic([2.0], lr=0.1)):
+        method.extend_pool(cast(Client, client), method.warm_up(cast(Client, client), weights(0.0)))
+        assert client.fits == [7, 3, 3]
+        assert client.penalties[0] is None
+
+
+def settings() -> dict[str, Any]:
+    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+
+
+SMALL = {"models": 2, "epochs": 2, "warmup": 1}
+
+
+def test_one_client_is_fedelmy(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    ours, chain = (run(kind(**SMALL), alone, Tiny, **settings()) for kind in (FedELMYParallel, FedELMY))  # type: ignore[arg-type]
+    assert ours.weights is not None
+    assert chain.weights is not None
+    assert torch.equal(ours.weights.params, chain.weights.params)
+    assert ours.bytes == 0
+
+
+def test_one_plain_model_each_is_the_mean_of_local_training(blobs: FederatedData) -> None:
+    method = FedELMYParallel(models=1, epochs=2, warmup=0, alpha=0, beta=0, average_start=False)
+    ours, alone = run(method, blobs, Tiny, **settings()), run(Local(epochs=2), blobs, Tiny, **settings())
+    assert ours.weights is not None
+    torch.testing.assert_close(ours.weights.params, mean(alone.personal).params)
+
+
+def test_all_end_with_one_model_that_a_server_would_give_too(blobs: FederatedData) -> None:
+    peers, server = (run(FedELMYParallel(**SMALL, server=s), blobs, Tiny, **settings()) for s in (False, True))  # type: ignore[arg-type]
+    assert peers.weights is not None
+    assert server.weights is not None
+    assert all(torch.equal(m.params, server.weights.params) for m in (peers.weights, *peers.personal))
+    assert (len(peers.ledger), len(server.ledger)) == (12, 4)
+    assert peers.bytes == 3 * server.bytes
+    names = {c.name for c in blobs.clients}
+    assert {row.target for row in peers.ledger} == names
+    assert {row.target for row in server.ledger} == {"server"}
+
+
+def test_messages() -> None:
+    assert FedELMYParallel().cost(10, 1) == 90
+    assert FedELMYParallel(server=True).cost(10, 1) == 10
+
+
+@pytest.mark.parametrize("changes", [{"models": 0}, {"epochs": 0}, {"alpha": -1}, {"warmup": -1}])
+def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        FedELMYParallel(**changes)

@@ -1,0 +1,123 @@
+"""FedPer: exact numbers on a product, and reductions to plain averaging and to local training."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.method import Size, State
+from ekiden.learning.network import Network
+from ekiden.learning.weights import mean
+from ekiden.methods import FedPer, Local
+from tests.conftest import Tiny
+from tests.methods.toys import Free, Silo, rounds, weights
+
+
+def product(target: float, n: int = 1) -> Silo:
+    """½(g·h - b)²; g is shared, h is the client's own."""
+    return Silo(2, lambda w: 0.5 * (w[0] * w[1] - target) ** 2, heads=1, n=n)
+
+
+START = State(model=None, personal=(weights(1.0, 0.5), weights(1.0, 0.5)))
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring", "server"])
+def test_two_rounds_of_two_clients(topology: str) -> None:
+    method = FedPer(rounds=2, epochs=1, topology=topology)
+    one, two = rounds(method, [product(1.0), product(-1.0)], START)
+    assert one == [pytest.approx([0.975, 0.55]), pytest.approx([0.975, 0.35])]
+    assert two == [pytest.approx([0.96428125, 0.595215625]), pytest.approx([0.96428125, 0.219228125])]
+
+
+def test_extractors_count_by_their_samples() -> None:
+    (one,) = rounds(FedPer(rounds=1, epochs=1), [product(1.0, n=3), product(-1.0, n=1)], START)
+    assert one[0][0] == one[1][0] == pytest.approx((3 * 1.025 + 0.925) / 4)
+
+
+def test_bytes_of_sixty_shared_parameters_of_seventy_two() -> None:
+    size = Size.of(Network(Free(72, 12)))
+    assert (size, size.head) == (4 * 72, 4 * 12)
+    assert FedPer(rounds=1, topology="server").cost(3, size) == 1440 + 3 * 8
+    assert FedPer(rounds=2).cost(3, size) == 2 * 6 * (4 * 60 + 8)
+    assert FedPer(rounds=1, topology="peers:5").cost(30, size) == 150 * (4 * 60 + 8)
+
+
+def settings() -> dict[str, Any]:
+    return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
+
+
+class Headless(nn.Module):
+    """All extractor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = Tiny(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+class Bodiless(nn.Module):
+    """All classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Tiny()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_with_an_empty_head_it_is_federated_averaging(blobs: FederatedData) -> None:
+    ours = run(FedPer(rounds=1, epochs=2), blobs, Headless, **settings())
+    alone = run(Local(epochs=2), blobs, Headless, **settings())
+    expected = mean(alone.personal, [len(c.train) for c in blobs.clients])
+    for m in ours.personal:
+        assert torch.equal(m.params, expected.params)
+        assert torch.equal(m.buffers, expected.buffers)
+
+
+def test_with_nothing_but_a_head_it_is_local_training(blobs: FederatedData) -> None:
+    ours = run(FedPer(rounds=2, epochs=2), blobs, Bodiless, **settings())
+    alone = run(Local(rounds=2, epochs=2), blobs, Bodiless, **settings())
+    for a, b in zip(ours.personal, alone.personal, strict=True):
+        assert torch.equal(a.params, b.params)
+        assert torch.equal(a.buffers, b.buffers)
+    assert ours.bytes == 2 * 12 * 8
+
+
+def test_a_server_and_everybody_average_to_the_same_bits(blobs: FederatedData) -> None:
+    peers, server = (
+        run(FedPer(rounds=2, epochs=1, topology=t), blobs, Tiny, **settings()) for t in ("complete", "server")
+    )
+    for a, b in zip(peers.personal, server.personal, strict=True):
+        assert torch.equal(a.params, b.params)
+    size = Size.of(Network(Tiny()))
+    assert server.bytes == FedPer(rounds=2, topology="server").cost(4, size) == 2 * 4 * (2 * (size - 4 * 27) + 8)
+    assert {row.target for row in peers.ledger} == {c.name for c in blobs.clients}
+
+
+def test_heads_stay_different_and_extractors_equal(blobs: FederatedData) -> None:
+    result = run(FedPer(rounds=2, epochs=1), blobs, Tiny, **settings())
+    head = Network(Tiny()).head
+    a, b = result.personal[:2]
+    assert torch.equal((~head).of(a).params, (~head).of(b).params)
+    assert not torch.equal(head.of(a).params, head.of(b).params)
+
+
+def test_refuses_a_model_without_a_head_before_training(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="name that part `head`"):
+        run(FedPer(), blobs, nn.Linear(4, 3), **settings())
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"decay": 0.0}])
+def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        FedPer(**changes)
+
+
+def test_refuses_more_peers_than_there_are() -> None:
+    with pytest.raises(UserError, match="at most 3"):
+        FedPer(topology="peers:4").check("abcd")

@@ -1,0 +1,262 @@
+"""FedTasuki: exact numbers of its loss, its counts and its tail average, and reductions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import log
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core import wire
+from ekiden.core.method import Ref
+from ekiden.core.worker import Client, Setup, Worker
+from ekiden.data import federate
+from ekiden.learning.fit import Forward, Objective, cross_entropy
+from ekiden.learning.weights import Weights
+from ekiden.methods import FedSeq, FedTasuki
+from ekiden.methods.fedtasuki import Distillation, Form, Handoff, divergence
+from tests.conftest import Tiny
+from tests.methods.toys import weights
+
+TEACHER, LABEL = torch.tensor([[log(2), 0.0, 0.0]]), torch.tensor([0])
+
+
+@pytest.mark.parametrize(("form", "d"), [("kl", 0.058891518), ("both", 0.029445759)])
+def test_divergence(form: Form, d: float) -> None:
+    assert float(divergence(torch.zeros(1, 3), TEACHER, LABEL, form)) == pytest.approx(d, abs=1e-7)
+
+
+def test_divergence_without_the_true_class() -> None:
+    student, teacher = torch.tensor([[5.0, 0.0, 0.0]]), torch.tensor([[0.0, log(3), 0.0]])
+    q, p = torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5])
+    rest = float((q * (q / p).log()).sum())
+    whole = float(divergence(student, teacher, LABEL, "kl"))
+    assert float(divergence(student, teacher, LABEL, "both")) == pytest.approx((whole + rest) / 2, abs=1e-6)
+
+
+def test_loss_of_300_samples_before_100() -> None:
+    logits = torch.zeros(1, 3, requires_grad=True)
+    loss = Distillation(Fixed(TEACHER), 300 / 100, "both", 1.0)(lambda x: logits, torch.zeros(1), LABEL)
+    assert loss.item() == pytest.approx(1.186949566, abs=1e-6)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    # p - onehot + 3·½·[(p - q) + (p^ - q^)]
+    torch.testing.assert_close(logits.grad, torch.tensor([[-2 / 3 - 0.25, 1 / 3 + 0.125, 1 / 3 + 0.125]]))
+
+
+def test_temperature_softens_both_sides() -> None:
+    logits = torch.zeros(1, 3)
+    loss = Distillation(Fixed(2 * TEACHER), 1.0, "kl", 2.0)(lambda x: logits, torch.zeros(1), LABEL)
+    assert loss.item() == pytest.approx(log(3) + 4 * 0.058891518, abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["kl", "both"])
+def test_no_divergence_and_no_gradient_at_the_received_model(form: Form) -> None:
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    d = divergence(logits, logits.detach(), torch.arange(6) % 4, form)
+    d.backward()  # type: ignore[no-untyped-call]
+    assert d.item() == 0
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, torch.zeros(6, 4), atol=1e-7, rtol=0)
+
+
+class Fixed(nn.Module):
+    """Answers the same to everything."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits
+
+
+@dataclass
+class Silo:
+    """Stands for a client of `n` samples: hands back what it gets and remembers how it was asked to train."""
+
+    n: int
+    training: Training = field(default_factory=lambda: Training(tail=0.25))
+    factors: list[float | None] = field(default_factory=list)
+    selects: list[str] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+
+    def network(self, model: Weights) -> nn.Module:
+        return Fixed(model.params[None])
+
+    def fit(
+        self,
+        model: Weights,
+        *,
+        epochs: int,
+        training: Training,
+        objective: Objective = cross_entropy,
+        extra_passes: int = 0,
+    ) -> Weights:
+        self.factors.append(objective.factor if isinstance(objective, Distillation) else None)
+        self.selects.append(training.select)
+        self.passes.append(extra_passes)
+        assert training.tail == self.training.tail
+        return model
+
+
+class Chain:
+    """Stands for the federation: does each task at once."""
+
+    def __init__(self, silos: Sequence[Silo]) -> None:
+        self.silos = {f"c{i}": silo for i, silo in enumerate(silos)}
+        self.clients = tuple(self.silos)
+
+    def call(self, task: Any, client: str, model: Any, *args: Any) -> Any:
+        return task(self.silos[client], weights(0.0) if isinstance(model, Ref) else model, *args)
+
+    def order(self, order: str, round: int = 0) -> tuple[str, ...]:
+        return self.clients
+
+
+def chain(method: FedTasuki, *silos: Silo) -> list[int]:
+    """N after each hop."""
+    states = method.run(cast(Any, Chain(silos)), method.start())
+    return [cast(Any, s.model).seen for s in states]
+
+
+def test_weight_is_what_others_hold_over_what_is_own() -> None:
+    silos = Silo(200), Silo(100), Silo(400)
+    assert chain(FedTasuki(), *silos) == [200, 300, 700]
+    assert [s.factors for s in silos] == [[None], [2.0], [0.75]]
+    assert [s.passes for s in silos] == [[0], [1], [1]]
+
+
+def test_second_pass_counts_everybody_once() -> None:
+    silos = Silo(200), Silo(100), Silo(400)
+    assert chain(FedTasuki(rounds=2), *silos) == [200, 300, 700, 700, 700, 700]
+    assert [s.factors for s in silos] == [[None, 2.5], [2.0, 6.0], [0.75, 0.75]]
+
+
+def test_other_weights() -> None:
+    one, hop = [Silo(200), Silo(100), Silo(400)], [Silo(200), Silo(100), Silo(400)]
+    chain(FedTasuki(weight="one", rounds=2), *one)
+    chain(FedTasuki(weight="hop", rounds=2), *hop)
+    assert [s.factors for s in one] == [[None, 1], [1, 1], [1, 1]]
+    assert [s.factors for s in hop] == [[None, 2], [1, 2], [2, 2]]
+
+
+def test_averages_the_tail_unless_told_not_to() -> None:
+    averaged, chosen = [Silo(1), Silo(1)], [Silo(1), Silo(1)]
+    chain(FedTasuki(), *averaged)
+    chain(FedTasuki(average=False), *chosen)
+    assert [s.selects for s in averaged] == [["tail"], ["tail"]]
+    assert [s.selects for s in chosen] == [["best"], ["best"]]
+
+
+class Counter(nn.Module):
+    """One parameter; logits that do not depend on the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.w, self.w]).expand(len(x), 2)
+
+
+def test_tail_mean_of_iterates_1_to_8_is_six_and_a_half() -> None:
+    def climb(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        return -forward(x)[:, 0].mean()
+
+    x = torch.zeros(8, 1)
+    data = federate([(x, torch.arange(8) % 2)], test=(x, torch.arange(8) % 2), val_fraction=0.0)
+    training = Training(optimizer="sgd", lr=1.0, weight_decay=0.0, batch_size=1)
+    setup = Setup(FedTasuki(), Counter, data.dataset, training, Hardware(threads=1))
+    bench = Worker(setup, {}).bench("here")
+    client = Client(bench, data.clients[0], None, 0, "key")
+    start = bench.network.weights()
+    fitted = client.fit(start, epochs=1, training=FedTasuki().training(client), objective=climb)
+    assert client.n == 8
+    assert float(fitted.params) == 6.5
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 5} | changes
+
+
+TAIL = Training(lr=0.01, batch_size=16, select="tail")
+
+
+def test_first_client_is_fedseq_with_tail_averaging_bit_for_bit(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    a = run(FedTasuki(epochs=3), alone, Tiny, **settings())
+    b = run(FedSeq(epochs=3), alone, Tiny, **settings(training=TAIL))
+    assert a.weights is not None
+    assert b.weights is not None
+    assert torch.equal(a.weights.params, b.weights.params)
+    assert torch.equal(a.weights.buffers, b.weights.buffers)
+    assert a.metrics == b.metrics
+    assert a.bytes == 0
+
+
+def test_weight_zero_is_fedseq_with_tail_averaging_bit_for_bit(blobs: FederatedData) -> None:
+    worker = Worker(Setup(FedTasuki(), Tiny, blobs.dataset, TAIL, Hardware(threads=1)), {})
+    start, fitted = worker.network.weights(), []
+    for distils in (False, True):
+        client = Client(worker.bench("here"), blobs.clients[0], None, 0, "key")
+        objective = Distillation(client.network(start), 0.0, "both", 1.0) if distils else cross_entropy
+        fitted.append(client.fit(start, epochs=2, objective=objective))
+    assert torch.equal(fitted[0].params, fitted[1].params)
+    assert not torch.equal(fitted[0].params, start.params)
+
+
+def test_every_client_after_the_first_holds_on(blobs: FederatedData) -> None:
+    a = run(FedTasuki(epochs=3), blobs, Tiny, **settings())
+    b = run(FedSeq(epochs=3), blobs, Tiny, **settings(training=TAIL))
+    assert a.metrics[0]["accuracy"] == b.metrics[0]["accuracy"]
+    assert a.weights is not None
+    assert b.weights is not None
+    assert not torch.equal(a.weights.params, b.weights.params)
+
+
+def test_teacher_keeps_its_own_statistics(blobs: FederatedData) -> None:
+    worker = Worker(Setup(FedTasuki(), Tiny, blobs.dataset, TAIL, Hardware(threads=1)), {})
+    client = Client(worker.bench("here"), blobs.clients[0], None, 0, "key")
+    model = worker.network.weights()
+    teacher = client.network(model)
+    x, _ = worker.bench("here").feed.batch(blobs.clients[0].train, slice(None), train=False)
+    before = teacher(x)
+    fitted = client.fit(model, epochs=2, objective=Distillation(teacher, 1.0, "both", 1.0))
+    assert torch.equal(teacher(x), before)
+    assert not torch.equal(fitted.buffers, model.buffers)
+
+
+def test_counts_the_passes_of_the_teacher(blobs: FederatedData) -> None:
+    result = run(FedTasuki(epochs=3), blobs, Tiny, **settings())
+    n = [len(c.train) for c in blobs.clients]
+    assert result.metrics[-1]["backward"] == 3 * sum(n)
+    assert result.metrics[-1]["forward"] == 3 * (n[0] + 2 * sum(n[1:]))
+
+
+@pytest.mark.parametrize(("clients", "rounds", "sends"), [(10, 1, 9), (4, 3, 11)])
+def test_messages(clients: int, rounds: int, sends: int) -> None:
+    assert FedTasuki(rounds=rounds).cost(clients, 1000) == sends * 1008
+
+
+def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> None:
+    ten = FederatedData(blobs.dataset, tuple(replace(blobs.clients[i % 4], name=f"c{i}") for i in range(10)))
+    result = run(FedTasuki(epochs=1), ten, Tiny, **settings())
+    assert result.weights is not None
+    size = wire.size(result.weights)
+    assert [row.bytes for row in result.ledger] == [size + 8] * 9
+    assert wire.size(Handoff(result.weights, 7)) == size + 8
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 0}, {"temperature": 0.0}, {"rounds": 0}])
+def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(changes))):
+        FedTasuki(**changes)
+
+
+def test_refuses_an_order_of_other_clients(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="nobody"):
+        run(FedTasuki(order="nobody"), blobs, Tiny, **settings())

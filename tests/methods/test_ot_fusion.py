@@ -1,0 +1,213 @@
+"""OT fusion: exact numbers, the same function under permutation, different widths, bad input."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.learning.layout import Layout
+from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights, mean
+from ekiden.methods import OTFusion
+from ekiden.methods.average import Trained
+from ekiden.methods.ot_fusion import activations, align, check_chain, transport
+from tests.conftest import Tiny
+
+X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+
+
+def by_weights(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
+    return transport(ours, theirs, normalise=True, squared=False)
+
+
+def shuffled(module: nn.Module, seed: int = 3) -> nn.Module:
+    """The same function with its hidden units in another order."""
+    network = Network(copy.deepcopy(module))
+    generator = torch.Generator().manual_seed(seed)
+
+    def permutation(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
+        return torch.eye(len(ours))[torch.randperm(len(ours), generator=generator)]
+
+    model = network.weights()
+    network.load(align(model, model, network.layout, network.layout, permutation)[0])
+    return network.module
+
+
+def two_layers(first: list[list[float]], second: list[list[float]]) -> tuple[Weights, Layout]:
+    module = nn.Sequential(*(nn.Linear(len(w[0]), len(w), bias=False) for w in (first, second)))
+    for layer, w in zip(module, (first, second), strict=True):
+        layer.weight.data = torch.tensor(w)
+    network = Network(module)
+    return network.weights(), network.layout
+
+
+def test_permuted_neurons() -> None:
+    b, layout = two_layers([[1.0, 0], [0, 1], [1, 1]], [[1.0, 2, 3], [4, 5, 6]])
+    a, _ = two_layers([[1.0, 1], [1, 0], [0, 1]], [[3.0, 1, 2], [6, 4, 5]])
+    plan = transport(layout.dense[0].matrix(a.params), layout.dense[0].matrix(b.params), True, False)
+    assert plan.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    aligned, inputs = align(a, b, layout, layout, by_weights)
+    assert torch.equal(aligned.params, b.params)
+    assert inputs[0] is None
+    assert torch.equal(mean([aligned, b]).params, b.params)
+    first = layout.dense[0].matrix(mean([a, b]).params)
+    assert first.tolist() == [[1.0, 0.5], [0.5, 0.5], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("squared", [True, False])
+def test_swap(normalise: bool, squared: bool) -> None:
+    a, b = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    assert transport(a, b, normalise, squared).tolist() == [[0, 1], [1, 0]]
+
+
+def test_scale_matters_only_without_normalisation() -> None:
+    a, b = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.1], [1.0, 0.0]])
+    assert transport(a, b, True, False).tolist() == [[0, 1], [1, 0]]
+    near, far = torch.tensor([[1.0], [10.0]]), torch.tensor([[9.0], [2.0]])
+    assert transport(near, far, True, False).tolist() == [[1, 0], [0, 1]]  # all the same: identity
+    assert transport(near, far, False, False).tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(5, 3), torch.ones(5, 3), torch.eye(5)])
+def test_of_equally_good_plans_the_identity(rows: Tensor) -> None:
+    assert torch.equal(transport(rows, rows, True, False), torch.eye(5))
+
+
+def test_unequal_widths_share_mass() -> None:
+    plan = transport(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5], [5.0]]), False, False)
+    torch.testing.assert_close(plan.sum(0), torch.ones(2))
+    torch.testing.assert_close(plan, torch.tensor([[2 / 3, 0], [1 / 3, 1 / 3], [0, 2 / 3]]))
+
+
+def test_not_a_number_is_refused() -> None:
+    with pytest.raises(UserError, match="NaN"):
+        transport(torch.tensor([[float("nan")]]), torch.ones(1, 1), True, False)
+
+
+NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (Tiny, (4,)),
+    (lambda: models.build("mlp", (30,), 5), (30,)),
+    (lambda: models.build("lenet", (3, 32, 32), 7), (3, 32, 32)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=["bn", "mlp", "conv"])
+def test_aligning_keeps_the_function(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    a, b = Network(make().eval()), Network(make().eval())
+    for buffer in (a.buffers, b.buffers):
+        buffer.uniform_(0.5, 2)
+    x = torch.randn(8, *shape)
+    before = a.module(x)
+    a.load(align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0])
+    torch.testing.assert_close(a.module(x), before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=["bn", "mlp", "conv"])
+def test_permuting_hidden_units_leaves_the_fused_function(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    module = make().eval()
+    other = shuffled(module)
+    a, b = Network(other), Network(module)
+    assert not torch.equal(a.params, b.params)
+    x = torch.randn(8, *shape)
+    expected = module(x)
+    fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0]])
+    assert not torch.allclose(module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3)
+    torch.testing.assert_close(module_of(make, fused)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def module_of(make: Callable[[], nn.Module], weights: Weights) -> nn.Module:
+    network = Network(make().eval())
+    network.load(weights)
+    return network.module
+
+
+def test_activations_find_the_same_permutation() -> None:
+    module = models.build("lenet", (3, 32, 32), 7).eval()
+    a, b = Network(shuffled(module)), Network(module)
+    x = torch.randn(5, 3, 32, 32)
+    ours, theirs = activations(a.module, a.layout, x), activations(b.module, b.layout, x)
+
+    def by_activations(number: int, rows: Tensor, goal: Tensor) -> Tensor:
+        return transport(ours[number], theirs[number], False, False)
+
+    for matching in (by_activations, by_weights):
+        aligned, _ = align(a.weights(), b.weights(), a.layout, b.layout, matching)
+        assert torch.equal(aligned.params, b.params)
+
+
+def test_a_wider_model_takes_the_width_of_the_target() -> None:
+    wide, narrow = (Network(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (9, 6))
+    aligned, _ = align(wide.weights(), narrow.weights(), wide.layout, narrow.layout, by_weights)
+    assert aligned.params.shape == narrow.params.shape
+    doubled = Network(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3)))
+    first, last = doubled.module[0], doubled.module[2]  # type: ignore[index]
+    first.weight.data.copy_(narrow.module[0].weight.repeat(2, 1))  # type: ignore[index]
+    first.bias.data.copy_(narrow.module[0].bias.repeat(2))  # type: ignore[index]
+    last.weight.data.copy_(narrow.module[2].weight.repeat(1, 2))  # type: ignore[index]
+    last.bias.data.copy_(narrow.module[2].bias)  # type: ignore[index]
+    aligned, _ = align(doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights)
+    hidden, out = narrow.layout.dense
+    torch.testing.assert_close(hidden.matrix(aligned.params), hidden.matrix(narrow.params))
+    torch.testing.assert_close(out.matrix(aligned.params), out.matrix(narrow.params))
+
+
+@pytest.mark.parametrize("head", ["mean", "class-wise"])
+def test_identical_models_fuse_to_themselves(head: str) -> None:
+    network = Network(Tiny())
+    model = network.weights()
+    aligned = [align(model, model, network.layout, network.layout, by_weights)[0] for _ in range(3)]
+    sent = [Trained(m, torch.tensor([5, 5, 5])) for m in aligned]
+    result = OTFusion(head=head).average.aggregate(sent, network.layout)  # type: ignore[arg-type]
+    assert torch.equal(result.params, model.params)
+    assert torch.equal(result.buffers, model.buffers)
+
+
+class Shortcut(nn.Module):
+    """Layers whose widths fit one another, with an addition around the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).relu()
+        return self.c(x + self.b(x).relu())  # type: ignore[no-any-return]
+
+
+def test_networks_with_shortcuts_are_refused() -> None:
+    check_chain(Tiny().eval(), (4,))
+    with pytest.raises(UserError, match="shortcuts"):
+        check_chain(Shortcut(), (4,))
+    with pytest.raises(UserError, match="average"):
+        check_chain(models.build("resnet18", (3, 8, 8), 4).eval(), (3, 8, 8))
+    a, b = Network(Tiny()), Network(Shortcut())
+    with pytest.raises(UserError, match="different layers"):
+        align(a.weights(), b.weights(), a.layout, b.layout, by_weights)
+
+
+@pytest.mark.parametrize("alignment", ["weights", "activations"])
+def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, alignment: str) -> None:
+    settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+    result = run(OTFusion(epochs=30, alignment=alignment, target=2), blobs, Tiny, **settings)  # type: ignore[arg-type]
+    assert result.accuracy > 0.4
+    with pytest.raises(UserError, match="target"):
+        run(OTFusion(target=4), blobs, Tiny, **settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="shortcuts"):
+        run(OTFusion(), blobs, Shortcut, **settings)  # type: ignore[arg-type]
+
+
+def test_one_client_keeps_its_model(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    a, b = (
+        run(OTFusion(epochs=2, alignment=alignment), alone, Tiny, hardware=Hardware(threads=1))
+        for alignment in ("weights", "activations")
+    )
+    assert a.weights is not None
+    assert b.weights is not None
+    assert torch.equal(a.weights.params, b.weights.params)

@@ -1,0 +1,159 @@
+"""SCAFFOLD: exact numbers, its invariant, and the cases in which it is FedAvg."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden import FederatedData, Training, run
+from ekiden.core.worker import Setup, Worker
+from ekiden.learning import fit as fitting
+from ekiden.methods import SCAFFOLD, FedAvg
+from ekiden.methods._rounds import Corrected
+from ekiden.methods.scaffold import Controlled
+from tests.conftest import Tiny
+from tests.methods.rounds import linear, play, quadratic, toy_q, values
+from tests.methods.test_fedavg import SETTINGS
+
+
+def control(state: Any) -> float:
+    assert isinstance(state, Controlled)
+    assert state.control is not None
+    return float(state.control)
+
+
+def test_three_rounds() -> None:
+    toys, rows = toy_q(), []
+    for s in play(SCAFFOLD(rounds=3, epochs=2), toys):
+        rows.append((float(s.model.params), float(toys[0].state), float(toys[1].state), control(s)))  # type: ignore[union-attr]
+    assert rows == [
+        pytest.approx((-0.085, -0.95, 1.8, 0.425), abs=1e-12),
+        pytest.approx((-0.1535, -1.0995, 1.7845, 0.3425), abs=1e-12),
+        pytest.approx((-0.2034975, -1.167925, 1.6679, 0.2499875), abs=1e-12),
+    ]
+
+
+def test_reaches_the_optimum_where_fedavg_does_not() -> None:
+    assert values(play(SCAFFOLD(rounds=400, epochs=2), toy_q()))[-1] == pytest.approx(-1 / 3, abs=1e-9)
+    assert values(play(FedAvg(rounds=400, epochs=2), toy_q()))[-1] == pytest.approx(-17 / 55, abs=1e-9)
+
+
+def test_round_one_is_fedavg() -> None:
+    assert values(play(SCAFFOLD(rounds=1, epochs=5), toy_q())) == values(play(FedAvg(rounds=1, epochs=5), toy_q()))
+
+
+def test_server_control_is_the_mean_of_all_clients() -> None:
+    toys = [quadratic(1 + 0.5 * i, 2 - i) for i in range(5)]
+    for s in play(SCAFFOLD(rounds=30, epochs=3, participation=0.4), toys):
+        own = [0.0 if toy.state is None else float(toy.state) for toy in toys]
+        assert control(s) == pytest.approx(sum(own) / 5, abs=1e-12)
+
+
+def test_identical_clients_need_no_correction() -> None:
+    toys = [quadratic(2, -1) for _ in range(3)]
+    states = list(play(SCAFFOLD(rounds=5, epochs=3), toys))
+    fedavg = values(play(FedAvg(rounds=5, epochs=3), [quadratic(2, -1) for _ in range(3)]))
+    assert values(iter(states)) == pytest.approx(fedavg, abs=1e-12)
+    assert [float(t.state) for t in toys] == pytest.approx([control(states[-1])] * 3, abs=1e-12)
+
+
+def test_one_step_is_gradient_descent() -> None:
+    toys, before, w = toy_q(), 0.0, 0.0
+    for s in play(SCAFFOLD(rounds=4, epochs=1), toys):
+        assert float(toys[0].state) == pytest.approx(before - 1, abs=1e-12)
+        assert float(toys[1].state) == pytest.approx(2 * (before + 1), abs=1e-12)
+        w = before - 0.1 * ((before - 1) + 2 * (before + 1)) / 2
+        assert values(iter([s])) == pytest.approx([w], abs=1e-12)
+        before = w
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_control_is_the_gradient_of_a_linear_loss_with_any_momentum(momentum: float) -> None:
+    training = Training(optimizer="sgd", lr=0.1, weight_decay=0.0, momentum=momentum)
+    toys = [linear(1.5, training=training), linear(-4.0, training=training)]
+    list(play(SCAFFOLD(rounds=2, epochs=5), toys))
+    assert [float(t.state) for t in toys] == pytest.approx([1.5, -4.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_mean_gradient_is_option_two(weight_decay: float) -> None:
+    training = Training(optimizer="sgd", lr=0.1, weight_decay=weight_decay)
+    toys, before, c = toy_q(training=training), 0.0, 0.0
+    own = [0.0, 0.0]
+    for s in play(SCAFFOLD(rounds=3, epochs=4), toys):
+        alone = [values(play(SCAFFOLD(rounds=1, epochs=4), [shifted], before))[0] for shifted in _shift(toys, own, c)]
+        expected = [o - c + (before - y) / (4 * 0.1) for o, y in zip(own, alone, strict=True)]
+        own = [float(t.state) for t in toys]
+        assert own == pytest.approx(expected, abs=1e-9)
+        before, c = values(iter([s]))[0], control(s)
+
+
+def _shift(toys: list[Any], own: list[float], c: float) -> list[Any]:
+    """Clients whose plain gradient is the corrected one of these."""
+
+    def shifted(toy: Any, o: float) -> Any:
+        return replace(toy, gradient=lambda w: toy.gradient(w) + (c - o), state=None, trainings=[], starts=[])
+
+    return [shifted(toy, o) for toy, o in zip(toys, own, strict=True)]
+
+
+def test_one_client_is_fedavg(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    sgd = SETTINGS | {"training": Training(optimizer="sgd", lr=0.05, momentum=0.5, batch_size=16)}
+    a = run(SCAFFOLD(rounds=3, epochs=2), alone, Tiny, **sgd).weights
+    b = run(FedAvg(rounds=3, epochs=2), alone, Tiny, **sgd).weights
+    assert a is not None
+    assert b is not None
+    torch.testing.assert_close(a.params, b.params, rtol=1e-4, atol=1e-5)
+
+
+def test_first_round_on_real_data_is_uniform_fedavg_bit_for_bit(blobs: FederatedData) -> None:
+    a = run(SCAFFOLD(rounds=1, epochs=2), blobs, Tiny, **SETTINGS).weights
+    b = run(FedAvg(rounds=1, epochs=2, weighting="uniform"), blobs, Tiny, **SETTINGS).weights
+    assert a is not None
+    assert b is not None
+    assert torch.equal(a.params, b.params)
+    assert torch.equal(a.buffers, b.buffers)
+
+
+class Memory:
+    """A journal in memory that may stop the run."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+        self.saved: dict[str, dict[str, Tensor]] = {}
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        return self.saved.get(key)
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        self.saved[key] = {name: value.clone() for name, value in tensors.items()}
+        if int(tensors["numbers"][0]) == self.stop:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_mean_gradient_survives_a_crash_within_a_fit(
+    stop: int, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_SHARE_OF_SAVING", 0)
+    worker = Worker(Setup(SCAFFOLD(), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]), {})
+    start = worker.network.weights()
+
+    def fit(journal: Memory | None) -> tuple[Tensor, Tensor]:
+        bench = worker.bench("here")
+        bench.journal = journal
+        corrected = Corrected(torch.full_like(start.params, 0.01))
+        result = fitting.fit(
+            bench, start, blobs.clients[0].train, blobs.clients[0].val, epochs=3, seed=1, penalty=corrected
+        )
+        return result.params, corrected.mean()
+
+    journal = Memory(stop)
+    with pytest.raises(KeyboardInterrupt):
+        fit(journal)
+    journal.stop = 10**9
+    for a, b in zip(fit(journal), fit(None), strict=True):
+        assert torch.equal(a, b)
