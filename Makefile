@@ -15,7 +15,7 @@ demo: setup
 	$(BIN)/ekiden compare $(DEMO)/*
 
 test: setup lint
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto -m "not slow"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
 
 slow: setup
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow
@@ -29,5 +29,5 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --editable ".[dev,flower]"
 	touch $@

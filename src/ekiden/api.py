@@ -157,7 +157,7 @@ def run(
         finally:  # also when training failed: the last good model
             weights, personal = models_of(state, transport)
             if run_folder:
-                _write_models(run_folder, setup.build, test.build, tuple(held), weights, personal)
+                write_models(run_folder, setup.build, test.build, tuple(held), weights, personal)
         if run_folder:
             trace = run_folder.trace()
     return Result(
@@ -334,7 +334,7 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
     return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
 
 
-def _write_models(
+def write_models(
     folder: RunFolder,
     own: Callable[[], nn.Module],
     build: Callable[[], nn.Module],

@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`."""
 
 import contextlib
 import io
@@ -109,21 +109,31 @@ def run(args: Sequence[str]) -> None:
     """`ekiden run METHOD [flags]`."""
     names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
-        console.print(f"usage: ekiden run METHOD [flags]\n\nmethods: {names}\nflags: ekiden run METHOD --help")
+        console.print(
+            f"usage: ekiden run METHOD [flags]\n\nmethods: {names}\nflags: ekiden run METHOD --help\n"
+            "between machines: ekiden run METHOD --on flower --help"
+        )
         return
     if not args or args[0].startswith("-"):
         raise UserError(f"say which method to run, first of all: {names}")
     kind = method_named(args[0])
+    args, on = _take(args, "--on")
+    if on == "flower":
+        from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+
+        return cli_silos.run(kind, args[1:])
+    if on:
+        raise unknown("place to run", on, ("flower",))
     rest, chosen = _take(args[1:], "--preset")
     default: Plan[Any] = Plan(kind())
     if chosen:
         default = preset(chosen, kind, _take(rest, "--data")[1] or default.data)
-    options = _parse(
+    options = parse(
         RunOptions[kind],  # type: ignore[valid-type]
         rest,
         f"ekiden run {kind.title()}",
         RunOptions(default),
-        f"{_first_line(kind)} --preset {{{','.join(PRESETS)}}} takes the paper's hyperparameters for --data.",
+        f"{first_line(kind)} --preset {{{','.join(PRESETS)}}} takes the paper's hyperparameters for --data.",
     )
     plan: Plan[Any] = options.plan
     name = f"{kind.title()}-{Path(plan.data).stem}"
@@ -133,13 +143,24 @@ def run(args: Sequence[str]) -> None:
 
 def resume(args: Sequence[str]) -> None:
     """`ekiden resume RUN...`."""
-    options = _parse(ResumeOptions, args, "ekiden resume")
-    _launch([(stored(folder), folder) for folder in options.runs])
+    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+
+    options = parse(ResumeOptions, args, "ekiden resume")
+    here = [folder for folder in options.runs if not cli_silos.resume(folder)]
+    if here:
+        _launch([(stored(folder), folder) for folder in here])
+
+
+def silo(args: Sequence[str]) -> None:
+    """`ekiden silo start|keys|register`."""
+    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+
+    cli_silos.silo(args)
 
 
 def evaluate(args: Sequence[str]) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
-    options = _parse(EvaluateOptions, args, "ekiden evaluate")
+    options = parse(EvaluateOptions, args, "ekiden evaluate")
     plan = stored(options.run)
     own = plan.federation()
     other = datasets.load(options.data, size=own.dataset.shape[-1]) if options.data else None
@@ -166,7 +187,7 @@ def evaluate(args: Sequence[str]) -> None:
 
 def show(args: Sequence[str]) -> None:
     """`ekiden show RUN`."""
-    options = _parse(ShowOptions, args, "ekiden show")
+    options = parse(ShowOptions, args, "ekiden show")
     run = summary.summarise(options.run)
     console.print(f"[bold]{summary.label(run.config)}[/bold]\n{summary.about(run)}")
     console.print(summary.steps(run))
@@ -177,13 +198,13 @@ def show(args: Sequence[str]) -> None:
 
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
-    options = _parse(CompareOptions, args, "ekiden compare")
+    options = parse(CompareOptions, args, "ekiden compare")
     console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
 
 
 def data(args: Sequence[str]) -> None:
     """`ekiden data NAME [flags]`."""
-    options = _parse(DataOptions, args, "ekiden data")
+    options = parse(DataOptions, args, "ekiden data")
     plan: Plan[Any] = Plan(
         METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
     )
@@ -196,12 +217,12 @@ def data(args: Sequence[str]) -> None:
 
 def list_all(args: Sequence[str]) -> None:
     """`ekiden list`."""
-    _parse(ListOptions, args, "ekiden list")
+    parse(ListOptions, args, "ekiden list")
     table = Table(title="methods", title_justify="left")
     table.add_column("name")
     table.add_column("what it is")
     for method in METHODS:
-        table.add_row(method.title(), _first_line(method))
+        table.add_row(method.title(), first_line(method))
     console.print(table)
     console.print(f"networks: {', '.join(models.names())}")
     home = os.environ.get("EKIDEN_DATA")
@@ -218,6 +239,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": compare,
     "data": data,
     "list": list_all,
+    "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
 
@@ -228,6 +250,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   compare RUN...  runs side by side
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  silo start      take part in runs between machines    ekiden silo --help
 """
 
 
@@ -268,7 +291,7 @@ def _launch(runs: list[tuple[Plan[Any], Path]]) -> None:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
 
 
-def _parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
+def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
     """Flags as a dataclass; what tyro prints of an error becomes one line."""
     printed = io.StringIO()
     extra: dict[str, Any] = {} if default is None else {"default": default}
@@ -301,7 +324,7 @@ def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
     return rest, value
 
 
-def _first_line(method: type[Method]) -> str:
+def first_line(method: type[Method]) -> str:
     return (method.__doc__ or "").strip().split("\n")[0]
 
 

@@ -455,6 +455,26 @@ def test_is_finite_looks_at_every_number() -> None:
         assert not wire.is_finite([*good, Pair(torch.tensor([0.0, bad]), 1.0)])
 
 
+def test_refs_stand_for_values_only_where_they_are_fetched() -> None:
+    ref: Ref[Tensor] = Ref("a", "0-0-train")
+    data = encode(([ref, torch.ones(1)], 3))
+    with pytest.raises(WireError):
+        decode(data, tuple[list[Tensor], int])
+    asked = []
+
+    def fetch(ref: Ref[Any]) -> Tensor:
+        asked.append(ref)
+        return torch.zeros(2)
+
+    (first, second), number = decode(data, tuple[list[Tensor], int], fetch)
+    assert asked == [ref]
+    assert (first.tolist(), second.tolist(), number) == ([0, 0], [1], 3)
+    others: list[Any] = [Ref("a", 3), Pair(torch.ones(1), 1.0)]  # type: ignore[arg-type]
+    for bad in others:
+        with pytest.raises(WireError):
+            decode(encode([bad]), list[Tensor], fetch)
+
+
 def test_moves_all_tensors_to_a_device_and_nothing_else() -> None:
     weights = Weights(torch.ones(3), torch.empty(0), torch.zeros(1, dtype=torch.int64))
     payload = [("a", weights, 2.5), {"b": torch.ones(2), "c": None}, Marks(bytes=3)]

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ekiden.core.files import DTYPES, safetensors_chunks
+from ekiden.core.method import Ref
 from ekiden.errors import UserError
 
 FORMAT = "ekiden-1"
@@ -82,8 +83,13 @@ def chunks(value: Any) -> Iterator[bytes | memoryview]:
     return safetensors_chunks(named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))})
 
 
-def decode(data: bytes, expected: Any) -> Any:
+def decode(data: bytes, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
     """The value of type `expected` that `data` holds.
+
+    Args:
+        data: what `encode` gave.
+        expected: its type.
+        fetch: gives the value behind a Ref that stands where another type is expected; without it that is refused.
 
     Raises:
         WireError: truncated or foreign data, or a value of another type.
@@ -97,7 +103,7 @@ def decode(data: bytes, expected: Any) -> Any:
         tree = json.loads(metadata["tree"])
     except (SafetensorError, ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
         raise WireError(f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden") from None
-    reader = _Reader(tensors)
+    reader = _Reader(tensors, fetch)
     value = reader.read(tree, expected)
     if reader.tensors:
         raise WireError(f"payload holds {len(reader.tensors)} tensors that belong nowhere: refused")
@@ -145,13 +151,16 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
 class _Reader:
     """Builds a value of an expected type from a JSON tree; each tensor is handed out once."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], fetch: Callable[[Ref[Any]], Any] | None = None) -> None:
         self.tensors = tensors
+        self._fetch = fetch
         self._depth = 0
 
     def read(self, node: Any, expected: Any) -> Any:
         if self._depth > _DEPTH:
             raise WireError("payload nested too deeply: refused")
+        if self._fetch is not None and isinstance(node, dict) and node.get("record") == "Ref":
+            return self._fetch(self._record(node, Ref))
         self._depth += 1
         if get_origin(expected) in (Union, types.UnionType):
             expected = _member(node, get_args(expected))

@@ -89,7 +89,15 @@ class Client:
         training: how this client trains unless `fit` is told otherwise.
     """
 
-    def __init__(self, bench: Bench, data: ClientData, state: Any, seed: int, journal_key: str) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        data: ClientData,
+        state: Any,
+        seed: int,
+        journal_key: str,
+        most_epochs: float = float("inf"),
+    ) -> None:
         self.name = data.name
         self.data = data
         self.classes = len(bench.feed.dataset.classes)
@@ -99,6 +107,7 @@ class Client:
         self._seed = seed
         self._key = journal_key
         self._fits = 0
+        self._epochs_left = most_epochs
 
     @property
     def n(self) -> int:
@@ -133,6 +142,9 @@ class Client:
         """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`."""
         if epochs <= 0:
             return model
+        self._epochs_left -= epochs
+        if self._epochs_left < 0:
+            raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
         self._fits += 1
         return fitting.fit(
             replace(self._bench, training=training or self.training),
@@ -212,11 +224,26 @@ class Client:
 class Worker:
     """Executes tasks of one run for the clients whose data it has."""
 
-    def __init__(self, setup: Setup, clients: Mapping[str, ClientData], watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        clients: Mapping[str, ClientData],
+        watch: Watch | None = None,
+        most_epochs: float = float("inf"),
+    ) -> None:
+        """Prepare network and samples.
+
+        Args:
+            setup: what the run agrees on.
+            clients: whose data are here.
+            watch: called after each epoch of training.
+            most_epochs: that one task may train for.
+        """
         torch.set_num_threads(setup.hardware.threads)
         self.setup = setup
         self.clients = clients
         self._watch = watch
+        self._most_epochs = most_epochs
         self._feed = Feed(setup.dataset, setup.hardware)
         self.network = Network(setup.build(), setup.hardware.device, compiled=setup.hardware.compile)
 
@@ -240,7 +267,7 @@ class Worker:
         key = f"{job.step}-{job.call}-{digest}"
         # From the server, another process or a file they come on the CPU.
         private = wire.on_device(job.private, self._feed.device)
-        client = Client(bench, self.clients[job.client], private, seed, key)
+        client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs)
         value = task(client, *wire.on_device(job.args, self._feed.device))
         return Outcome(value, client.state, bench.work)
 

@@ -1,0 +1,199 @@
+"""The command line for real silos: `ekiden silo start | keys | register` and `ekiden run METHOD --on flower`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tyro.conf import Positional
+
+from ekiden.cli import console, first_line, parse
+from ekiden.core.method import Method
+from ekiden.errors import UserError, unknown
+from ekiden.experiments import launch, summary
+from ekiden.transports.flower import commands, keys, silo_file
+from ekiden.transports.flower.commands import Security
+from ekiden.transports.flower.session import RemotePlan, stored
+
+M = TypeVar("M", bound=Method)
+
+
+@dataclass(frozen=True)
+class RemoteOptions(Generic[M]):
+    """Train one model over real silos, through a Flower SuperLink."""
+
+    plan: RemotePlan[M]
+    link: str = ""
+    """HOST:PORT of the SuperLink"""
+    certificate: Path | None = None
+    """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
+    keys: Path | None = None
+    """folder with the public key NAME.pub of every silo: a silo must prove its name"""
+    insecure: bool = False
+    """no TLS and no proof of names; to this machine only"""
+    insecure_anywhere: bool = False
+    """no TLS and no proof of names, also to other machines"""
+    out: Path = Path("runs")
+    """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Connect a silo to its SuperLink and serve until stopped."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    insecure: bool = False
+    """no TLS; to this machine only"""
+    insecure_anywhere: bool = False
+    """no TLS, also to other machines"""
+
+
+@dataclass(frozen=True)
+class KeysOptions:
+    """Make the silo's key pair; the public key goes to the coordinator."""
+
+    file: Positional[Path]
+    """silo.toml; its [link] key says where the private key is"""
+
+
+@dataclass(frozen=True)
+class RegisterOptions:
+    """Let silos with these public keys connect to a SuperLink."""
+
+    public_keys: Positional[tuple[Path, ...]]
+    """files that `ekiden silo keys` made"""
+    link: str = ""
+    """HOST:PORT of the SuperLink"""
+    certificate: Path | None = None
+    """PEM file of the authority that signed the SuperLink's certificate"""
+    insecure: bool = False
+    """no TLS; to this machine only"""
+
+
+def silo(args: Sequence[str]) -> None:
+    """`ekiden silo start|keys|register`."""
+    actions: dict[str, Callable[[Sequence[str]], None]] = {"start": start, "keys": make_keys, "register": register}
+    if not args or args[0] in ("-h", "--help"):
+        console.print(f"usage: ekiden silo {'|'.join(actions)} FILE; see ekiden silo start --help", markup=False)
+    elif args[0] in actions:
+        actions[args[0]](args[1:])
+    else:
+        raise unknown("silo command", args[0], actions)
+
+
+def start(args: Sequence[str]) -> None:
+    """`ekiden silo start silo.toml`."""
+    options = parse(StartOptions, args, "ekiden silo start")
+    file = silo_file.read(options.file)
+    security = Security(
+        file.beside(file.link.certificate) if file.link.certificate else None,
+        options.insecure or options.insecure_anywhere,
+    )
+    if not file.link.address:
+        raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
+    commands.checked(file.link.address, security, _say, anywhere=options.insecure_anywhere)
+    if not security.insecure and not file.link.key:
+        raise UserError(f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo keys`')
+    if file.link.key and not file.beside(file.link.key).is_file():
+        raise UserError(f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys {file.path}`")
+    dataset, client = file.load()
+    _say(
+        f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
+        f"shape {dataset.shape} in {len(dataset.classes)} classes; they stay here"
+    )
+    _say(
+        f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
+        f"{file.limits.epochs} epochs a task"
+    )
+    try:
+        commands.start_silo(file, security, _say)
+    except KeyboardInterrupt:
+        _say("stopped; the silo goes on where it was when it is started again")
+
+
+def make_keys(args: Sequence[str]) -> None:
+    """`ekiden silo keys silo.toml`."""
+    options = parse(KeysOptions, args, "ekiden silo keys")
+    file = silo_file.read(options.file)
+    if not file.link.key:
+        raise UserError(f'{file.path}: say where the key is to be: [link] key = "{file.name}.key"')
+    private = file.beside(file.link.key)
+    public = keys.generate(private)
+    _say(f"private key: {private} (stays here)\npublic key:  {public}")
+    _say(
+        f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
+        f"  ekiden silo register {file.name}.pub --link HOST:PORT --certificate ca.crt"
+    )
+
+
+def register(args: Sequence[str]) -> None:
+    """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
+    options = parse(RegisterOptions, args, "ekiden silo register")
+    security = Security(options.certificate, options.insecure)
+    commands.checked(options.link, security, _say, anywhere=False)
+    for path in options.public_keys:
+        keys.read_public(path)
+        commands.register(path, options.link, security, _say)
+
+
+def run(kind: type[Method], args: Sequence[str]) -> None:
+    """`ekiden run METHOD --on flower [flags]`."""
+    default: RemotePlan[Any] = RemotePlan(kind())
+    options = parse(
+        RemoteOptions[kind],  # type: ignore[valid-type]
+        args,
+        f"ekiden run {kind.title()} --on flower",
+        RemoteOptions(default),
+        first_line(kind),
+    )
+    plan: RemotePlan[Any] = options.plan
+    if not plan.clients:
+        raise UserError("say which silos take part: --clients NAME,NAME,...")
+    folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.seed}")
+    link = {
+        "link": options.link,
+        "certificate": str(options.certificate.absolute()) if options.certificate else "",
+        "keys": str(options.keys.absolute()) if options.keys else "",
+        "insecure": options.insecure or options.insecure_anywhere,
+    }
+    _submit(plan, folder, link, anywhere=options.insecure_anywhere)
+
+
+def resume(folder: Path) -> bool:
+    """Go on with a run over silos; False if the folder is of a run on one machine."""
+    plan = stored(folder)
+    if plan is None:
+        return False
+    try:
+        link = json.loads((folder / "link.json").read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged") from None
+    _submit(plan, folder, link, anywhere=True)
+    return True
+
+
+def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool) -> None:
+    security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
+    commands.checked(link["link"], security, _say, anywhere=anywhere)
+    plan.method.check(plan.names)
+    if link["keys"]:
+        public_keys = commands.read_keys(Path(link["keys"]), plan.names)
+    elif security.insecure:
+        public_keys = {}
+    else:
+        raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
+    commands.run(plan, link, security, folder, public_keys, _say)
+    if not (folder / "config.json").exists():
+        raise UserError(f"no run folder {folder} on this machine: the log above says why, or it is on the SuperLink's")
+    run = summary.summarise(folder)
+    console.print(summary.comparison([run]))
+    _say(f"run folder: {folder}")
+    if not run.finished:
+        raise UserError(f"the run did not end, the log above says why; `ekiden resume {folder}` goes on")
+
+
+def _say(line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.file.flush()  # before Flower's own lines

@@ -1,0 +1,128 @@
+"""What all parties of a run agree on; it goes with every request, and a silo refuses what it cannot agree to."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ekiden._version import __version__
+from ekiden.api import Named
+from ekiden.core.method import Method
+from ekiden.core.worker import Setup
+from ekiden.data.samples import Dataset
+from ekiden.errors import UserError
+from ekiden.learning.augment import Augment
+from ekiden.learning.training import Hardware, Training
+from ekiden.methods import method_named
+
+_RUN = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The terms of a run.
+
+    Attributes:
+        run: its id, the same before and after a crash.
+        version: of Ekiden.
+        method: its name.
+        hyperparameters: the method's fields.
+        training: fields of `Training`.
+        model: name of a network of the library.
+        dataset: name of the data set, for the record.
+        shape: of one sample.
+        classes: names of the classes.
+        mean: how samples are scaled.
+        std: likewise.
+        augment: fields of `Augment`.
+        seed: of everything random.
+    """
+
+    run: str
+    version: str
+    method: str
+    hyperparameters: Mapping[str, Any]
+    training: Mapping[str, Any]
+    model: str
+    dataset: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Mapping[str, Any]
+    seed: int
+
+    def text(self) -> str:
+        """As JSON, the same text for the same terms."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    def build_method(self) -> Method:
+        """The method with its hyperparameters.
+
+        Raises:
+            UserError: there is no such method, or hyperparameters that it cannot have.
+        """
+        kind = method_named(self.method)
+        default = kind()
+        values: dict[str, Any] = {}
+        for name, given in self.hyperparameters.items():
+            present = getattr(default, name, _ABSENT)
+            value = tuple(given) if isinstance(present, tuple) and isinstance(given, list) else given
+            if present is _ABSENT or not _same_kind(value, present):
+                raise UserError(f"{self.method} cannot have {name} = {value!r}")
+            values[name] = value
+        return kind(**values)
+
+    def setup(self, dataset: Dataset, hardware: Hardware) -> Setup:
+        """What a worker needs, at a party that holds `dataset`."""
+        build = Named(self.model, self.shape, len(self.classes), self.seed)
+        try:
+            training = Training(**self.training)
+        except TypeError as error:
+            raise UserError(f"the run's training settings cannot be read ({error})") from None
+        return Setup(self.build_method(), build, dataset, training, hardware, self.seed)
+
+
+def parse(text: str) -> Agreement:
+    """The agreement that `text` says.
+
+    Raises:
+        UserError: it is none, or of another version of Ekiden.
+    """
+    try:
+        values = json.loads(text)
+        version = values["version"]
+        if version != __version__:
+            raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
+        if set(values) != {f.name for f in fields(Agreement)}:
+            raise UserError("the terms of the run cannot be read: are they from another program?")
+        sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std")}
+        agreement = Agreement(**(values | sequences))
+        Augment(**agreement.augment)
+        fits = (
+            _RUN.fullmatch(agreement.run)
+            and type(agreement.seed) is int
+            and all(type(n) is int and n > 0 for n in agreement.shape)
+            and all(type(c) is str for c in agreement.classes)
+            and all(type(v) is float for v in (*agreement.mean, *agreement.std))
+            and isinstance(agreement.hyperparameters, dict)
+            and isinstance(agreement.training, dict)
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
+    if not fits:
+        raise UserError("the terms of the run cannot be read: a value is of another type than announced")
+    return agreement
+
+
+_ABSENT = object()
+
+
+def _same_kind(value: object, example: object) -> bool:
+    """Whether `value` can stand where `example` does: no text for a number, no number for a switch."""
+    if example is None or value is None:
+        return value is None or isinstance(value, (bool, int, float, str))
+    if isinstance(example, float):
+        return type(value) in (int, float)
+    return type(value) is type(example)

@@ -1,0 +1,100 @@
+"""Silo keys: elliptic-curve key pairs that Flower's SuperNodes identify themselves with, and proofs of names."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ekiden.errors import UserError
+
+
+def generate(private: Path) -> Path:
+    """Make a key pair (P-384); the private key is readable by its owner only.
+
+    Returns:
+        The public key's file, beside the private one.
+
+    Raises:
+        UserError: the file exists.
+    """
+    ec, serialization, _, _ = _cryptography()
+    public = private.with_name(private.name + ".pub")
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    try:
+        private.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+        public.write_bytes(
+            key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+        )
+    except FileExistsError:
+        raise UserError(f"{private} exists: a silo keeps its key; remove the file to make another") from None
+    except OSError as error:
+        raise UserError(f"cannot write {private}: {error.strerror}") from None
+    return public
+
+
+def sign(private: Path, text: bytes) -> str:
+    """The signature of `text` in hexadecimal.
+
+    Raises:
+        UserError: the key cannot be read.
+    """
+    ec, serialization, hashes, _ = _cryptography()
+    try:
+        key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f"cannot read the silo's key {private}: {error.strerror}") from None
+    except Exception:
+        raise UserError(f"{private} is no private key: make one with `ekiden silo keys`") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{private} is no elliptic-curve key: make one with `ekiden silo keys`")
+    return str(key.sign(text, ec.ECDSA(hashes.SHA256())).hex())
+
+
+def read_public(path: Path) -> str:
+    """A public key as one line of text.
+
+    Raises:
+        UserError: there is none in the file.
+    """
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it") from None
+    _load(text)
+    return text
+
+
+def proves(public: str, text: bytes, signature: str) -> bool:
+    """Whether the holder of the key to `public` signed `text`."""
+    ec, _, hashes, invalid = _cryptography()
+    try:
+        _load(public).verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
+    except (invalid, ValueError):
+        return False
+    return True
+
+
+def _load(public: str) -> Any:
+    ec, serialization, _, _ = _cryptography()
+    try:
+        key = serialization.load_ssh_public_key(public.encode())
+    except Exception:
+        raise UserError(f"{public[:40]!r} is no public key: `ekiden silo keys` makes them") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError("a silo's key must be an elliptic-curve key: `ekiden silo keys` makes them")
+    return key
+
+
+def _cryptography() -> tuple[Any, Any, Any, Any]:
+    """The package comes with the extra `flower`, so it is imported only where it is used."""
+    try:
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    except ImportError:
+        raise UserError("silo keys need the extra: pip install 'ekiden[flower]'") from None
+    return ec, serialization, hashes, InvalidSignature

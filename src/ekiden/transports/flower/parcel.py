@@ -1,0 +1,145 @@
+"""What travels between coordinator and silos: a typed header and a body, as one byte string."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from ekiden.core import wire
+
+T = TypeVar("T")
+Kind = Literal["hello", "task", "value", "evaluate"]
+_LENGTH = 8
+_MOST_HEADER = 1 << 22
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value of another client in the body, as its owner encoded it."""
+
+    owner: str
+    key: str
+    length: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the coordinator wants of a silo.
+
+    Attributes:
+        kind: hello, task, value or evaluate.
+        agreement: of the run, see `Agreement`; empty in a hello.
+        nonce: random text that the answer to a hello must sign.
+        step: of the task.
+        call: number of the task among those of this client in this step.
+        task: its name.
+        key: of the value that is wanted.
+        settled: steps of the run that are done for good.
+        keep: keys of the values from those steps that are still needed.
+        parts: what the body holds after the arguments.
+        length: bytes of the arguments in the body.
+        eager: send the value with the answer.
+        results: how many of the models to measure, the first ones, are the run's result and not a client's own.
+        clients: number of clients of the run, which the network of a result may depend on.
+    """
+
+    kind: str
+    agreement: str = ""
+    nonce: str = ""
+    step: int = 0
+    call: int = 0
+    task: str = ""
+    key: str = ""
+    settled: int = 0
+    keep: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    length: int = 0
+    eager: bool = False
+    results: int = 0
+    clients: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a silo says to it.
+
+    Attributes:
+        silo: its name.
+        error: why not; empty where all went well.
+        size: `wire.size` of the value.
+        forward: samples that went forward through a network.
+        backward: samples that went backward.
+    """
+
+    silo: str
+    error: str = ""
+    size: int = 0
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a silo introduces itself.
+
+    Attributes:
+        name: from its `silo.toml`.
+        version: of Ekiden.
+        dataset: name of its data set.
+        shape: of one sample.
+        classes: names of the classes.
+        mean: per channel, how its samples are scaled.
+        std: likewise.
+        augment: crop, flip and rotation in training.
+        samples: for training, validation and test.
+        signature: of nonce and name by the silo's key, in hexadecimal; empty without a key.
+    """
+
+    name: str
+    version: str
+    dataset: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: tuple[int, bool, float]
+    samples: tuple[int, int, int]
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a model does on the test samples of a silo.
+
+    Attributes:
+        right: number of right answers.
+        loss: sum of the cross-entropies.
+        samples: number of test samples.
+    """
+
+    right: int
+    loss: float
+    samples: int
+
+
+def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
+    """`header` and the pieces of the body as one byte string."""
+    head = wire.encode(header)
+    return b"".join((len(head).to_bytes(_LENGTH, "little"), head, *body))
+
+
+def unpack(data: bytes, kind: type[T]) -> tuple[T, bytes]:
+    """Header and body.
+
+    Raises:
+        WireError: truncated, or no such header.
+    """
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if len(data) < _LENGTH or length > min(_MOST_HEADER, len(data) - _LENGTH):
+        raise wire.WireError("unreadable message: truncated, or not written by Ekiden")
+    header: T = wire.decode(data[_LENGTH : _LENGTH + length], kind)
+    return header, data[_LENGTH + length :]
+
+
+def signed_text(nonce: str, name: str) -> bytes:
+    """What a silo signs to prove that it is `name`."""
+    return f"ekiden hello\n{nonce}\n{name}".encode()

@@ -1,0 +1,67 @@
+"""Flower's end at the coordinator: a `ServerApp` that runs a plan over the nodes of a SuperLink."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from ekiden.errors import UserError
+from ekiden.transports.flower import session
+from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower.envelope import content, wrap
+
+app = ServerApp()
+
+
+class GridNodes:
+    """Nodes of a SuperLink."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def ids(self) -> Sequence[int]:
+        """The nodes that are connected now."""
+        return list(self._grid.get_node_ids())
+
+    def send(self, node: int, data: bytes) -> str | Lost:
+        """Send a message; Flower knows it under a random name."""
+        message = Message(wrap(data), dst_node_id=node, message_type="query")
+        try:
+            tickets = list(self._grid.push_messages([message]))
+        except (httpx.HTTPError, ValueError) as error:
+            return Lost(f"{type(error).__name__}")
+        return tickets[0] if tickets and tickets[0] else Lost("the SuperLink does not take messages for it")
+
+    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
+        """The answers that are there by now."""
+        try:
+            messages = list(self._grid.pull_messages(tickets))
+        except httpx.HTTPError:
+            return {}  # the SuperLink is away; what is there is there later
+        return {
+            m.metadata.reply_to_message_id: Lost(str(m.error.reason)) if m.has_error() else content(m) for m in messages
+        }
+
+
+@app.main()  # type: ignore[untyped-decorator]
+def main(grid: Grid, context: Context) -> None:
+    """Run the plan in the run configuration; ends with an error where the run did."""
+    config = context.run_config
+    plan = session.from_json(json.loads(str(config["plan"])))
+    public_keys = json.loads(str(config["keys"]))
+    try:
+        result = session.run(
+            plan, GridNodes(grid), Path(str(config["folder"])), public_keys, say, link=str(config["link"])
+        )
+    except UserError as error:
+        say(str(error))
+        raise
+    say(f"{result.bytes} bytes moved; run folder: {result.folder}")
+
+
+def say(line: str) -> None:
+    """Tell the user, through Flower's log."""
+    print(f"ekiden: {line}", flush=True)

@@ -1,0 +1,200 @@
+"""`silo.toml`: what a silo is called, what it holds, and what it agrees to run."""
+
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, load, split
+from ekiden.errors import UserError, unknown
+from ekiden.learning.training import Hardware
+from ekiden.methods import METHODS
+
+T = TypeVar("T")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a silo agrees to run. The coordinator cannot change it."""
+
+    model_bytes: int = 100_000_000
+    """largest model, in bytes on the wire"""
+    methods: tuple[str, ...] = tuple(m.title() for m in METHODS if not m.pools_data)
+    """names of the methods that may run here"""
+    epochs: int = 1000
+    """most epochs of training in one task"""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the samples come from: `path` or `python`."""
+
+    path: str = ""
+    """a data set: a folder of class folders, a Parquet file, or a name (see `ekiden list`)"""
+    python: str = ""
+    """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or FederatedData"""
+    size: int = 0
+    """side of the images in pixels; 0: as they are"""
+    classes: tuple[str, ...] = ()
+    """class names in the order that all silos share; by default those found here, sorted"""
+    val_fraction: float = 0.1
+    """part of the training data that selects epochs"""
+
+
+@dataclass(frozen=True)
+class Link:
+    """How to reach the coordinator's SuperLink."""
+
+    address: str = ""
+    """HOST:PORT"""
+    certificate: str = ""
+    """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
+    key: str = ""
+    """the silo's private key, made by `ekiden silo keys`"""
+    port: int = 9094
+    """port on this machine at which the silo's own processes talk to each other"""
+
+
+@dataclass(frozen=True)
+class SiloFile:
+    """The content of a `silo.toml`."""
+
+    path: Path
+    name: str
+    folder: Path
+    """where the silo keeps what a run needs; `NAME-silo` beside the file by default"""
+    data: Data = field(default_factory=Data)
+    limits: Limits = field(default_factory=Limits)
+    hardware: Hardware = field(default_factory=Hardware)
+    link: Link = field(default_factory=Link)
+
+    def beside(self, path: str) -> Path:
+        """A path in the file, relative to the file's folder."""
+        return self.path.parent / Path(path).expanduser()
+
+    def load(self) -> tuple[Dataset, ClientData]:
+        """The silo's data.
+
+        Raises:
+            UserError: they cannot be read, or there is nothing to train on.
+        """
+        if self.data.python:
+            found = self._call()
+        else:
+            own = self.beside(self.data.path)
+            found = load(str(own) if own.exists() else self.data.path, size=self.data.size or None)
+        if isinstance(found, Dataset):
+            found = _in_order(found, self.data.classes)
+            found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+        mine = [c for c in found.clients if c.name == self.name] or list(found.clients)
+        if len(mine) != 1:
+            raise UserError(f"{self.path}: the data are divided among {len(mine)} clients, none called {self.name!r}")
+        client = replace(mine[0], name=self.name)
+        if not len(client.train):
+            raise UserError(f"{self.path}: the silo has no training sample")
+        return found.dataset, client
+
+    def _call(self) -> Dataset | FederatedData:
+        file, _, name = self.data.python.partition(":")
+        path = self.beside(file)
+        if not path.is_file() or not name:
+            raise UserError(f"{self.path}: data.python must be FILE.py:FUNCTION of a file that exists, not {file!r}")
+        spec = importlib.util.spec_from_file_location(f"ekiden_silo_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise UserError(f"{self.path}: {path.name} has no function {name!r}")
+        found = function()
+        if not isinstance(found, (Dataset, FederatedData)):
+            raise UserError(
+                f"{self.path}: {self.data.python} returned a {type(found).__name__}: return what "
+                "ekiden.data.from_tensors, load or split give"
+            )
+        return found
+
+
+def read(path: Path) -> SiloFile:
+    """The file at `path`, every field checked.
+
+    Raises:
+        UserError: says which line of it to mend.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no TOML: {error}") from None
+    sections: dict[str, type[Any]] = {"data": Data, "limits": Limits, "hardware": Hardware, "link": Link}
+    for key in values:
+        if key not in ("name", "folder", *sections):
+            raise unknown(f"entry in {path}", key, ("name", "folder", *sections))
+    name = values.get("name")
+    if not isinstance(name, str) or not name or not set(name) <= _NAME_CHARACTERS or name[0] in "-.":
+        raise UserError(f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}")
+    folder = values.get("folder", f"{name}-silo")
+    if not isinstance(folder, str):
+        raise UserError(f"{path}: folder must be text, not {folder!r}")
+    parts = {key: _section(path, key, kind, values.get(key, {})) for key, kind in sections.items()}
+    silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts)
+    if bool(silo.data.path) == bool(silo.data.python):
+        raise UserError(f"{path}: say where the data are, by either path or python in [data]")
+    if not 0 <= silo.data.val_fraction < 1:
+        raise UserError(f"{path}: data.val_fraction must be at least 0 and below 1")
+    if silo.limits.model_bytes < 1 or silo.limits.epochs < 1:
+        raise UserError(f"{path}: limits.model_bytes and limits.epochs must be 1 or more")
+    known = [m.title() for m in METHODS]
+    for method in silo.limits.methods:
+        if method not in known:
+            raise unknown(f"method in {path}", method, known)
+    return silo
+
+
+def _section(path: Path, name: str, kind: type[T], values: object) -> T:
+    """One table of the file as a dataclass; a value must be of the type of the field's default."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{path}: {name} must be a table, [{name}]")
+    default = kind()
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise unknown(f"entry in [{name}] of {path}", key, known)
+        example = getattr(default, key)
+        if isinstance(example, tuple):
+            if not isinstance(value, Sequence) or isinstance(value, str) or any(type(v) is not str for v in value):
+                raise UserError(f"{path}: {name}.{key} must be a list of texts, not {value!r}")
+            given[key] = tuple(value)
+        elif type(value) is type(example) or (isinstance(example, float) and type(value) is int):
+            given[key] = value
+        else:
+            raise UserError(f"{path}: {name}.{key} must be like {example!r}, not {value!r}")
+    try:
+        return kind(**given)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """The same samples with `classes` as the classes, for silos that do not hold all of them."""
+    if not classes:
+        return dataset
+    for name in dataset.classes:
+        if name not in classes:
+            raise unknown("class in the silo's data", name, classes)
+    number = torch.tensor([classes.index(name) for name in dataset.classes])
+
+    def renumbered(samples: Samples) -> Samples:
+        return replace(samples, y=number[samples.y])
+
+    return replace(dataset, train=renumbered(dataset.train), test=renumbered(dataset.test), classes=tuple(classes))

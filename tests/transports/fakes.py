@@ -1,0 +1,50 @@
+"""Silos without an engine between: what Flower does, minus processes and sockets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import SiloFile, read
+
+SPLIT = """
+from ekiden.data import load, parse, split
+
+def mine():
+    return split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+"""
+
+
+def silo_file(folder: Path, name: str, more: str = "") -> SiloFile:
+    """The `silo.toml` of one of three silos that share the digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "own.py").write_text(SPLIT)
+    path = folder / f"{name}.toml"
+    path.write_text(f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n{more}')
+    return read(path)
+
+
+class FakeNodes:
+    """Every request is answered by a new `Silo`, as every message gets a new process."""
+
+    def __init__(self, files: Sequence[SiloFile]) -> None:
+        self.files = {100 + i: file for i, file in enumerate(files)}
+        self.log: list[tuple[int, bytes]] = []
+        self.lose: Callable[[int, bytes], Lost | None] = lambda node, data: None
+        self.corrupt: dict[int, bytes] = {}
+        self._answers: dict[str, bytes | Lost] = {}
+
+    def ids(self) -> Sequence[int]:
+        return list(self.files)
+
+    def send(self, node: int, data: bytes) -> str | Lost:
+        ticket = str(len(self.log))
+        self.log.append((node, data))
+        lost = self.lose(node, data)
+        done = lost is None or lost.why != "unsent"
+        answer = Silo(self.files[node]).answer(data) if done and node not in self.corrupt else b""
+        self._answers[ticket] = lost or self.corrupt.get(node, answer)
+        return ticket
+
+    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
+        return {t: self._answers.pop(t) for t in tickets if t in self._answers}

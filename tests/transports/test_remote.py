@@ -1,0 +1,260 @@
+"""Silos answer messages as clients in one process do: the same bits, however often a message is lost."""
+
+import itertools
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ekiden import Hardware, Training
+from ekiden import run as run_here
+from ekiden.api import Result
+from ekiden.core.federation import ClientMissing
+from ekiden.core.method import Method
+from ekiden.data import load, parse, split
+from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+from ekiden.methods import METHODS, FedSeq
+from ekiden.transports.flower import keys, session
+from ekiden.transports.flower import silo_file as silo_toml
+from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.silo import Silo
+from tests.transports.fakes import FakeNodes, silo_file
+from tests.transports.toy import Toy
+
+NAMES = ("client-0", "client-1", "client-2")
+TRAINING = Training(lr=0.01, batch_size=64)
+KINDS: list[type[Method]] = [*(m for m in METHODS if not m.pools_data), Toy]
+every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
+
+
+@pytest.fixture(autouse=True)
+def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ekiden.methods", "ekiden.transports.flower.silo_file"):
+        monkeypatch.setattr(f"{module}.METHODS", (*METHODS, Toy))
+
+
+def small(kind: type[Method]) -> Method:
+    """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
+    method = kind()
+    counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+    few = {name: 1 if name == "peers" else 2 for name, value in counts.items() if value > 2 or name == "rounds"}
+    return replace(method, **few)
+
+
+ALLOWED = f"[limits]\nmethods = {json.dumps([k.title() for k in KINDS])}\n"
+
+
+def nodes_in(folder: Path, more: str = ALLOWED) -> FakeNodes:
+    return FakeNodes([silo_file(folder, name, more) for name in NAMES])
+
+
+def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
+    plan: RemotePlan[Method] = RemotePlan(method, ",".join(NAMES), training=TRAINING, seed=3)
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def far(method: Method, nodes: FakeNodes, folder: Path, **changes: object) -> Result:
+    return session.run(plan_of(method, **changes), nodes, folder, {}, lambda line: None, poll=0)
+
+
+def here(method: Method) -> Result:
+    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
+
+
+def same(a: Weights | None, b: Weights | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    assert same(one.weights, other.weights)
+    assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
+    assert one.ledger == other.ledger
+    last, expected = one.metrics[-1], other.metrics[-1]
+    losses = {key for key in expected if key.endswith("loss")}
+    assert {k: v for k, v in last.items() if k not in losses} == {k: v for k, v in expected.items() if k not in losses}
+    assert {k: last[k] for k in losses} == pytest.approx({k: expected[k] for k in losses}, rel=1e-12)
+
+
+@every_method
+def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
+    assert_equal(far(small(kind), nodes_in(tmp_path), tmp_path / "run"), here(small(kind)))
+
+
+@every_method
+def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
+    nodes, counter = nodes_in(tmp_path), itertools.count()
+    nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
+    assert_equal(far(small(kind), nodes, tmp_path / "run"), here(small(kind)))
+
+
+class Stop(BaseException):
+    """Stands for SIGKILL."""
+
+
+@every_method
+def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> None:
+    """Killed at each of its messages in turn, the silo having done the work or not."""
+    method, nodes = small(kind), nodes_in(tmp_path)
+    expected = here(method)
+    for kill in range(0, 60, 7):
+        left = [None] * kill
+
+        def lose(node: int, data: bytes, left: list[None] = left, kill: int = kill) -> Lost | None:
+            if left:
+                left.pop()
+                return None
+            if kill % 2:
+                Silo(nodes.files[node]).answer(data)
+            raise Stop
+
+        nodes.lose = lose
+        try:
+            result = far(method, nodes, tmp_path / "run")
+            break
+        except Stop:
+            continue
+    assert_equal(result, expected)
+
+
+def test_work_is_not_done_twice(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    tasks: list[bytes] = []
+    nodes.lose = lambda node, data: None
+    far(FedSeq(epochs=2), nodes, tmp_path / "run")
+    tasks = [data for _, data in nodes.log if unpack(data, Ask)[0].kind == "task"]
+    assert len(tasks) == 3
+    shelf = next((tmp_path / "client-2-silo" / "runs").iterdir())
+    outcome = next(shelf.glob("outcome-*"))
+    before = outcome.stat().st_mtime_ns, outcome.read_bytes()
+    assert nodes.receive([str(nodes.send(102, tasks[2]))])
+    assert (outcome.stat().st_mtime_ns, outcome.read_bytes()) == before
+
+
+def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run")
+    kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
+    assert kinds == ["hello"] * 3 + ["task", "value", "task", "value", "task", "value"] + ["evaluate"] * 3
+    rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
+    moved = sum(r["sent"] + r["received"] for r in rows if r["kind"] in ("task", "value"))
+    model = result.bytes // 2
+    # two hops, relayed: twice in, twice out; the last value is the result; the rest are headers
+    assert 5 * model < moved < 5 * model + 6 * 8192
+
+
+def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+    nodes.lose = lambda node, data: Lost("node unavailable") if node == 102 and len(nodes.log) > 5 else None
+    with pytest.raises(ClientMissing, match="client-2 did not answer"):
+        far(FedSeq(epochs=2), nodes, tmp_path / "run", patience=0.01)
+    nodes.lose = lambda node, data: None
+    resumed = session.run(
+        plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, poll=0
+    )
+    assert_equal(resumed, here(FedSeq(epochs=2)))
+
+
+def test_roll_call(tmp_path: Path) -> None:
+    files = [silo_file(tmp_path / str(i), name) for i, name in enumerate([*NAMES, "client-1"])]
+    with pytest.raises(UserError, match="two silos are called 'client-1'"):
+        far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
+    said: list[str] = []
+    stranger = tmp_path / "stranger.toml"
+    stranger.write_text('name = "stranger"\n[data]\npath = "digits"\n')
+    nodes = FakeNodes([*files[:3], silo_toml.read(stranger)])
+    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
+    assert any("'stranger' is connected, but not among --clients" in line for line in said)
+    assert [node for node, _ in nodes.log].count(103) == 1
+    with pytest.raises(ClientMissing, match="client-2 did not come"):
+        far(FedSeq(epochs=1), FakeNodes(files[:2]), tmp_path / "other", patience=0.01)
+
+
+def test_a_silo_that_comes_back_under_another_number(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        if node == 101 and unpack(data, Ask)[0].kind == "task":
+            nodes.files[201] = nodes.files.pop(101)
+            return Lost("unsent")
+        return None
+
+    nodes.lose = lose
+    assert_equal(far(FedSeq(epochs=2), nodes, tmp_path / "run"), here(FedSeq(epochs=2)))
+
+
+def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    files, public = [], {}
+    for name in NAMES:
+        files.append(silo_file(tmp_path, name, f'[link]\nkey = "{name}.key"\n'))
+        public[name] = keys.read_public(keys.generate(tmp_path / f"{name}.key"))
+    plan = plan_of(FedSeq(epochs=1), patience=0.01)
+    assert_equal(
+        session.run(plan, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0), here(FedSeq(epochs=1))
+    )
+    said: list[str] = []
+    swapped = public | {"client-0": public["client-1"]}
+    with pytest.raises(ClientMissing, match="client-0 did not come"):
+        session.run(plan, FakeNodes(files), tmp_path / "other", swapped, said.append, poll=0)
+    assert any("does not hold the key of 'client-0'" in line for line in said)
+    # An impostor beside the real silo gets nothing, and the run goes on.
+    impostor = silo_file(tmp_path / "impostor", "client-0", '[link]\nkey = "own.key"\n')
+    keys.generate(tmp_path / "impostor" / "own.key")
+    nodes = FakeNodes([impostor, *files])
+    session.run(plan, nodes, tmp_path / "third", public, said.append, poll=0)
+    assert [unpack(data, Ask)[0].kind for node, data in nodes.log if node == 100] == ["hello"]
+
+
+def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
+    other = tmp_path / "client-1.toml"
+    files = [silo_file(tmp_path, name) for name in NAMES]
+    other.write_text('name = "client-1"\n[data]\npath = "digits"\nsize = 16\n')
+    with pytest.raises(UserError, match="client-0 and client-1 hold data of different shape"):
+        far(FedSeq(epochs=1), FakeNodes([files[0], silo_toml.read(other), files[2]]), tmp_path / "run")
+
+
+def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
+    files = [silo_file(tmp_path, name) for name in NAMES]
+    broken = tmp_path / "client-1.toml"
+    broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
+    said: list[str] = []
+    plan = plan_of(FedSeq(epochs=1), patience=0.01)
+    nodes = FakeNodes([files[0], silo_toml.read(broken), files[2]])
+    with pytest.raises(ClientMissing, match="client-1 did not come"):
+        session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
+    assert any("silo 'client-1' cannot take part" in line for line in said)
+
+
+@pytest.mark.parametrize("noise", [b"", b"\xff" * 50, pack(Answer("client-0"), (b"noise",))], ids=["", "ff", "hello"])
+def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -> None:
+    files = [silo_file(tmp_path, name) for name in ("client-3", *NAMES)]
+    nodes, said = FakeNodes(files), list[str]()
+    nodes.corrupt = {100: noise}
+    session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
+    assert any("a node answers unreadably" in line for line in said)
+
+
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ekiden.transports.flower.roll.__version__", "9.9.9")
+    with pytest.raises(UserError, match=r"silo 'client-0' has Ekiden \S+, here is 9.9.9"):
+        far(FedSeq(epochs=1), nodes_in(tmp_path), tmp_path / "run")
+
+
+def test_a_plan_survives_its_text() -> None:
+    plan = plan_of(FedSeq(epochs=7), evaluate_every=2)
+    assert session.from_json(json.loads(session.as_text(plan))) == plan
+    for bad in ({"method": "fedseq"}, json.loads(session.as_text(plan)) | {"more": 1}):
+        with pytest.raises(UserError, match="use the same Ekiden"):
+            session.from_json(bad)
+    with pytest.raises(UserError, match="names 'a' twice"):
+        replace(plan, clients="a,b,a")
+    with pytest.raises(UserError, match="--clients a,, is out of range"):
+        replace(plan, clients="a,,")

@@ -1,0 +1,230 @@
+"""A silo does what its file allows, and nothing that is malformed."""
+
+import contextlib
+import random
+import re
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ekiden import api
+from ekiden._version import __version__
+from ekiden.core import wire
+from ekiden.core.method import INITIAL, Method
+from ekiden.learning.training import Training
+from ekiden.learning.weights import Weights
+from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.transports.flower import keys
+from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import SiloFile
+from tests.transports.fakes import silo_file
+
+TERMS = Agreement(
+    "0123456789abcdef",
+    __version__,
+    "fedseq",
+    asdict(FedSeq(epochs=1)),
+    asdict(Training()),
+    "mlp",
+    "digits",
+    (1, 8, 8),
+    tuple(map(str, range(10))),
+    (0.0,),
+    (1.0,),
+    {"crop": 0, "flip": False, "rotation": 0.0},
+    0,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SiloFile:
+    return silo_file(tmp_path, "client-0")
+
+
+def terms(method: Method, **changes: Any) -> Agreement:
+    return replace(TERMS, method=method.title(), hyperparameters=asdict(method), **changes)
+
+
+def said(file: SiloFile, data: bytes) -> str:
+    """The silo's reason for refusing; on one line."""
+    answer, body = unpack(Silo(file).answer(data), Answer)
+    assert "\n" not in answer.error
+    assert not (answer.error and body)
+    return answer.error
+
+
+def task(agreed: Agreement = TERMS, model: Any = INITIAL, extra: bytes = b"", **changes: Any) -> bytes:
+    arguments = wire.encode((model,))
+    ask = Ask("task", agreed.text(), task="train", length=len(arguments))
+    return pack(replace(ask, **changes), (arguments, extra))
+
+
+def nothing_done(file: SiloFile) -> bool:
+    return not list(file.folder.rglob("outcome-*"))
+
+
+def model(agreed: Agreement = TERMS) -> Weights:
+    from ekiden.data import Dataset, Samples
+    from ekiden.learning.training import Hardware
+
+    none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
+    return api.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
+
+
+def test_a_good_request_is_done(file: SiloFile) -> None:
+    assert said(file, task()) == ""
+    assert said(file, task(model=model())) == ""
+    assert not nothing_done(file)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (task(terms(Local())), "does not allow 'local', only fedseq"),
+        (task(replace(TERMS, method="nonsense")), "does not allow 'nonsense'"),
+        (task(replace(TERMS, version="0.0.1")), "the run is of Ekiden 0.0.1, this silo has"),
+        (task(replace(TERMS, model="resnet18")), "the model has 4.* bytes, client-0 allows 1000000"),
+        (task(replace(TERMS, model="nonsense")), "unknown model 'nonsense'"),
+        (task(replace(TERMS, shape=(3, 8, 8))), "holds samples of shape"),
+        (task(replace(TERMS, classes=("a", "b"))), "holds the classes"),
+        (task(terms(FedSeq(epochs=3))), "more epochs than client-0 allows"),
+        (task(replace(TERMS, hyperparameters={"epochs": "1"})), "fedseq cannot have epochs = '1'"),
+        (task(replace(TERMS, hyperparameters={"epochs": 0})), "--epochs 0 is out of range"),
+        (task(replace(TERMS, hyperparameters={"__class__": 0})), "fedseq cannot have __class__"),
+        (task(replace(TERMS, training={"lr": 0.1, "more": 1})), "training settings cannot be read"),
+        (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
+        (task(replace(TERMS, seed="0")), "terms of the run cannot be read"),  # type: ignore[arg-type]
+        (task(replace(TERMS, augment={"crop": -1})), "crop is the number of pixels"),
+        (task(task="run"), "clients run only functions marked @on_client"),
+        (task(task="__init__"), "clients run only functions marked @on_client"),
+        (task(step=-1), "a task needs a step"),
+        (task(kind="shell"), "no silo can do 'shell'"),
+        (task(agreement="{}"), "terms of the run cannot be read"),
+        (task(agreement="[" * 10_000), "terms of the run cannot be read"),
+        (task(extra=b"more"), "longer than it says"),
+        (task(length=1 << 40), "shorter|longer"),
+        (task(parts=(Part("client-1", "0-0-train", 1 << 40),)), "shorter than it says"),
+        (task(parts=(Part("client-1", "0-0-train", -1),)), "shorter than it says"),
+        (b"", "unreadable message"),
+        (b"\xff" * 100, "unreadable message"),
+        (task()[:-100], "unreadable|longer|shorter"),
+        (task()[:50], "unreadable"),
+        (pack(Ask("value", TERMS.text(), key="../../own.py")), "is not here"),
+        (pack(Ask("value", TERMS.text(), key="0-0-train")), "is not here"),
+        (pack(Ask("evaluate", TERMS.text()), (wire.encode([1.0]),)), "not announced|was announced"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedseq"]\nmodel_bytes = 1_000_000\nepochs = 2\n')
+    assert re.search(reason, said(file, data))
+    assert nothing_done(file)
+
+
+def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
+    good = model()
+    nan, short = good.params.clone(), good.params[:-1]
+    nan[7] = float("nan")
+    for bad, reason in (
+        (good.with_params(nan), "NaN or infinity"),
+        (good.with_params(short), "do not fit this network"),
+        (good.with_params(torch.cat([good.params, good.params])), "another shape or type"),
+        (good.with_params(good.params[None]), "another shape or type"),
+        (good.with_params(good.params.double()), "another shape or type"),
+        (good.with_params(good.params.half()), "another shape or type"),
+        (replace(good, buffers=torch.zeros(3)), "another shape or type"),
+        (1.0, "was announced"),
+        ([good] * 2, "announced"),
+        ("x" * 100, "announced"),
+        ({str(i): 0 for i in range(100_000)}, "announced"),
+    ):
+        assert reason in said(file, task(model=bad))
+    assert nothing_done(file)
+    body = wire.encode([good.with_params(short)])
+    assert "another shape" in said(file, pack(Ask("evaluate", TERMS.text()), (body,)))
+
+
+def test_a_message_longer_than_64_models_is_refused(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\n")
+    assert said(file, task()) == ""
+    assert "takes 38400000" in said(file, task(extra=b"x" * 39_000_000))
+
+
+def test_a_value_that_the_message_lacks(file: SiloFile) -> None:
+    from ekiden.core.method import Ref
+
+    assert "lacks the value" in said(file, task(model=Ref("client-1", "0-0-train")))
+    assert "is not here" in said(file, task(model=Ref("client-0", "0-0-train")))
+    assert "no client task" in said(file, task(model=Ref("client-1", "0-0-run")))
+
+
+def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", "[limits]\nepochs = 5\n")
+    agreed = terms(FedELMY(models=3, epochs=2, warmup=0))
+    arguments = wire.encode((INITIAL,))
+    ask = Ask("task", agreed.text(), task="extend_pool", length=len(arguments))
+    assert "more epochs than client-0 allows" in said(file, pack(ask, (arguments,)))
+    agreed = terms(FedELMY(models=2, epochs=2, warmup=0))
+    assert said(file, pack(replace(ask, agreement=agreed.text()), (arguments,))) == ""
+
+
+def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
+    """A step that died and is repeated otherwise; what followed it there is discarded."""
+    assert said(file, task()) == ""
+    assert said(file, task(call=1)) == ""
+    ask = pack(Ask("value", TERMS.text(), key="0-0-train"))
+    first = Silo(file).answer(ask)
+    other = model().with_params(model().params * 2)
+    assert said(file, task(model=other)) == ""
+    assert Silo(file).answer(ask) != first
+    assert "is not here" in said(file, pack(Ask("value", TERMS.text(), key="0-1-train")))
+
+
+def test_settled_values_are_dropped(file: SiloFile) -> None:
+    assert said(file, task()) == ""
+    assert said(file, task(step=1, settled=1, keep=("0-0-train",))) == ""
+    assert len(list(file.folder.rglob("outcome-*"))) == 2
+    assert said(file, task(step=2, settled=2, keep=("1-0-train",))) == ""
+    assert sorted(p.name for p in file.folder.rglob("outcome-*")) == [
+        "outcome-1-0-train.parcel",
+        "outcome-2-0-train.parcel",
+    ]
+    assert not list(file.folder.rglob("journal/*-fit*")) or all(
+        p.name.startswith("2-") for p in file.folder.rglob("journal/*")
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 255))
+def test_crafted_messages_are_refused(noise: bytes, at: int, byte: int) -> None:
+    """Noise, cut tails and flipped bytes in the header: every one is refused, or reads as a header of good types."""
+    good = bytearray(task())
+    good[at % len(good)] = byte
+    for data in (noise, bytes(good), bytes(good[: at % len(good)]), bytes(good) + noise):
+        with contextlib.suppress(wire.WireError):
+            ask, _ = unpack(data, Ask)
+            assert all(type(getattr(ask, f.name)) is type(getattr(Ask(""), f.name)) for f in fields(Ask))
+    assert unpack(task(), Ask)[0].task == "train"
+
+
+def test_hello_is_signed(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    file = silo_file(tmp_path, "client-0", '[link]\nkey = "own.key"\n')
+    public = keys.read_public(keys.generate(tmp_path / "own.key"))
+    other = keys.read_public(keys.generate(tmp_path / "other.key"))
+    nonce = random.Random(0).randbytes(8).hex()
+    _, body = unpack(Silo(file).answer(pack(Ask("hello", nonce=nonce))), Answer)
+    hello: Hello = wire.decode(body, Hello)
+    assert hello.shape == (1, 8, 8)
+    assert keys.proves(public, signed_text(nonce, "client-0"), hello.signature)
+    assert not keys.proves(other, signed_text(nonce, "client-0"), hello.signature)
+    assert not keys.proves(public, signed_text("other", "client-0"), hello.signature)
+    assert not keys.proves(public, signed_text(nonce, "client-1"), hello.signature)
+    assert not keys.proves(public, signed_text(nonce, "client-0"), "zz")
+    assert (tmp_path / "own.key").stat().st_mode & 0o077 == 0
