@@ -13,7 +13,7 @@ from ekiden.core.federation import Fed, Transport
 from ekiden.core.method import Ref, State
 from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights
-from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.methods import FedELMY, FedSeq, Local, fedelmy
 from ekiden.methods.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
@@ -95,8 +95,10 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
     return theta.grad
 
 
+@pytest.mark.parametrize("block", [7, 50, 1 << 16])
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
-def test_closed_gradients_equal_autograd(measure: Measure) -> None:
+def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedelmy, "_BLOCK", block)
     generator = torch.Generator().manual_seed(1)
     pool = [torch.randn(50, generator=generator) for _ in range(4)]
     theta, grad = torch.randn(50, generator=generator), torch.zeros(50)
@@ -157,7 +159,7 @@ def test_warms_up_the_first_client_only_and_without_distances(blobs: FederatedDa
 
 def test_every_model_is_held_apart_from_the_pool() -> None:
     client = Quadratic([1.0], lr=0.1)
-    FedELMY(models=2, epochs=3, alpha=0.5).extend_pool(cast(Client, client), weights(0.0))
+    FedELMY(models=2, epochs=3, alpha=0.5, form="released").extend_pool(cast(Client, client), weights(0.0))
     assert client.fits == [3, 3]
     assert all(isinstance(p, Released) for p in client.penalties)
 
@@ -190,14 +192,17 @@ def test_one_client_is_local_training(blobs: FederatedData) -> None:
 def test_first_model_with_equal_weights_is_plain_training(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     plain, regular = (
-        run(FedELMY(models=1, epochs=3, warmup=0, alpha=w, beta=w), alone, Tiny, **settings()) for w in (0.0, 1.0)
+        run(FedELMY(models=1, epochs=3, warmup=0, alpha=w, beta=w, form="released"), alone, Tiny, **settings())
+        for w in (0.0, 1.0)
     )
     assert equal(plain.weights, regular.weights)
 
 
-def test_distances_change_the_models_after_the_first(blobs: FederatedData) -> None:
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_distances_change_the_models_after_the_first(blobs: FederatedData, form: Any) -> None:
     plain, regular = (
-        run(FedELMY(models=2, epochs=3, warmup=0, alpha=w, beta=w), blobs, Tiny, **settings()) for w in (0.0, 1.0)
+        run(FedELMY(models=2, epochs=3, warmup=0, alpha=w, beta=w, form=form), blobs, Tiny, **settings())
+        for w in (0.0, 1.0)
     )
     assert not equal(plain.weights, regular.weights)
 

@@ -38,7 +38,7 @@ class FedELMYParallel(Method):
     """β, weight of d2, the distance from the client's own start"""
     server: bool = False
     """send to a server that averages, instead of everyone to everyone: N·M instead of N(N-1)·M"""
-    form: Literal["released", "paper"] = "released"
+    form: Literal["paper", "released"] = "paper"
     """distances and their scale as in the authors' code, or as in the text"""
     measure: Measure = "l2"
     """distance of two models in the paper's form (Fig. 8); the released form is squared_l2 throughout"""
