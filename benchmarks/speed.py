@@ -33,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
-        compare(name, batches=40 if name != "resnet18" else 2, turns=args.turns, threads=args.threads)
+        compare(name, batches=40 if name != "resnet18" else 1, turns=args.turns, threads=args.threads)
 
 
 def compare(name: str, batches: int, turns: int, threads: int) -> None:

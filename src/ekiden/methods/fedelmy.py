@@ -1,6 +1,6 @@
 """FedELMY: one-shot sequential federated learning with a pool of diverse models at each client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -159,21 +159,27 @@ class Paper:
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; the scales are constants in it."""
         euclidean = self.measure in ("l2", "squared_l2")
-        d = self.squares(params) if euclidean else torch.stack([measure(params, m, self.measure) for m in self.pool])
+        # What fits into one block is computed once, for distances and gradient.
+        blocks = [*self.differences(params)] if euclidean and len(params) <= _BLOCK else None
+        if euclidean:
+            d = self.squares(blocks or self.differences(params))
+        else:
+            d = torch.stack([measure(params, m, self.measure) for m in self.pool])
         d = d.sqrt() if self.measure == "l2" else d
-        scales = torch.full_like(d, -self.alpha / len(self.pool)) * paper_scale(loss, d.mean())
-        scales[0] += self.beta * paper_scale(loss, d[0])
+        s1, s2 = paper_scale(loss, torch.stack((d.mean(), d[0])))
+        scales = (-self.alpha / len(self.pool) * s1).repeat(len(d))
+        scales[0] += self.beta * s2
         if euclidean:
             factors = scales / d.clamp(min=1e-12) if self.measure == "l2" else 2 * scales
-            for place, difference in self.differences(params):
+            for place, difference in blocks or self.differences(params):
                 grad[place] += factors.to(grad.dtype) @ difference
         else:
             for member, scale in zip(self.pool, scales.tolist(), strict=True):
                 add_gradient(params, member, self.measure, scale, grad)
 
-    def squares(self, params: Tensor) -> Tensor:
+    def squares(self, blocks: Iterable[tuple[slice, Tensor]]) -> Tensor:
         """(S,) squared distances from the pool."""
-        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in self.differences(params)]).sum(0)
+        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in blocks]).sum(0)
 
     def differences(self, params: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """θ - θ_t of all members (S, block), block by block, so that no second pool is in memory."""
