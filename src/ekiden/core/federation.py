@@ -108,12 +108,15 @@ class Fed:
         seed: int,
         note: Callable[[Transfer], None],
         setup: Setup | None = None,
+        *,
+        skip: bool = True,
     ) -> None:
         self.clients = tuple(clients)
         self._note = note
         self._transport = transport
         self._seed = seed
         self._setup = setup
+        self._skip = skip
         self._step = 0
         self._calls: dict[str, int] = {}
 
@@ -145,7 +148,8 @@ class Fed:
 
         Args:
             wanted: one Ref, or several.
-            at_least: with several: go on if so many came; who was missing is in the ledger. All, if None.
+            at_least: with several: go on if so many came; who was missing is in the ledger. All, if None, or if the
+                user wants the run to stop when somebody is missing.
 
         Raises:
             ClientMissing: fewer came.
@@ -161,7 +165,7 @@ class Fed:
             except ClientMissing:
                 missing.append(ref.owner)
                 self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True))
-        if len(values) < (len(wanted) if at_least is None else at_least):
+        if len(values) < (at_least if at_least is not None and self._skip else len(wanted)):
             raise _no_answer(missing)
         return values
 

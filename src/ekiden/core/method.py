@@ -118,6 +118,9 @@ class Method(ABC):
     pools_data: ClassVar[bool] = False
     """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
 
+    skips: ClassVar[bool] = False
+    """Whether a run can go on without a client that is away: with fewer replies in a round, or with a hop left out."""
+
     splits_model: ClassVar[bool] = False
     """Whether extractor and classifier are treated apart, so that the network must declare its head."""
 

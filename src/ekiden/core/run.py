@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ekiden.core.federation import Fed, Transfer, Transport, live_refs
+from ekiden.core.federation import ClientMissing, Fed, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import HasModel, Method, Model, Ref, State
+from ekiden.core.method import SERVER, HasModel, Method, Model, Ref, State
 from ekiden.core.worker import Setup
 from ekiden.learning.weights import Weights
 
@@ -34,11 +34,16 @@ def drive(
     folder: RunFolder | None,
     evaluate_every: int,
     setup: Setup | None = None,
+    *,
+    skip: bool = True,
 ) -> Iterator[State]:
     """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
 
     After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the clients' values
     and the state durable, in this order, so that a crash at any moment leaves the last finished step to go on from.
+
+    With `skip`, a run whose method allows it goes on without clients that do not answer: a round has fewer replies, a
+    hop is left out, that is the state stays as it was and only its step counts on.
     """
     total = method.steps(len(clients))
 
@@ -49,11 +54,21 @@ def drive(
         if folder:
             folder.transfer(row)
 
-    fed = Fed(clients, transport, seed, note, setup)
+    fed = Fed(clients, transport, seed, note, setup, skip=skip)
     fed.begin(state.step)
     began = time.perf_counter()
-    for after in method.run(fed, state):
-        work = transport.commit(after.step, live_refs(after))
+    steps = method.run(fed, state)
+    while (after := next(steps, None)) is not None:
+        try:
+            work = transport.commit(after.step, live_refs(after))
+        except ClientMissing:
+            for lost in _lost(state, after):
+                note(lost)
+            if not (skip and method.skips):
+                raise
+            after = state.next()
+            steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
+            work = transport.commit(after.step, live_refs(after))
         marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
@@ -66,9 +81,16 @@ def drive(
             folder.save(after, marks)
             folder.append("times.jsonl", {"step": after.step, "seconds": round(time.perf_counter() - began, 3)})
         transport.settle()
+        state = after
         yield after
         fed.begin(after.step)
         began = time.perf_counter()
+
+
+def _lost(before: State, after: State) -> list[Transfer]:
+    """Who owed a value to the step that `after` would have been."""
+    owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
+    return [Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True) for ref in owed]
 
 
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -67,6 +67,8 @@ class FedAvg(Method):
     """β_2 of Adam at the server"""
     server_tau: float = 1e-3
     """τ of Adam at the server, its degree of adaptivity"""
+
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

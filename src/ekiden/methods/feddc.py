@@ -76,6 +76,7 @@ class FedDC(Method):
     """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean + mean drift"""
 
     private: ClassVar[Any] = Memory
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class FedDisco(Method):
     """factor on the local learning rate, once a round"""
     server_lr: float = 1.0
     """η_g, learning rate of the server"""
+
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

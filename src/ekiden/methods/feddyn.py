@@ -55,6 +55,7 @@ class FedDyn(Method):
     """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean - h/α"""
 
     private: ClassVar[Any] = Tensor
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay)

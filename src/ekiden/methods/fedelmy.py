@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import Method, State, on_client
+from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.fit import Penalty
 from ekiden.learning.training import require
@@ -57,6 +57,8 @@ class FedELMY(Method):
     average_start: bool = True
     """count the received model as a member of the pool that is averaged"""
 
+    skips: ClassVar[bool] = True  # a hop is left out
+
     def __post_init__(self) -> None:
         for name in ("models", "epochs", "rounds"):
             require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
@@ -73,7 +75,7 @@ class FedELMY(Method):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
             model = s.model
-            if s.step == 0 and self.warmup:
+            if s.model == INITIAL and self.warmup:
                 model = fed.call(self.warm_up, client, model)
             s = s.next(model=fed.call(self.extend_pool, client, model))
             yield s

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -70,6 +70,8 @@ class FedNova(Method):
     """η_g, learning rate of the server"""
     server_momentum: float = 0.0
     """γ, momentum of the server"""
+
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

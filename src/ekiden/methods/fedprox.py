@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ekiden.core.federation import Fed
 from ekiden.core.method import Method, State, on_client
@@ -48,6 +49,8 @@ class FedProx(Method):
     """factor on the local learning rate, once a round"""
     server_lr: float = 1.0
     """η_g, learning rate of the server"""
+
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ekiden.core.federation import Fed, in_order
 from ekiden.core.method import Method, State, on_client
@@ -29,6 +30,8 @@ class FedSeq(Method):
     """E_local, epochs at each client"""
     order: str = "given"
     """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+
+    skips: ClassVar[bool] = True  # a hop is left out
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", self.rounds, "1 or more")

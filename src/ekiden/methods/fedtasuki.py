@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import Method, State, on_client
+from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.fit import Forward
 from ekiden.learning.training import Training, require
@@ -60,6 +60,8 @@ class FedTasuki(Method):
     order: str = "given"
     """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
 
+    skips: ClassVar[bool] = True  # a hop is left out
+
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", self.epochs, "1 or more")
         require(self.temperature > 0, "temperature", self.temperature, "greater than 0")
@@ -75,7 +77,7 @@ class FedTasuki(Method):
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
-            if s.step == 0:
+            if s.model == INITIAL:
                 s = s.next(model=fed.call(self.train, client, s.model))
             else:
                 s = s.next(model=fed.call(self.distil, client, s.model, min(s.step, last), round > 0))

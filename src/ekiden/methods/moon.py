@@ -62,6 +62,7 @@ class MOON(Method):
     """η_g, learning rate of the server"""
 
     private: ClassVar[Any] = list[Weights]
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

@@ -68,6 +68,7 @@ class SCAFFOLD(Method):
     """η_g, learning rate of the server"""
 
     private: ClassVar[Any] = Tensor
+    skips: ClassVar[bool] = True  # a round has fewer replies
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay, self.server_lr)

@@ -92,6 +92,8 @@ class Simulation:
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         """Write what the state after `step` steps needs."""
+        for ref in live:
+            self._finish(ref)
         for ref in list(self._running):
             if self._running[ref] is not None:
                 self._finish(ref)

@@ -1,0 +1,116 @@
+"""What a method will ask for, found by running its outer loop over values that nobody holds.
+
+It can be known only where the server reads nothing on the way: then who uses whose value in which step is settled
+before the run starts, and every party finds the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ekiden.core.federation import Fed, Request, live_refs, refs
+from ekiden.core.method import Method, Ref, State
+from ekiden.core.worker import Setup
+from ekiden.learning.fit import Work
+
+Absent = Callable[[int, str], bool]
+"""(step, client): whether that client is away in that step."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All that a run asks for.
+
+    Attributes:
+        requests: in order.
+        result: the values that the last state consists of.
+    """
+
+    requests: tuple[Request, ...]
+    result: frozenset[Ref[Any]]
+
+    def users(self, ref: Ref[Any]) -> list[tuple[str, int]]:
+        """Who else uses a value, and in which step."""
+        return [(client, step) for client, step in self._users.get(ref, ()) if client != ref.owner]
+
+    def request(self, step: int, call: int, client: str) -> Request | None:
+        """What a client is asked at that place."""
+        return self._places.get((step, call, client))
+
+    @cached_property
+    def _users(self) -> dict[Ref[Any], list[tuple[str, int]]]:
+        users: dict[Ref[Any], list[tuple[str, int]]] = {}
+        for request in self.requests:
+            for ref in dict.fromkeys(refs(request.args)):
+                users.setdefault(ref, []).append((request.client, request.step))
+        return users
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int, str], Request]:
+        return {(r.step, r.call, r.client): r for r in self.requests}
+
+
+def outline(
+    setup: Setup, clients: Sequence[str], state: State | None = None, absent: Absent = lambda step, client: False
+) -> Outline | None:
+    """What the rest of a run asks for; None where the server reads a value, on which the rest may depend.
+
+    Args:
+        setup: method and network.
+        clients: their names, in order.
+        state: to go on from; by default the start.
+        absent: who is away; steps that need them are left out, as the run loop does.
+    """
+    method: Method = setup.method
+    nobody = _Nobody(absent)
+    fed = Fed(clients, nobody, setup.seed, lambda row: None, setup)
+    state = method.start() if state is None else state
+    fed.begin(state.step)
+    steps = method.run(fed, state)
+    try:
+        while True:
+            after = next(steps, None)
+            if after is None:
+                return Outline(tuple(nobody.requests), live_refs(state))
+            if nobody.missing & live_refs(after):
+                after = state.next()
+                steps = method.run(fed, after)
+            state = after
+            fed.begin(state.step)
+    except _ReadByServer:
+        return None
+
+
+class _ReadByServer(Exception):
+    """The server wants a value."""
+
+
+class _Nobody:
+    """A transport that takes note and does nothing."""
+
+    def __init__(self, absent: Absent) -> None:
+        self.requests: list[Request] = []
+        self.missing: set[Ref[Any]] = set()
+        self._absent = absent
+
+    def submit(self, request: Request) -> None:
+        if self._absent(request.step, request.client):
+            self.missing.add(Ref(request.client, request.key))
+        else:
+            self.requests.append(request)
+
+    def value(self, ref: Ref[Any]) -> Any:
+        raise _ReadByServer
+
+    def size(self, ref: Ref[Any]) -> int:
+        return 0
+
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        return Work()
+
+    def settle(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
