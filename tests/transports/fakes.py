@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower import keys
+from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile, read
 
@@ -13,6 +14,12 @@ from ekiden.data import load, parse, split
 def mine():
     return split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
 """
+
+
+def with_keys(folder: Path, names: Sequence[str], more: str = "") -> tuple[list[SiloFile], dict[str, str]]:
+    """Silos with keys, and their public keys."""
+    files = [silo_file(folder, name, f'{more}[link]\nkey = "{name}.key"\n') for name in names]
+    return files, {f.name: keys.read_public(keys.generate(f.beside(f.link.key))) for f in files}
 
 
 def silo_file(folder: Path, name: str, more: str = "") -> SiloFile:
@@ -32,6 +39,7 @@ class FakeNodes:
         self.log: list[tuple[int, bytes]] = []
         self.lose: Callable[[int, bytes], Lost | None] = lambda node, data: None
         self.corrupt: dict[int, bytes] = {}
+        self.said: list[bytes] = []
         self._answers: dict[str, bytes | Lost] = {}
 
     def ids(self) -> Sequence[int]:
@@ -43,8 +51,12 @@ class FakeNodes:
         lost = self.lose(node, data)
         done = lost is None or lost.why != "unsent"
         answer = Silo(self.files[node]).answer(data) if done and node not in self.corrupt else b""
+        self.said.append(answer)
         self._answers[ticket] = lost or self.corrupt.get(node, answer)
         return ticket
+
+    def overhead(self, length: int) -> int:
+        return 1000
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         return {t: self._answers.pop(t) for t in tickets if t in self._answers}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS, FedSeq
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
-from ekiden.transports.flower.coordinator import Lost
+from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.flower.silo import Silo
-from tests.transports.fakes import FakeNodes, silo_file
+from tests.transports.fakes import FakeNodes, silo_file, with_keys
 from tests.transports.toy import Toy
 
 NAMES = ("client-0", "client-1", "client-2")
@@ -58,8 +59,15 @@ def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
     return replace(plan, **changes)  # type: ignore[arg-type]
 
 
-def far(method: Method, nodes: FakeNodes, folder: Path, **changes: object) -> Result:
-    return session.run(plan_of(method, **changes), nodes, folder, {}, lambda line: None, poll=0)
+def far(
+    method: Method, nodes: FakeNodes, folder: Path, public: Mapping[str, str] | None = None, **changes: object
+) -> Result:
+    return session.run(plan_of(method, **changes), nodes, folder, public or {}, lambda line: None, poll=0)
+
+
+def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
+    files, public = with_keys(folder, NAMES, ALLOWED)
+    return FakeNodes(files), public
 
 
 def here(method: Method) -> Result:
@@ -90,9 +98,9 @@ def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
 
 @every_method
 def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
-    nodes, counter = nodes_in(tmp_path), itertools.count()
+    (nodes, public), counter = sealed_in(tmp_path), itertools.count()
     nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
-    assert_equal(far(small(kind), nodes, tmp_path / "run"), here(small(kind)))
+    assert_equal(far(small(kind), nodes, tmp_path / "run", public), here(small(kind)))
 
 
 class Stop(BaseException):
@@ -102,7 +110,7 @@ class Stop(BaseException):
 @every_method
 def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> None:
     """Killed at each of its messages in turn, the silo having done the work or not."""
-    method, nodes = small(kind), nodes_in(tmp_path)
+    method, (nodes, public) = small(kind), sealed_in(tmp_path)
     expected = here(method)
     for kill in range(0, 60, 7):
         left = [None] * kill
@@ -117,7 +125,7 @@ def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> Non
 
         nodes.lose = lose
         try:
-            result = far(method, nodes, tmp_path / "run")
+            result = far(method, nodes, tmp_path / "run", public)
             break
         except Stop:
             continue
@@ -142,7 +150,7 @@ def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Pat
     nodes = nodes_in(tmp_path)
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run")
     kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
-    assert kinds == ["hello"] * 3 + ["task", "value", "task", "value", "task", "value"] + ["evaluate"] * 3
+    assert kinds == ["hello"] * 3 + ["task"] * 3 + ["evaluate"] * 3
     rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
     moved = sum(r["sent"] + r["received"] for r in rows if r["kind"] in ("task", "value"))
     model = result.bytes // 2

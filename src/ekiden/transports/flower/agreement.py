@@ -1,5 +1,6 @@
 """What all parties of a run agree on; it goes with every request, and a silo refuses what it cannot agree to."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from ekiden.learning.augment import Augment
 from ekiden.learning.training import Hardware, Training
 from ekiden.methods import method_named
 
-_RUN = re.compile(r"[0-9a-f]{16}")
+RUN = re.compile(r"[0-9a-f]{16}")
+_CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Agreement:
         std: likewise.
         augment: fields of `Augment`.
         seed: of everything random.
+        clients: names of the silos, in order.
+        keys: the public key of each; none, where names are not proved.
+        sealed: whether values are sealed for who reads them.
+        skips: whether the run goes on without silos that do not answer.
     """
 
     run: str
@@ -52,6 +58,20 @@ class Agreement:
     std: tuple[float, ...]
     augment: Mapping[str, Any]
     seed: int
+    clients: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    sealed: bool = False
+    skips: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Names these terms."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    @property
+    def silos(self) -> dict[str, str]:
+        """The public key of each silo; empty where names are not proved."""
+        return dict(zip(self.clients, self.keys, strict=False))
 
     def text(self) -> str:
         """As JSON, the same text for the same terms."""
@@ -97,15 +117,20 @@ def parse(text: str) -> Agreement:
             raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
         if set(values) != {f.name for f in fields(Agreement)}:
             raise UserError("the terms of the run cannot be read: are they from another program?")
-        sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std")}
+        sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
         agreement = Agreement(**(values | sequences))
         Augment(**agreement.augment)
         fits = (
-            _RUN.fullmatch(agreement.run)
+            RUN.fullmatch(agreement.run)
             and type(agreement.seed) is int
             and all(type(n) is int and n > 0 for n in agreement.shape)
             and all(type(c) is str for c in agreement.classes)
             and all(type(v) is float for v in (*agreement.mean, *agreement.std))
+            and all(type(c) is str and _CLIENT.fullmatch(c) for c in agreement.clients)
+            and all(type(k) is str for k in agreement.keys)
+            and len(agreement.keys) in (0, len(set(agreement.clients)))
+            and type(agreement.sealed) is type(agreement.skips) is bool
+            and bool(agreement.keys) >= agreement.sealed
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
         )

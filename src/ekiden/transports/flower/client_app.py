@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from ekiden.errors import UserError
 from ekiden.transports.flower.envelope import content, wrap
-from ekiden.transports.flower.silo import Held, Silo
-from ekiden.transports.flower.silo_file import SiloFile, read
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import Held, SiloFile, read
 
 NODE_CONFIG = "silo"
 """Key of the node's configuration that names its silo.toml."""

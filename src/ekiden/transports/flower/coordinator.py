@@ -1,199 +1,102 @@
 """The transport between machines: tasks, values and evaluations as messages.
 
-A value travels from its owner to its user through the coordinator as bytes that the coordinator does not read, unless
-the method itself brings it to the server (`fed.get`) or it is the result.
+A value travels from its owner to its user through the coordinator as bytes that the coordinator does not read, and
+cannot where they are sealed, unless the method itself brings it to the server (`fed.get`) or it is the result.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import torch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ekiden.core import wire
 from ekiden.core.federation import ClientMissing, Request, live_refs, refs
-from ekiden.core.method import EVERYONE, INITIAL, Method, Ref, State
-from ekiden.core.worker import payload_types
+from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
+from ekiden.core.outline import outline
+from ekiden.core.worker import Setup, payload_types
 from ekiden.errors import UserError
-from ekiden.evaluation import consensus
 from ekiden.learning.fit import Work
 from ekiden.learning.weights import Weights
+from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.parcel import Answer, Ask, Count, Part, pack, unpack
+from ekiden.transports.flower.contents import arguments_key
+from ekiden.transports.flower.courier import Courier, Message
+from ekiden.transports.flower.custody import Record
+from ekiden.transports.flower.parcel import Answer, Ask, Count, Part
+from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
 
-
-@dataclass(frozen=True)
-class Lost:
-    """A message that will not be answered.
-
-    Attributes:
-        why: one line.
-    """
-
-    why: str
-
-
-class Post(Protocol):
-    """Carries byte strings to silos and their answers back. May lose them, but says so."""
-
-    def send(self, client: str, data: bytes) -> str | Lost:
-        """Send a message; returns the name of its ticket."""
-
-    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
-        """The answers that are there by now."""
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """One message and its answer on the network: a row of network.jsonl.
-
-    Attributes:
-        client: the silo.
-        kind: task, value or evaluate.
-        sent: bytes to the silo.
-        received: bytes from it.
-    """
-
-    client: str
-    kind: str
-    sent: int
-    received: int
-
-
-@dataclass
-class Patience:
-    """How long to wait for silos that do not answer.
-
-    Attributes:
-        seconds: since the last sign of life, before a client counts as missing.
-        poll: seconds between looks at the post.
-    """
-
-    seconds: float = 3600.0
-    poll: float = 1.0
-
-
-@dataclass
-class _Message:
-    client: str
-    kind: str
-    data: bytes
-    ticket: str | Lost
-    since: float | None = None  # since when nothing but losses
-    answer: tuple[Answer, bytes] | ClientMissing | None = None
-
-
-class Courier:
-    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice."""
-
-    def __init__(
-        self, post: Post, patience: Patience, note: Callable[[Crossing], None], warn: Callable[[str], None]
-    ) -> None:
-        self._post = post
-        self._patience = patience
-        self._note = note
-        self._warn = warn
-        self._open: list[_Message] = []
-
-    def send(self, client: str, ask: Ask, body: Sequence[bytes] = ()) -> _Message:
-        """Send a request; `wait` gives the answer."""
-        data = pack(ask, body)
-        message = _Message(client, ask.kind, data, self._post.send(client, data))
-        self._open.append(message)
-        return message
-
-    def wait(self, message: _Message) -> tuple[Answer, bytes]:
-        """The answer and what came with it; other messages are answered meanwhile.
-
-        Raises:
-            ClientMissing: patience ended.
-            UserError: the silo refused.
-        """
-        while message.answer is None:
-            if not self._look() and message.answer is None:
-                time.sleep(self._patience.poll)
-        if isinstance(message.answer, ClientMissing):
-            raise message.answer
-        answer, body = message.answer
-        if answer.error:
-            raise UserError(f"silo {message.client}: {answer.error}")
-        return answer, body
-
-    def _look(self) -> bool:
-        """Take in what has come and send again what was lost; whether anything has come."""
-        came = self._post.receive([m.ticket for m in self._open if isinstance(m.ticket, str)])
-        for message in list(self._open):
-            got = message.ticket if isinstance(message.ticket, Lost) else came.get(message.ticket)
-            if isinstance(got, Lost):
-                self._lost(message, got)
-            elif got is not None:
-                self._open.remove(message)
-                self._note(Crossing(message.client, message.kind, len(message.data), len(got)))
-                answer, body = unpack(got, Answer)
-                if answer.silo != message.client:
-                    raise UserError(f"{answer.silo[:40]!r} answered for {message.client}: give each silo its own name")
-                message.answer = answer, body
-                message.data = b""
-        return any(isinstance(got, bytes) for got in came.values())
-
-    def _lost(self, message: _Message, lost: Lost) -> None:
-        now = time.monotonic()
-        if message.since is None:
-            message.since = now
-            self._warn(f"{message.client} does not answer ({lost.why}): sending again")
-        if now - message.since > self._patience.seconds:
-            self._open.remove(message)
-            message.answer = ClientMissing(
-                f"{message.client} did not answer for {self._patience.seconds:.0f} s: start it, then `ekiden resume`"
-            )
-            return
-        message.ticket = self._post.send(message.client, message.data)
+Slot = tuple[Ref[Any], str, int]
+"""A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
 
 
 class Remote:
     """A transport whose clients are silos elsewhere."""
 
     def __init__(
-        self, courier: Courier, method: Method, agreed: Agreement, initial: Callable[[], Weights], state: State
+        self,
+        courier: Courier,
+        setup: Setup,
+        agreed: Agreement,
+        initial: Callable[[], Weights],
+        state: State,
+        note: Callable[[Record], None] = lambda record: None,
+        void: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
+        """Go on from `state`.
+
+        Args:
+            courier: carries messages.
+            setup: what the run agrees on, without samples.
+            agreed: the same as text for the silos.
+            initial: makes the model behind `INITIAL`.
+            state: to go on from.
+            note: takes the records of the chain of custody.
+            void: steps in which a client was missing.
+        """
         self._courier = courier
-        self._method = method
-        self._agreed = agreed.text()
+        self._method = setup.method
+        self._agreed = agreed
+        self._terms = agreed.text()
         self._initial = initial
-        self._running: dict[Ref[Any], _Message] = {}
+        self._note = note
+        self._outline = outline(setup, agreed.clients, state)
+        private = sealing.new_private() if agreed.sealed else None
+        self._key = sealing.public_of(private) if agreed.sealed else ""
+        self._sealer: Sealer = Plain()
+        if agreed.sealed:
+            self._sealer = Party(SERVER, agreed.run, agreed.digest, private, agreed.silos, None)
+        self._void = {client: set(steps) for client, steps in (void or {}).items()}
+        self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
         self._sizes: dict[Ref[Any], int] = {}
-        self._bytes: dict[Ref[Any], bytes] = {}
+        self._values: dict[Slot, tuple[Lock | None, bytes]] = {}
+        self._asked: dict[Ref[Any], Message] = {}
         self._read_by_server: set[str] = set()
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
-        self._asked: dict[Ref[Any], _Message] = {}
         self._step = state.step
         self._work = Work()
 
     def submit(self, request: Request) -> None:
         """Send a task with the values that it needs, after the client's earlier tasks of this step."""
-        if request.client in self._last:
-            self._finish(self._last[request.client])
+        result: Ref[Any] = Ref(request.client, request.key)
+        try:
+            if request.client in self._last:
+                self._finish(self._last[request.client])
+            reader = self._reader(request.client, request.step)
+        except ClientMissing as missing:
+            self._running[result] = Message(request.client, "task", b"", "", answer=missing)
+            return
         foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner not in (request.client, EVERYONE)]
         for ref in foreign:
-            self._order(ref)
-        values = [self._fetch(ref) for ref in foreign]
-        arguments = wire.encode(request.args)
-        parts = tuple(Part(r.owner, r.key, len(v)) for r, v in zip(foreign, values, strict=True))
-        ask = self._ask(
-            "task",
-            request.client,
-            step=request.step,
-            call=request.call,
-            task=request.task,
-            parts=parts,
-            length=len(arguments),
-            eager=request.task in self._read_by_server,
-        )
-        result: Ref[Any] = Ref(request.client, request.key)
-        self._running[result] = self._courier.send(request.client, ask, (arguments, *values))
+            self._order(ref, reader)
+        values = [self._fetch(ref, reader) for ref in foreign]
+        parts = tuple(Part(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
+        ask = self._ask("task", request.client, step=request.step, call=request.call, task=request.task, parts=parts)
+        arguments, locks = self._sealer.seal(wire.encode(request.args), arguments_key(ask), (reader,))
+        readers = self._readers(result, server=request.task in self._read_by_server)
+        lock = locks[0] if locks else None
+        ask = replace(ask, length=len(arguments), lock=lock, eager=bool(readers), readers=self._sealed_for(readers))
+        self._running[result] = self._courier.send(request.client, ask, (arguments, *(v for _, v in values)))
         self._last[request.client] = result
 
     def value(self, ref: Ref[Any]) -> Any:
@@ -203,7 +106,9 @@ class Remote:
         task = ref.key.split("-", 2)[2]
         if ref in self._running:
             self._read_by_server.add(task)  # the next ones may send it at once
-        return wire.decode(self._fetch(ref), payload_types(self._method, task)[1])
+        lock, data = self._fetch(ref, self._server())
+        plain = self._sealer.open(data, lock, ref.owner, ref.key, lock.step if lock else 0)
+        return wire.decode(plain, payload_types(self._method, task)[1])
 
     def size(self, ref: Ref[Any]) -> int:
         """Its content in bytes, as its owner says."""
@@ -211,7 +116,8 @@ class Remote:
             return wire.size(self._initial())
         self._finish(ref)
         if ref not in self._sizes:
-            self._fetch(ref)
+            self._order(ref, *self._readers(ref))
+            self._receive(ref)
         return self._sizes[ref]
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
@@ -227,7 +133,7 @@ class Remote:
         self._last = {}
         self._settled = (self._settled[0], self._settled[1] | live)  # until the state is written, keep both
         self._step = step
-        self._bytes = {ref: value for ref, value in self._bytes.items() if ref in live}
+        self._values = {slot: value for slot, value in self._values.items() if slot[0] in live}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
         work, self._work = self._work, Work()
         return work
@@ -240,88 +146,134 @@ class Remote:
         """Nothing to release: silos keep what a resumed run would ask for."""
 
     def evaluate(self, clients: Sequence[str], models: Sequence[Weights], results: int) -> list[list[Count]]:
-        """What each silo counts for each model on its own test samples. No part of the method's communication."""
-        body = wire.encode(list(models))
-        messages = [
-            self._courier.send(c, self._ask("evaluate", c, results=results, clients=len(clients)), (body,))
-            for c in clients
-        ]
-        counts = []
-        for message in messages:
-            _, answer = self._courier.wait(message)
-            found = wire.decode(answer, list[Count])
-            if len(found) != len(models):
-                raise UserError(f"silo {message.client} measured {len(found)} of {len(models)} models")
-            counts.append(found)
-        return counts
+        """What each silo counts for each model on its own test samples. No part of the method's communication.
+
+        A silo that may be skipped and does not answer counts nothing.
+        """
+        readers: dict[str, Reader] = {}
+        for client in clients:
+            try:
+                readers[client] = self._reader(client, self._step)
+            except ClientMissing:
+                if not self._agreed.skips:
+                    raise
+        data, locks = self._sealer.seal(wire.encode(list(models)), "models", tuple(readers.values()))
+        messages: dict[str, Message] = {}
+        for i, client in enumerate(readers):
+            changes = {"step": self._step, "lock": locks[i] if locks else None}
+            ask = self._ask("evaluate", client, results=results, clients=len(clients), **changes)
+            messages[client] = self._courier.send(client, ask, (data,))
+        return [self._counts(messages.get(client), len(models)) for client in clients]
+
+    def _counts(self, message: Message | None, models: int) -> list[Count]:
+        try:
+            body = self._courier.wait(message)[1] if message else b""
+        except ClientMissing:
+            if not self._agreed.skips:
+                raise
+            body = b""
+        if message is None or not body:
+            return [Count(0, 0.0, 0)] * models
+        found: list[Count] = wire.decode(body, list[Count])
+        if len(found) != models:
+            raise UserError(f"silo {message.client} measured {len(found)} of {models} models")
+        return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> Ask:
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
-        return replace(Ask(kind, self._agreed, settled=steps, keep=keep), **changes)
+        void = tuple(sorted(self._void.get(client, ())))
+        return replace(Ask(kind, self._terms, settled=steps, keep=keep, void=void), **changes)
 
-    def _order(self, ref: Ref[Any]) -> None:
+    def _server(self) -> Reader:
+        return Reader(SERVER, self._step, self._key)
+
+    def _reader(self, client: str, step: int) -> Reader:
+        """A silo as a reader; waits for it to introduce itself."""
+        found = self._courier.sealing_key(client, wait=True) if self._agreed.sealed else None
+        return Reader(client, step, *(found or ("", "")))
+
+    def _readers(self, ref: Ref[Any], *, server: bool = False) -> tuple[Reader, ...]:
+        """Who is going to use a value, as far as that is known."""
+        if self._outline is None:
+            return (self._server(),) if server else ()
+        readers = []
+        for client, step in self._outline.users(ref):
+            found = self._courier.sealing_key(client, wait=False) if self._agreed.sealed else None
+            if found or not self._agreed.sealed:
+                readers.append(Reader(client, step, *(found or ("", ""))))
+        return (*readers, *([self._server()] if server or ref in self._outline.result else []))
+
+    def _sealed_for(self, readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
+        return readers if self._agreed.sealed else ()
+
+    def _slot(self, ref: Ref[Any], name: str, step: int) -> Slot:
+        if not self._agreed.sealed:
+            return ref, "", 0
+        return ref, name, 0 if name == SERVER else step
+
+    def _order(self, ref: Ref[Any], *readers: Reader) -> None:
         """Ask for a value without waiting for it, so that several come at once."""
         self._finish(ref)
-        if ref not in self._bytes and (ref not in self._asked or self._asked[ref].answer is not None):
-            self._asked[ref] = self._courier.send(ref.owner, self._ask("value", ref.owner, key=ref.key))
+        if ref in self._asked:
+            self._receive(ref)
+        if not readers or any(self._slot(ref, r.name, r.step) not in self._values for r in readers):
+            ask = self._ask("value", ref.owner, key=ref.key, readers=self._sealed_for(readers), eager=bool(readers))
+            self._asked[ref] = self._courier.send(ref.owner, ask)
 
-    def _fetch(self, ref: Ref[Any]) -> bytes:
-        """The value behind `ref` as its owner encoded it."""
-        if ref not in self._bytes:
-            self._order(ref)
-        if ref not in self._bytes:
-            answer, value = self._courier.wait(self._asked.pop(ref))
-            self._bytes[ref], self._sizes[ref] = value, answer.size
-        return self._bytes[ref]
+    def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, bytes]:
+        """The value behind `ref` as its owner encoded and sealed it."""
+        slot = self._slot(ref, reader.name, reader.step)
+        if slot not in self._values:
+            if ref not in self._asked:
+                self._order(ref, reader)
+            self._receive(ref)
+        if slot not in self._values:
+            self._order(ref, reader)
+            self._receive(ref)
+        if slot not in self._values:
+            raise UserError(f"silo {ref.owner} did not send {ref.key} sealed for {reader.name}: refused")
+        return self._values[slot]
+
+    def _receive(self, ref: Ref[Any]) -> None:
+        """Take in a value that was asked for."""
+        if ref in self._asked:
+            self._keep(ref, *self._courier.wait(self._asked.pop(ref)))
 
     def _finish(self, ref: Ref[Any]) -> None:
         """Wait for the task behind `ref`, if it runs."""
         message = self._running.get(ref)
         if message is None:
             return
-        answer, value = self._courier.wait(message)
+        try:
+            answer, value = self._courier.wait(message)
+        except ClientMissing:
+            self._void.setdefault(ref.owner, set()).add(int(ref.key.split("-")[0]))
+            raise
         del self._running[ref]
-        self._sizes[ref] = answer.size
-        if value:
-            self._bytes[ref] = value
+        if self._agreed.keys:
+            self._check_record(ref, answer.record)
+        self._keep(ref, answer, value)
         self._work.add(Work(answer.forward, answer.backward))
 
+    def _keep(self, ref: Ref[Any], answer: Answer, value: bytes) -> None:
+        self._sizes[ref] = answer.size
+        if not value:
+            return
+        for lock in answer.locks:
+            self._values[self._slot(ref, lock.recipient, lock.step)] = lock, value
+        if not self._agreed.sealed:
+            self._values[self._slot(ref, "", 0)] = None, value
 
-class SiloTests:
-    """Measures models on the test samples of all silos, which stay where they are."""
+    def _check_record(self, ref: Ref[Any], line: str) -> None:
+        """Take a silo's account of what it did into the chain of custody.
 
-    def __init__(self, remote: Remote, clients: Sequence[str]) -> None:
-        self._remote = remote
-        self._clients = clients
-
-    def __call__(self, model: Weights | None, personal: list[Weights]) -> dict[str, Any]:
-        """The row of metrics, as `ekiden.evaluation.TestSet` gives it on one machine."""
-        shared = [] if model is None else [model]
-        models = shared + personal
-        if not models:
-            return {}
-        counts = self._remote.evaluate(self._clients, models, len(shared))
-        samples = sum(row[0].samples for row in counts)
-        if not samples:
-            return {}
-        accuracy = [sum(row[m].right for row in counts) / samples for m in range(len(models))]
-        loss = [sum(row[m].loss for row in counts) / samples for m in range(len(models))]
-        first = len(shared) if personal else 0
-        own = [row[first + i if personal else 0] for i, row in enumerate(counts)]
-        accuracies = [c.right / c.samples if c.samples else None for c in own]
-        row: dict[str, Any] = {
-            "accuracy": sum(accuracy[first:]) / len(accuracy[first:]),
-            "loss": sum(loss[first:]) / len(loss[first:]),
-        }
-        known = torch.tensor([a for a in accuracies if a is not None], dtype=torch.float64)
-        row["client_mean"] = float(known.mean())
-        row["client_std"] = float(known.std(correction=0))
-        row["client_worst"] = float(known.min())
-        row["client_decile"] = float(known.quantile(0.1))
-        row["clients"] = accuracies
-        if personal and shared:
-            row["global_accuracy"], row["global_loss"] = accuracy[0], loss[0]
-        if personal:
-            row["consensus"] = consensus(personal)
-        return row
+        Raises:
+            UserError: it is not signed by the silo, or is of something else.
+        """
+        record = custody.parse(line)
+        hop = record.hop
+        same = (hop.client, hop.key, hop.terms) == (ref.owner, ref.key, self._agreed.digest)
+        if not same or not record.signed_by(self._agreed.silos[ref.owner]):
+            raise UserError(f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused")
+        self._note(record)

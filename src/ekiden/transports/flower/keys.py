@@ -1,5 +1,7 @@
 """Silo keys: elliptic-curve key pairs that Flower's SuperNodes identify themselves with, and proofs of names."""
 
+import base64
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,12 @@ def sign(private: Path, text: bytes) -> str:
     Raises:
         UserError: the key cannot be read.
     """
-    ec, serialization, hashes, _ = _cryptography()
+    ec, _, hashes, _ = _cryptography()
+    return str(_load_private(private).sign(text, ec.ECDSA(hashes.SHA256())).hex())
+
+
+def _load_private(private: Path) -> Any:
+    ec, serialization, _, _ = _cryptography()
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), None)
     except OSError as error:
@@ -51,7 +58,30 @@ def sign(private: Path, text: bytes) -> str:
         raise UserError(f"{private} is no private key: make one with `ekiden silo keys`") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{private} is no elliptic-curve key: make one with `ekiden silo keys`")
-    return str(key.sign(text, ec.ECDSA(hashes.SHA256())).hex())
+    return key
+
+
+def public_of(private: Path) -> str:
+    """The public key to a private one, as one line of text.
+
+    Raises:
+        UserError: the key cannot be read.
+    """
+    _, serialization, _, _ = _cryptography()
+    public = _load_private(private).public_key()
+    text: bytes = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return text.decode()
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two lines hold the same public key; what follows it is a comment."""
+    return one.split()[:2] == other.split()[:2]
+
+
+def fingerprint(public: str) -> str:
+    """A short name of a public key, as `ssh-keygen -l` shows it."""
+    data = base64.b64decode(public.split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
 def read_public(path: Path) -> str:
@@ -64,7 +94,7 @@ def read_public(path: Path) -> str:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         raise UserError(f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it") from None
-    _load(text)
+    check(text)
     return text
 
 
@@ -76,6 +106,15 @@ def proves(public: str, text: bytes, signature: str) -> bool:
     except (invalid, ValueError):
         return False
     return True
+
+
+def check(public: str) -> None:
+    """Refuse what is no public key.
+
+    Raises:
+        UserError: says so.
+    """
+    _load(public)
 
 
 def _load(public: str) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ekiden.core import wire
+from ekiden.transports.flower.sealing import Lock, Reader
 
 T = TypeVar("T")
 Kind = Literal["hello", "task", "value", "evaluate"]
@@ -14,11 +15,12 @@ _MOST_HEADER = 1 << 22
 
 @dataclass(frozen=True)
 class Part:
-    """A value of another client in the body, as its owner encoded it."""
+    """A value of another client in the body, as its owner encoded and sealed it."""
 
     owner: str
     key: str
     length: int
+    lock: Lock | None = None
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,19 @@ class Ask:
         kind: hello, task, value or evaluate.
         agreement: of the run, see `Agreement`; empty in a hello.
         nonce: random text that the answer to a hello must sign.
+        run: id of the run that a hello is for.
         step: of the task.
         call: number of the task among those of this client in this step.
         task: its name.
         key: of the value that is wanted.
         settled: steps of the run that are done for good.
         keep: keys of the values from those steps that are still needed.
+        void: steps of which the outcome of this silo did not count, since it came too late.
         parts: what the body holds after the arguments.
         length: bytes of the arguments in the body.
+        lock: to the arguments, or to the models to measure.
         eager: send the value with the answer.
+        readers: whom to seal the value for.
         results: how many of the models to measure, the first ones, are the run's result and not a client's own.
         clients: number of clients of the run, which the network of a result may depend on.
     """
@@ -45,15 +51,19 @@ class Ask:
     kind: str
     agreement: str = ""
     nonce: str = ""
+    run: str = ""
     step: int = 0
     call: int = 0
     task: str = ""
     key: str = ""
     settled: int = 0
     keep: tuple[str, ...] = ()
+    void: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     length: int = 0
+    lock: Lock | None = None
     eager: bool = False
+    readers: tuple[Reader, ...] = ()
     results: int = 0
     clients: int = 0
 
@@ -68,6 +78,8 @@ class Answer:
         size: `wire.size` of the value.
         forward: samples that went forward through a network.
         backward: samples that went backward.
+        locks: to the value, one for each reader.
+        record: of the task in the chain of custody, signed; see `custody`.
     """
 
     silo: str
@@ -75,6 +87,8 @@ class Answer:
     size: int = 0
     forward: int = 0
     backward: int = 0
+    locks: tuple[Lock, ...] = ()
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,8 @@ class Hello:
         augment: crop, flip and rotation in training.
         samples: for training, validation and test.
         signature: of nonce and name by the silo's key, in hexadecimal; empty without a key.
+        sealing: X25519 key of this run, in hexadecimal; empty without a silo key.
+        proof: signature of that by the silo's key.
     """
 
     name: str
@@ -104,6 +120,8 @@ class Hello:
     augment: tuple[int, bool, float]
     samples: tuple[int, int, int]
     signature: str = ""
+    sealing: str = ""
+    proof: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ekiden.core import wire
 from ekiden.core.federation import ClientMissing
 from ekiden.errors import UserError
 from ekiden.transports.flower import keys
-from ekiden.transports.flower.coordinator import Lost, Patience
+from ekiden.transports.flower.courier import Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack
 
 
@@ -26,6 +26,9 @@ class Nodes(Protocol):
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """The answers that are there by now; an answer is given once."""
 
+    def overhead(self, length: int) -> int:
+        """Bytes that the engine adds to a byte string of that length."""
+
 
 class Roll:
     """A post that addresses silos by name."""
@@ -37,18 +40,23 @@ class Roll:
         public_keys: Mapping[str, str],
         patience: Patience,
         warn: Callable[[str], None],
+        run: str = "",
     ) -> None:
         self._nodes = nodes
         self._clients = clients
         self._keys = public_keys
         self._patience = patience
         self._warn = warn
+        self._run = run
         self._greeted: dict[int, str] = {}
         self._pending: dict[str, tuple[int, str]] = {}
         self._silos: dict[str, tuple[int, Hello]] = {}
 
-    def gather(self) -> dict[str, Hello]:
+    def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
         """Wait until every client is there.
+
+        Args:
+            all_of_them: or, after the usual patience, one of them at least.
 
         Raises:
             ClientMissing: patience ended.
@@ -58,10 +66,10 @@ class Roll:
         while True:
             self._call()
             absent = [c for c in self._clients if c not in self._silos]
-            if not absent:
-                return {c: self._silos[c][1] for c in self._clients}
             waited = time.monotonic() - since
-            if waited > self._patience.seconds:
+            if not absent or (not all_of_them and self._silos and self._patience.ended(since)):
+                return {c: self._silos[c][1] for c in self._clients if c in self._silos}
+            if self._patience.ended(since):
                 raise ClientMissing(
                     f"{', '.join(absent)} did not come: `ekiden silo start silo.toml` there, then again"
                 )
@@ -82,6 +90,23 @@ class Roll:
         """The answers that are there by now."""
         return self._nodes.receive(tickets) if tickets else {}
 
+    def sealing_key(self, client: str) -> SealingKey | None:
+        """What the silo gave when it introduced itself; None where it is not there."""
+        if client not in self._silos:
+            self._call()
+        if client not in self._silos:
+            return None
+        hello = self._silos[client][1]
+        return SealingKey(hello.sealing, hello.proof)
+
+    def anyone(self) -> bool:
+        """Whether any silo is connected."""
+        return any(node in self._nodes.ids() for node, _ in self._silos.values())
+
+    def overhead(self, length: int) -> int:
+        """Bytes that the engine adds to a byte string of that length."""
+        return self._nodes.overhead(length)
+
     def _call(self) -> None:
         """Greet new nodes, and take in who answered."""
         present = set(self._nodes.ids())
@@ -89,7 +114,7 @@ class Roll:
         self._silos = {name: silo for name, silo in self._silos.items() if silo[0] in present}
         for node in sorted(present - set(self._greeted)):
             nonce = secrets.token_hex(16)
-            ticket = self._nodes.send(node, pack(Ask("hello", nonce=nonce)))
+            ticket = self._nodes.send(node, pack(Ask("hello", nonce=nonce, run=self._run)))
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce)

@@ -10,8 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from ekiden.errors import UserError
 from ekiden.transports.flower import session
-from ekiden.transports.flower.coordinator import Lost
-from ekiden.transports.flower.envelope import content, wrap
+from ekiden.transports.flower.courier import Lost
+from ekiden.transports.flower.envelope import content, overhead, wrap
 
 app = ServerApp()
 
@@ -34,6 +34,10 @@ class GridNodes:
         except (httpx.HTTPError, ValueError) as error:
             return Lost(f"{type(error).__name__}")
         return tickets[0] if tickets and tickets[0] else Lost("the SuperLink does not take messages for it")
+
+    def overhead(self, length: int) -> int:
+        """Bytes that Flower puts around a byte string of that length."""
+        return overhead(length)
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """The answers that are there by now."""

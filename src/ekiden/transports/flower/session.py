@@ -6,29 +6,37 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 
 from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
-from ekiden.core.folder import Marks, RunFolder, Trace, read_config
+from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_lines
 from ekiden.core.method import Method
+from ekiden.core.outline import outline
 from ekiden.core.run import drive
 from ekiden.core.run import models as models_of
+from ekiden.core.worker import Setup
 from ekiden.data import Dataset, Samples
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.methods import method_named
+from ekiden.transports.flower import agreement as agreements
+from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.coordinator import Courier, Crossing, Patience, Remote, SiloTests
+from ekiden.transports.flower.coordinator import Remote
+from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
+from ekiden.transports.flower.custody import Record
+from ekiden.transports.flower.measure import SiloTests
 from ekiden.transports.flower.parcel import Hello
 from ekiden.transports.flower.roll import Nodes, Roll
 
 M = TypeVar("M", bound=Method)
 Say = Callable[[str], None]
+AGREEMENT = "agreement.json"
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,12 @@ class RemotePlan(Generic[M]):
     evaluate_every: int = 0
     """steps between evaluations on the silos' test data, one more message to each silo; 0: at the end only"""
     patience: float = 3600.0
-    """seconds without a sign of life before a silo counts as missing and the run stops; `ekiden resume` goes on"""
+    """seconds without a sign of life before a silo counts as missing"""
+    absent: Absent = "stop"
+    """what follows then: wait on without end; skip it: a hop is left out, a round goes on with those who replied; or
+    stop the run, which `ekiden resume` goes on with"""
+    sealed: bool = True
+    """encrypt each value from the silo that has it to the party that uses it, so that nobody between can read it"""
 
     def __post_init__(self) -> None:
         names = self.names
@@ -56,6 +69,7 @@ class RemotePlan(Generic[M]):
                 raise UserError(f"--clients names {name!r} twice: give each silo its own name")
         require(self.evaluate_every >= 0, "evaluate_every", self.evaluate_every, "0 or more")
         require(self.patience > 0, "patience", self.patience, "greater than 0")
+        require(self.absent in get_args(Absent), "absent", self.absent, "one of wait, skip, stop")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,48 +122,49 @@ def run(
         UserError: something that the user can put right; the run folder then holds the last good state.
     """
     method, clients = plan.method, plan.names
-    if not clients:
-        raise UserError("say which silos take part: --clients NAME,NAME,...")
-    if method.pools_data:
-        raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
-    method.check(clients)
-    patience = Patience(plan.patience, poll)
-    roll = Roll(nodes, clients, public_keys, patience, say)
-    hellos = roll.gather()
-    agreed = agree(plan, hellos, _run_id(folder))
+    check(plan)
+    patience = Patience(plan.patience, poll, plan.absent)
+    run_id, before = _run_id(folder), _agreed_before(folder)
+    roll = Roll(nodes, clients, public_keys, patience, say, run_id)
+    hellos = roll.gather(all_of_them=before is None or plan.absent != "skip")
+    agreed = before or agree(plan, hellos, run_id, public_keys)
     setup = agreed.setup(_no_samples(agreed), Hardware(threads=1))
-    config = {
-        "on": "flower",
-        "run": agreed.run,
-        "model": agreed.model,
-        "method": method.title(),
-        "hyperparameters": asdict(method),
-        "training": asdict(plan.training),
-        "hardware": {},
-        "seed": plan.seed,
-        "dataset": agreed.dataset,
-        "clients": {name: list(hello.samples) for name, hello in hellos.items()},
-        "model_bytes": api.model_bytes(setup),
-        "remote_plan": plan.to_json(),
-    }
-    total = method.steps(len(clients))
-    with closing(RunFolder(folder, config)) as run_folder:
+    check_reading(plan, agreed, setup)
+    with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
         write(folder / "link.json", [link.encode()])
+        write(folder / AGREEMENT, [agreed.text().encode()])
         state, marks = run_folder.load(type(method.start())) or (method.start(), Marks())
         if state.step:
-            say(f"going on after step {state.step} of {total}")
+            say(f"going on after step {state.step} of {method.steps(len(clients))}")
+        _cut_custody(folder, state.step)
 
         def crossed(row: Crossing) -> None:
             run_folder.append("network.jsonl", asdict(row))
 
-        courier = Courier(roll, patience, crossed, say)
-        remote = Remote(courier, method, agreed, lambda: api.initial_weights(setup), state)
-        trace, tests = Trace(), SiloTests(remote, clients)
-        every = plan.evaluate_every or total
-        steps = drive(method, clients, remote, tests, plan.seed, state, marks, trace, run_folder, every, setup)
+        def note(record: Record) -> None:
+            run_folder.append(custody.FILE, asdict(record))
+
+        courier, void = Courier(roll, patience, crossed, say), _void(folder)
+        remote = Remote(courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void)
+        trace = Trace()
+        steps = drive(
+            method,
+            clients,
+            remote,
+            SiloTests(remote, clients),
+            plan.seed,
+            state,
+            marks,
+            trace,
+            run_folder,
+            plan.evaluate_every or method.steps(len(clients)),
+            setup,
+            skip=agreed.skips,
+        )
         for state in steps:
             accuracy = trace.metrics[-1].get("accuracy")
-            say(f"step {state.step} of {total} done" + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+            done = f"step {state.step} of {method.steps(len(clients))} done"
+            say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
         build = Built(method, setup.build, len(clients))
         weights, personal = models_of(state, remote)
         api.write_models(run_folder, setup.build, build, clients, weights, personal)
@@ -157,7 +172,62 @@ def run(
     return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
 
 
-def agree(plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str) -> Agreement:
+def check(plan: RemotePlan[Method]) -> None:
+    """Refuse what cannot run between silos.
+
+    Raises:
+        UserError: says what to change.
+    """
+    method, clients = plan.method, plan.names
+    if not clients:
+        raise UserError("say which silos take part: --clients NAME,NAME,...")
+    if method.pools_data:
+        raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
+    if plan.absent == "skip" and not method.skips:
+        raise UserError(f"{method.title()} needs every silo in every step: choose --absent wait or stop, not skip")
+    method.check(clients)
+
+
+def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
+    """Refuse to measure models on the way that nobody but silos may read.
+
+    Raises:
+        UserError: says what to change.
+    """
+    if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
+        return
+    raise UserError(
+        f"--evaluate-every shows the coordinator models that only silos read in {plan.method.title()}: leave it out, "
+        "or let it read them with --no-sealed"
+    )
+
+
+def _config(
+    plan: RemotePlan[Method], agreed: Agreement, setup: Setup, hellos: Mapping[str, Hello], folder: Path
+) -> dict[str, Any]:
+    """What the run folder says of the run; of a silo that is not there yet, what it said before."""
+    samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
+    samples |= {name: list(hello.samples) for name, hello in hellos.items()}
+    return {
+        "on": "flower",
+        "run": agreed.run,
+        "sealed": agreed.sealed,
+        "model": agreed.model,
+        "method": agreed.method,
+        "hyperparameters": asdict(plan.method),
+        "training": asdict(plan.training),
+        "hardware": {},
+        "seed": plan.seed,
+        "dataset": agreed.dataset,
+        "clients": samples,
+        "model_bytes": api.model_bytes(setup),
+        "remote_plan": plan.to_json(),
+    }
+
+
+def agree(
+    plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
+) -> Agreement:
     """The terms of the run, from the plan and from what the silos hold.
 
     Raises:
@@ -188,6 +258,10 @@ def agree(plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str) ->
         one.std,
         {"crop": crop, "flip": flip, "rotation": rotation},
         plan.seed,
+        plan.names,
+        tuple(public_keys[name] for name in plan.names) if public_keys else (),
+        plan.sealed and bool(public_keys),
+        plan.absent == "skip",
     )
 
 
@@ -205,6 +279,29 @@ def _run_id(folder: Path) -> str:
     if not isinstance(found, str):
         raise UserError(f"{folder} holds a run on one machine: choose another folder")
     return found
+
+
+def _agreed_before(folder: Path) -> Agreement | None:
+    """The terms of the run in `folder`, if it has begun."""
+    file = folder / AGREEMENT
+    return agreements.parse(file.read_text()) if file.exists() else None
+
+
+def _cut_custody(folder: Path, steps: int) -> None:
+    """Drop records of steps that died: they are done again, and signed again."""
+    file = folder / custody.FILE
+    rows = [json.dumps(row, separators=(",", ":")) + "\n" for row in read_lines(file) if row["hop"]["step"] < steps]
+    if file.exists():
+        write(file, [row.encode() for row in rows])
+
+
+def _void(folder: Path) -> dict[str, set[int]]:
+    """In which steps a silo was missing, so that what it did then, if anything, does not count."""
+    void: dict[str, set[int]] = {}
+    for row in read_lines(folder / "ledger.jsonl"):
+        if row["missing"]:
+            void.setdefault(row["source"], set()).add(row["step"])
+    return void
 
 
 def _no_samples(agreed: Agreement) -> Dataset:

@@ -9,7 +9,7 @@ import fcntl
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,14 @@ class Done:
         size: `wire.size` of the value.
         forward: samples that went forward.
         backward: samples that went backward.
+        record: of it in the chain of custody, signed; empty without a silo key.
     """
 
     digest: str
     size: int
     forward: int
     backward: int
+    record: str = ""
 
 
 class Shelf:
@@ -103,8 +105,27 @@ class Shelf:
             write(self._folder / f"private-{place[0]}-{place[1]}.parcel", wire.chunks(private))
         write(self._outcome(place, task), (pack(done), *wire.chunks(value)))
 
-    def settle(self, steps: int, keep: Callable[[str], bool]) -> None:
-        """Drop what the run needs no longer, now that its first `steps` steps are done for good."""
+    @property
+    def settled(self) -> int:
+        """Steps of the run that are done for good, as far as is known here."""
+        try:
+            return int((self._folder / "settled").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def settle(self, steps: int, keep: Callable[[str], bool], void: Sequence[int] = ()) -> None:
+        """Drop what the run needs no longer, now that its first `steps` steps are done for good.
+
+        Args:
+            steps: so many.
+            keep: whether a value from them is still needed.
+            void: steps of which nothing counts that was done here.
+        """
+        if steps > self.settled:
+            write(self._folder / "settled", [str(steps).encode()], sync=False)
+        for _, place, path in self._files():
+            if place[0] in void:
+                path.unlink()
         files = list(self._files())
         states = [place for kind, place, _ in files if kind == "private" and place < (steps, 0)]
         for kind, place, path in files:

@@ -16,6 +16,7 @@ from ekiden.learning.training import Hardware
 from ekiden.methods import METHODS
 
 T = TypeVar("T")
+Held = tuple[Dataset, ClientData]
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -29,6 +30,8 @@ class Limits:
     """names of the methods that may run here"""
     epochs: int = 1000
     """most epochs of training in one task"""
+    unsealed: bool = False
+    """with a key: take part also in runs whose models the SuperLink could read"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Link:
     """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
     key: str = ""
     """the silo's private key, made by `ekiden silo keys`"""
+    peers: str = ""
+    """folder with the public key NAME.pub of every other silo; by default a key is trusted when it is first seen"""
     port: int = 9094
     """port on this machine at which the silo's own processes talk to each other"""
 
@@ -78,7 +83,7 @@ class SiloFile:
         """A path in the file, relative to the file's folder."""
         return self.path.parent / Path(path).expanduser()
 
-    def load(self) -> tuple[Dataset, ClientData]:
+    def load(self) -> Held:
         """The silo's data.
 
         Raises:

@@ -1,0 +1,100 @@
+"""What a request holds: arguments and the values of other silos, opened and checked before anything is executed."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.core import wire
+from ekiden.core.method import SERVER
+from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights
+from ekiden.transports.flower.parcel import Ask
+from ekiden.transports.flower.sealing import Sealer
+
+
+@dataclass(frozen=True)
+class Contents:
+    """An opened request.
+
+    Attributes:
+        arguments: of the task, encoded, with Refs in the place of values.
+        values: of other silos, encoded, by owner and key.
+    """
+
+    arguments: bytes
+    values: Mapping[tuple[str, str], bytes]
+
+    def digest(self, task: str, private: Any) -> str:
+        """Names what was asked and from which private state, however it was sealed."""
+        names = [(*name, len(value)) for name, value in self.values.items()]
+        digest = hashlib.blake2b(repr((task, len(self.arguments), names)).encode(), digest_size=16)
+        for part in (self.arguments, *self.values.values(), *wire.chunks(private)):
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def arguments_key(ask: Ask) -> str:
+    """The name under which a task's arguments are sealed."""
+    return f"arguments of {ask.step}-{ask.call}-{ask.task}"
+
+
+def opened(ask: Ask, body: bytes, sealer: Sealer) -> Contents:
+    """What the body of a request for a task holds.
+
+    Raises:
+        WireError: it is shorter or longer than announced, or a seal is broken.
+    """
+    values: dict[tuple[str, str], bytes] = {}
+    offset = ask.length
+    if not 0 <= offset <= len(body):
+        raise wire.WireError("message shorter than it says: refused")
+    for part in ask.parts:
+        if not 0 <= part.length <= len(body) - offset:
+            raise wire.WireError("message shorter than it says: refused")
+        piece = body[offset : offset + part.length]
+        values[part.owner, part.key] = sealer.open(piece, part.lock, part.owner, part.key, ask.step)
+        offset += part.length
+    if offset != len(body):
+        raise wire.WireError("message longer than it says: refused")
+    return Contents(sealer.open(body[: ask.length], ask.lock, SERVER, arguments_key(ask), ask.step), values)
+
+
+def check(value: Any, network: Network, *, whole: bool) -> None:
+    """Refuse models that do not fit and numbers that are not finite, before anything is executed.
+
+    Args:
+        value: what came.
+        network: what models must fit.
+        whole: whether parts of a model, such as the extractor alone, are no models either.
+
+    Raises:
+        WireError: says which.
+    """
+    own = (network.params, network.buffers, network.counters)
+    for part in _records(value):
+        if isinstance(part, Weights):
+            for here, there in zip(own, (part.params, part.buffers, part.counters), strict=True):
+                size = there.numel()
+                fits = size == here.numel() if whole else size <= here.numel()
+                if there.dtype != here.dtype or there.ndim != 1 or not fits:
+                    raise wire.WireError("message holds a model of another shape or type than this run's: refused")
+        elif isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise wire.WireError("message holds NaN or infinity: refused")
+
+
+def _records(value: Any) -> Iterator[Any]:
+    """Every value within `value`, itself included."""
+    yield value
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _records(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _records(part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            yield from _records(getattr(value, f.name))

@@ -1,0 +1,207 @@
+"""Messages to silos, sent again where they were lost, and waited for as long as the user says."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from ekiden.core.federation import ClientMissing
+from ekiden.errors import UserError
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+
+Absent = Literal["wait", "skip", "stop"]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A message that will not be answered.
+
+    Attributes:
+        why: one line.
+    """
+
+    why: str
+
+
+class SealingKey(NamedTuple):
+    """A silo's X25519 key of a run, and its silo key's signature of that; in hexadecimal."""
+
+    key: str
+    proof: str
+
+
+class Post(Protocol):
+    """Carries byte strings to silos and their answers back. May lose them, but says so."""
+
+    def send(self, client: str, data: bytes) -> str | Lost:
+        """Send a message; returns the name of its ticket."""
+
+    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
+        """The answers that are there by now."""
+
+    def sealing_key(self, client: str) -> SealingKey | None:
+        """What the silo gave when it introduced itself; None where it is not there."""
+
+    def anyone(self) -> bool:
+        """Whether any silo is connected."""
+
+    def overhead(self, length: int) -> int:
+        """Bytes that the engine adds to a byte string of that length."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One message and its answer between SuperLink and silo: a row of network.jsonl.
+
+    Attributes:
+        client: the silo.
+        kind: task, value or evaluate.
+        sent: bytes to the silo.
+        received: bytes from it.
+        engine: bytes that Flower put around both.
+        waited: seconds for which the silo was away meanwhile.
+    """
+
+    client: str
+    kind: str
+    sent: int
+    received: int
+    engine: int = 0
+    waited: float = 0.0
+
+
+@dataclass
+class Patience:
+    """How long to wait for silos that do not answer.
+
+    Attributes:
+        seconds: since the last sign of life, before a client counts as missing.
+        poll: seconds between looks at the post.
+        absent: what follows then: wait without end, skip it, or stop the run.
+    """
+
+    seconds: float = 3600.0
+    poll: float = 1.0
+    absent: Absent = "stop"
+
+    def ended(self, since: float) -> bool:
+        """Whether a client that was last heard of at that time counts as missing."""
+        return self.absent != "wait" and time.monotonic() - since > self.seconds
+
+
+@dataclass
+class Message:
+    """A request under way."""
+
+    client: str
+    kind: str
+    data: bytes
+    ticket: str | Lost
+    since: float | None = None  # since when nothing but losses
+    answer: tuple[Answer, bytes] | ClientMissing | None = None
+
+
+class Courier:
+    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice."""
+
+    def __init__(
+        self, post: Post, patience: Patience, note: Callable[[Crossing], None], warn: Callable[[str], None]
+    ) -> None:
+        self._post = post
+        self._patience = patience
+        self._note = note
+        self._warn = warn
+        self._open: list[Message] = []
+        self._silent: dict[str, float] = {}  # since when a client gave no sign of life
+
+    def send(self, client: str, ask: Ask, body: Sequence[bytes] = ()) -> Message:
+        """Send a request; `wait` gives the answer."""
+        data = pack(ask, body)
+        message = Message(client, ask.kind, data, self._post.send(client, data))
+        self._open.append(message)
+        return message
+
+    def wait(self, message: Message) -> tuple[Answer, bytes]:
+        """The answer and what came with it; other messages are answered meanwhile.
+
+        Raises:
+            ClientMissing: patience ended.
+            UserError: the silo refused.
+        """
+        while message.answer is None:
+            if not self._look() and message.answer is None:
+                time.sleep(self._patience.poll)
+        if isinstance(message.answer, ClientMissing):
+            raise message.answer
+        answer, body = message.answer
+        if answer.error:
+            raise UserError(f"silo {message.client}: {answer.error}")
+        return answer, body
+
+    def sealing_key(self, client: str, *, wait: bool) -> SealingKey | None:
+        """The key to seal for a silo with.
+
+        Args:
+            client: the silo.
+            wait: for it to introduce itself, if it is not there.
+
+        Raises:
+            ClientMissing: patience ended.
+        """
+        while (found := self._post.sealing_key(client)) is None and wait:
+            self._gone(client, "not connected")
+            time.sleep(self._patience.poll)
+        return found
+
+    def _look(self) -> bool:
+        """Take in what has come and send again what was lost; whether anything has come."""
+        came = self._post.receive([m.ticket for m in self._open if isinstance(m.ticket, str)])
+        for message in list(self._open):
+            got = message.ticket if isinstance(message.ticket, Lost) else came.get(message.ticket)
+            if isinstance(got, Lost):
+                self._lost(message, got)
+            elif got is not None:
+                self._take(message, got)
+        return any(isinstance(got, bytes) for got in came.values())
+
+    def _take(self, message: Message, got: bytes) -> None:
+        self._open.remove(message)
+        self._silent.pop(message.client, None)
+        engine = self._post.overhead(len(message.data)) + self._post.overhead(len(got))
+        waited = 0.0 if message.since is None else round(time.monotonic() - message.since, 1)
+        self._note(Crossing(message.client, message.kind, len(message.data), len(got), engine, waited))
+        answer, body = unpack(got, Answer)
+        if answer.silo != message.client:
+            raise UserError(f"{answer.silo[:40]!r} answered for {message.client}: give each silo its own name")
+        message.answer = answer, body
+        message.data = b""
+
+    def _lost(self, message: Message, lost: Lost) -> None:
+        if message.since is None:
+            message.since = time.monotonic()
+        try:
+            self._gone(message.client, lost.why)
+        except ClientMissing as missing:
+            self._open.remove(message)
+            message.answer = missing
+            return
+        message.ticket = self._post.send(message.client, message.data)
+
+    def _gone(self, client: str, why: str) -> None:
+        """Be patient with a silo that gives no sign of life.
+
+        Raises:
+            ClientMissing: patience ended.
+            UserError: it ended, and nobody is there at all: no client is missing, the SuperLink is.
+        """
+        if client not in self._silent:
+            self._silent[client] = time.monotonic()
+            self._warn(f"{client} does not answer ({why}): sending again")
+        if not self._patience.ended(self._silent[client]):
+            return
+        seconds = f"{self._patience.seconds:.0f} s"
+        if self._patience.absent == "skip":
+            if not self._post.anyone():
+                raise UserError(f"no silo was connected for {seconds}: is the SuperLink well? Then `ekiden resume`")
+            self._warn(f"{client} did not answer for {seconds}: going on without it (--absent skip)")
+        raise ClientMissing(f"{client} did not answer for {seconds}: start it, then `ekiden resume`")
