@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`."""
 
 import contextlib
 import io
@@ -151,6 +151,13 @@ def resume(args: Sequence[str]) -> None:
         _launch([(stored(folder), folder) for folder in here])
 
 
+def verify(args: Sequence[str]) -> None:
+    """`ekiden verify RUN [--keys FOLDER]`."""
+    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+
+    cli_silos.verify(args)
+
+
 def silo(args: Sequence[str]) -> None:
     """`ekiden silo start|keys|register`."""
     from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
@@ -237,6 +244,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
+    "verify": verify,
     "data": data,
     "list": list_all,
     "silo": silo,
@@ -248,6 +256,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
+  verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
   silo start      take part in runs between machines    ekiden silo --help

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.cli import console, first_line, parse
-from ekiden.core.method import Method
+from ekiden.core.folder import read_config
+from ekiden.core.method import EVERYONE, Method
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.transports.flower import commands, keys, silo_file
 from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.session import RemotePlan, stored
+from ekiden.transports.flower.session import RemotePlan, check, stored
+from ekiden.transports.flower.verify import verify as custody_of
 
 M = TypeVar("M", bound=Method)
 
@@ -72,6 +75,16 @@ class RegisterOptions:
     """no TLS; to this machine only"""
 
 
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Check what the silos signed: signatures, that each took what another gave, the order, and the model file."""
+
+    run: Positional[Path]
+    """run folder"""
+    keys: Path | None = None
+    """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
+
+
 def silo(args: Sequence[str]) -> None:
     """`ekiden silo start|keys|register`."""
     actions: dict[str, Callable[[Sequence[str]], None]] = {"start": start, "keys": make_keys, "register": register}
@@ -122,6 +135,7 @@ def make_keys(args: Sequence[str]) -> None:
     private = file.beside(file.link.key)
     public = keys.generate(private)
     _say(f"private key: {private} (stays here)\npublic key:  {public}")
+    _say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
     _say(
         f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
         f"  ekiden silo register {file.name}.pub --link HOST:PORT --certificate ca.crt"
@@ -136,6 +150,26 @@ def register(args: Sequence[str]) -> None:
     for path in options.public_keys:
         keys.read_public(path)
         commands.register(path, options.link, security, _say)
+
+
+def verify(args: Sequence[str]) -> None:
+    """`ekiden verify RUN`."""
+    options = parse(VerifyOptions, args, "ekiden verify")
+    names = tuple(read_config(options.run)["clients"])
+    found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
+    table = Table()
+    for column in ("step", "silo", "did", "samples", "took", "gave"):
+        table.add_column(column, justify="right" if column in ("step", "samples") else "left")
+    for hop in found.hops:
+        took = ", ".join(f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken)
+        table.add_row(str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12])
+    console.print(table)
+    for line in (*found.wrong, *found.remarks):
+        _say(line)
+    if found.wrong:
+        raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+    result = "" if found.remarks else ", and the result is what they gave"
+    _say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
 
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
@@ -177,7 +211,7 @@ def resume(folder: Path) -> bool:
 def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool) -> None:
     security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
     commands.checked(link["link"], security, _say, anywhere=anywhere)
-    plan.method.check(plan.names)
+    check(plan)
     if link["keys"]:
         public_keys = commands.read_keys(Path(link["keys"]), plan.names)
     elif security.insecure:

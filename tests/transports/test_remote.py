@@ -23,11 +23,9 @@ from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
-from ekiden.transports.flower.silo import Silo
-from tests.transports.fakes import FakeNodes, silo_file, with_keys
+from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
 from tests.transports.toy import Toy
 
-NAMES = ("client-0", "client-1", "client-2")
 TRAINING = Training(lr=0.01, batch_size=64)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.pools_data), Toy]
 every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
@@ -120,7 +118,7 @@ def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> Non
                 left.pop()
                 return None
             if kill % 2:
-                Silo(nodes.files[node]).answer(data)
+                nodes.silo(node).answer(data)
             raise Stop
 
         nodes.lose = lose

@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
 from ekiden._version import __version__
 from ekiden.api import Named
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
-from ekiden.data.samples import Dataset
+from ekiden.data.samples import Dataset, Samples
 from ekiden.errors import UserError
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Hardware, Training
 from ekiden.methods import method_named
 
+AGREEMENT = "agreement.json"
+"""file in the run folder that holds the terms"""
 RUN = re.compile(r"[0-9a-f]{16}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 
@@ -139,6 +143,12 @@ def parse(text: str) -> Agreement:
     if not fits:
         raise UserError("the terms of the run cannot be read: a value is of another type than announced")
     return agreement
+
+
+def no_samples(agreed: Agreement) -> Dataset:
+    """What the coordinator holds: nothing."""
+    none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
+    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std)
 
 
 _ABSENT = object()

@@ -4,10 +4,11 @@ import os
 from functools import cache
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 _NAME = "ekiden"
+_PIECE = int(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -32,12 +33,12 @@ def overhead(length: int) -> int:
     What gRPC, HTTP and TLS add is not in it.
     """
     first, each = _measured()
-    return first + each * max(0, -(-length // CHUNK) - 1)
+    return first + each * max(0, -(-length // _PIECE) - 1)
 
 
 @cache
 def _measured() -> tuple[int, int]:
-    one, two = (_beyond(os.urandom(length)) for length in (CHUNK, CHUNK + 1))
+    one, two = (_beyond(os.urandom(length)) for length in (_PIECE, _PIECE + 1))
     return one, two - one
 
 

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-import torch
-
 from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
@@ -19,14 +17,13 @@ from ekiden.core.outline import outline
 from ekiden.core.run import drive
 from ekiden.core.run import models as models_of
 from ekiden.core.worker import Setup
-from ekiden.data import Dataset, Samples
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.methods import method_named
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
-from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
 from ekiden.transports.flower.custody import Record
@@ -36,7 +33,6 @@ from ekiden.transports.flower.roll import Nodes, Roll
 
 M = TypeVar("M", bound=Method)
 Say = Callable[[str], None]
-AGREEMENT = "agreement.json"
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ def run(
     roll = Roll(nodes, clients, public_keys, patience, say, run_id)
     hellos = roll.gather(all_of_them=before is None or plan.absent != "skip")
     agreed = before or agree(plan, hellos, run_id, public_keys)
-    setup = agreed.setup(_no_samples(agreed), Hardware(threads=1))
+    setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     check_reading(plan, agreed, setup)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
         write(folder / "link.json", [link.encode()])
@@ -302,12 +298,6 @@ def _void(folder: Path) -> dict[str, set[int]]:
         if row["missing"]:
             void.setdefault(row["source"], set()).add(row["step"])
     return void
-
-
-def _no_samples(agreed: Agreement) -> Dataset:
-    """What the coordinator holds: nothing."""
-    none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
-    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std)
 
 
 def as_text(plan: RemotePlan[Method]) -> str:

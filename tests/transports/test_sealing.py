@@ -1,0 +1,376 @@
+"""Nobody between two silos can read a model, or change, replay or reorder it unnoticed."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ekiden.core.folder import read_lines
+from ekiden.core.method import SERVER
+from ekiden.core.wire import WireError
+from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki
+from ekiden.transports.flower import sealing, shelf
+from ekiden.transports.flower.courier import Lost
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.sealing import Binding, Party, Reader
+from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.verify import verify
+from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.test_remote import far, here, same
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+from ekiden.transports.flower import keys
+
+LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "fedtasuki", "dfedavgm"]\n'
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> dict[str, Party]:
+    """Three silos and the server, in one run."""
+    private = {name: tmp_path / f"{name}.key" for name in "abc"}
+    silos = {name: keys.read_public(keys.generate(file)) for name, file in private.items()}
+
+    def signer(name: str) -> sealing.Sign:
+        return lambda text: keys.sign(private[name], text)
+
+    found = {n: Party(n, "run", "terms", sealing.new_private(), silos, signer(n)) for n in "abc"}
+    return found | {SERVER: Party(SERVER, "run", "terms", sealing.new_private(), silos, None)}
+
+
+def reader(party: Party, step: int) -> Reader:
+    key = sealing.public_of(party.private)
+    return Reader(party.name, step, key, party.sign(sealing.key_text(party.run, party.name, key)) if party.sign else "")
+
+
+def test_each_reader_opens_what_is_for_it(parties: dict[str, Party]) -> None:
+    a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
+    data, locks = a.seal(b"weights", "0-0-train", (reader(b, 1), reader(c, 2), reader(server, 3)))
+    assert b"weights" not in data
+    for lock, party, step in zip(locks, (b, c, server), (1, 2, 3), strict=True):
+        assert party.open(data, lock, "a", "0-0-train", step) == b"weights"
+    assert len({lock.ephemeral for lock in locks}) == 3
+    again, (other,) = a.seal(b"weights", "0-0-train", (reader(b, 1),))
+    assert again != data
+    assert other.ephemeral not in {lock.ephemeral for lock in locks}
+    data, (lock,) = server.seal(b"", "arguments", (reader(b, 1),))
+    assert b.open(data, lock, SERVER, "arguments", 1) == b""
+
+
+def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -> None:
+    a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
+    data, (lock, to_c) = a.seal(b"new weights", "3-0-train", (reader(b, 4), reader(c, 4)))
+    older, (older_lock,) = a.seal(b"old weights", "0-0-train", (reader(b, 1),))
+    forged, (forged_lock,) = c.seal(b"c's weights", "3-0-train", (reader(b, 4),))
+    from_server, (server_lock,) = server.seal(b"bad weights", "3-0-train", (reader(b, 4),))
+    flipped = bytes([data[0] ^ 1]) + data[1:]
+    broken, other = "seal of value '3-0-train' from a to b for step 5 is broken", "sealed for another key than b has"
+    cases: list[tuple[bytes, sealing.Lock | None, str]] = [
+        (flipped, lock, broken),
+        (data[:-1], lock, broken),
+        (data + b"x", lock, broken),
+        (b"", lock, broken),
+        (older, older_lock, broken),
+        (older, lock, broken),
+        (data, older_lock, broken),
+        (forged, forged_lock, broken),
+        (from_server, server_lock, broken),
+        (data, to_c, other),
+        (data, replace(to_c, key=lock.key), broken),
+        (data, replace(lock, ephemeral=to_c.ephemeral), broken),
+        (data, replace(lock, wrapped=lock.wrapped[:-2] + "00"), broken),
+        (data, replace(lock, signature=to_c.signature), broken),
+        (data, replace(lock, signature=""), broken),
+        (data, replace(lock, ephemeral="00" * 32), broken),
+        (data, replace(lock, ephemeral="zz"), broken),
+        (data, None, "is not sealed"),
+    ]
+    for changed, with_lock, reason in cases:
+        with pytest.raises(WireError, match=reason) as refused:
+            b.open(changed, with_lock, "a", "3-0-train", 4)
+        assert "\n" not in str(refused.value)
+    for party in (replace(b, run="another run"), replace(b, terms="other terms")):
+        with pytest.raises(WireError, match="is broken"):
+            party.open(data, lock, "a", "3-0-train", 4)
+    for sender, key, step in (("c", "3-0-train", 4), ("a", "2-0-train", 4), ("a", "3-0-train", 5)):
+        with pytest.raises(WireError, match="is broken"):
+            b.open(data, lock, sender, key, step)
+    assert b.open(data, lock, "a", "3-0-train", 4) == b"new weights"
+
+
+def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party]) -> None:
+    a, b, c = (parties[n] for n in "abc")
+    good = reader(b, 1)
+    stranger = sealing.public_of(sealing.new_private())
+    for bad in (
+        replace(good, key=stranger),
+        replace(good, name="c"),
+        replace(good, proof=""),
+        replace(good, proof=reader(c, 1).proof),
+        replace(good, name="nobody"),
+        reader(replace(b, run="another run"), 1),
+    ):
+        with pytest.raises(WireError, match="is not signed by"):
+            a.seal(b"weights", "0-0-train", (bad,))
+
+
+def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
+    texts = [
+        Binding("r", "t", "a", "k", "b", 1),
+        Binding("r", "t", "a", "k", "b", 2),
+        Binding("r", "t", "b", "k", "a", 1),
+    ]
+    assert len({b.text() for b in texts}) == 3
+    first = sealing.kept_private(tmp_path / "run" / "sealing.key")
+    assert sealing.public_of(sealing.kept_private(tmp_path / "run" / "sealing.key")) == sealing.public_of(first)
+    assert (tmp_path / "run" / "sealing.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "run" / "sealing.key").write_bytes(b"short")
+    with pytest.raises(UserError, match="is damaged"):
+        sealing.kept_private(tmp_path / "run" / "sealing.key")
+
+
+# Whole runs.
+
+
+def federation(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
+    files, public = with_keys(folder, NAMES, LIMITS)
+    return FakeNodes(files), public
+
+
+@contextlib.contextmanager
+def all_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Weights]]:
+    """Every model that a silo keeps in the meantime."""
+    models: list[Weights] = []
+    put = shelf.Shelf.put
+
+    def spy(self: Any, place: Any, task: str, done: Any, value: Any, *rest: Any, **more: Any) -> None:
+        models.append(value if isinstance(value, Weights) else value.model)
+        put(self, place, task, done, value, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf.Shelf, "put", spy)
+        yield models
+
+
+def patterns(model: Weights) -> list[bytes]:
+    """32 bytes from each 3000 values of a model."""
+    pieces: tuple[Tensor, ...] = torch.split(model.params, 3000)
+    found = [piece[len(piece) // 2 :][:8].numpy().tobytes() for piece in pieces]
+    return [p for p in found if len(p) == 32 and p != bytes(32)]
+
+
+@pytest.mark.parametrize(
+    "method", [FedSeq(epochs=1), DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1), FedAvg(rounds=1, epochs=1)]
+)
+def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[bool, int] = {}
+    for sealed in (True, False):
+        folder = tmp_path / str(sealed)
+        nodes, public = federation(folder)
+        if not sealed:
+            for file in folder.glob("*.toml"):
+                file.write_text(file.read_text().replace("[limits]", "[limits]\nunsealed = true"))
+            nodes = FakeNodes([shut(folder / f"{name}.toml") for name in NAMES])
+        with all_models(monkeypatch) as models:
+            result = far(method, nodes, folder / "run", public, sealed=sealed)
+        assert same(result.weights, here(method).weights)
+        wires = b"".join([data for _, data in nodes.log] + nodes.said)
+        assert len(models) >= 3
+        seen[sealed] = sum(p in wires for model in models for p in patterns(model))
+        assert (b'"dtype":"F32"' in wires) is not sealed
+    assert seen[True] == 0
+    assert seen[False] > 20
+
+
+def shut(path: Path) -> SiloFile:
+    from ekiden.transports.flower.silo_file import read
+
+    return read(path)
+
+
+def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    nodes.lose = lambda node, data: stop() if node == 102 and unpack(data, Ask)[0].kind == "task" else None
+    with pytest.raises(KeyboardInterrupt):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+    asks = [(node, *unpack(data, Ask)) for node, data in nodes.log]
+    tasks = [(node, ask, body) for node, ask, body in asks if ask.kind == "task"]
+    (first, one, _), (second, two, body), (_, three, _) = tasks
+
+    def said(node: int, ask: Ask, body: bytes = b"") -> str:
+        answer, rest = unpack(nodes.silo(node).answer(pack(ask, (body,))), Answer)
+        assert not (answer.error and rest)
+        return answer.error
+
+    (server,) = three.readers
+    assert server.name == SERVER
+    value = Ask("value", one.agreement, key="0-0-train", eager=True)
+    assert "the server reads only the result, not '0-0-train'" in said(first, replace(value, readers=(server,)))
+    stranger = replace(server, name="client-9")
+    assert "takes no part in the run" in said(first, replace(value, readers=(stranger,)))
+    swapped = replace(one.readers[0], key=server.key)
+    assert "is not signed by 'client-1'" in said(first, replace(value, readers=(swapped,)))
+    assert said(second, two, body) == ""
+    # The lock of step 2 for step 3, another task, another sender, a bit of the body, no lock.
+    part = two.parts[0]
+    assert part.lock is not None
+    for bad in (
+        replace(two, step=2),
+        replace(two, call=1),
+        replace(two, parts=(replace(part, owner="client-2"),)),
+        replace(two, parts=(replace(part, key="1-0-train"),)),
+        replace(two, parts=(replace(part, lock=replace(part.lock, signature="00")),)),
+    ):
+        assert "is broken" in said(second, bad, body)
+    assert "is broken" in said(second, two, body[:-1] + bytes([body[-1] ^ 1]))
+    assert "is not sealed" in said(second, replace(two, parts=(replace(part, lock=None),)), body)
+    assert "is not sealed" in said(second, replace(two, lock=None), body)
+    assert "sealed for another key" in said(first, two, body)
+    terms = json.loads(one.agreement)
+    assert "does not seal models, client-0 wants that" in said(first, replace(one, agreement=dump(terms, sealed=False)))
+    other_key = [public["client-0"], public["client-2"], public["client-1"]]
+    assert "client-0 knows another" in said(first, replace(one, agreement=dump(terms, keys=other_key)))
+    other_key = [public["client-1"], *list(public.values())[1:]]
+    assert "knows another key of client-0" in said(first, replace(one, agreement=dump(terms, keys=other_key)))
+    assert "not client-0" in said(first, replace(one, agreement=dump(terms, clients=["x", "client-1", "client-2"])))
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def dump(terms: dict[str, Any], **changes: Any) -> str:
+    return json.dumps(terms | changes)
+
+
+def test_the_first_key_of_a_silo_is_kept(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+    kept = tmp_path / "client-0-silo" / "peers"
+    assert {p.stem: p.read_text().strip() for p in kept.iterdir()} == {n: public[n] for n in NAMES[1:]}
+    (tmp_path / "client-1.key").unlink()
+    public["client-1"] = keys.read_public(keys.generate(tmp_path / "client-1.key"))
+    with pytest.raises(
+        UserError, match=r"silo client-0: the run says that client-1 has the key SHA256:\S+, client-0 knows"
+    ):
+        far(FedSeq(epochs=1), nodes, tmp_path / "other", public)
+    (kept / "client-1.pub").unlink()
+    (tmp_path / "client-2-silo" / "peers" / "client-1.pub").unlink()
+    assert far(FedSeq(epochs=1), nodes, tmp_path / "third", public).weights is not None
+    given = tmp_path / "client-0.toml"
+    given.write_text(given.read_text() + 'peers = "nowhere"\n')
+    with pytest.raises(UserError, match=r"there is no public key .*nowhere/client-1.pub"):
+        far(FedSeq(epochs=1), FakeNodes([shut(given), *list(nodes.files.values())[1:]]), tmp_path / "fourth", public)
+
+
+def test_measuring_on_the_way_would_show_models(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    with pytest.raises(UserError, match="--evaluate-every shows the coordinator models that only silos read in fedseq"):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_every=1)
+    assert far(FedAvg(rounds=2, epochs=1), nodes, tmp_path / "other", public, evaluate_every=1).metrics[0]["accuracy"]
+
+
+# The chain of custody.
+
+
+def test_a_run_is_verified(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    for method, hops, remarks in (
+        (FedSeq(epochs=1, rounds=2), 6, 0),
+        (FedTasuki(epochs=1), 3, 0),
+        (DFedAvgM(rounds=2, epochs=1), 12, 0),
+        (FedAvg(rounds=2, epochs=1), 6, 1),
+    ):
+        run = tmp_path / method.title()
+        far(method, nodes, run, public)
+        verdict = verify(run, public)
+        assert (len(verdict.hops), verdict.wrong, len(verdict.remarks)) == (hops, (), remarks)
+    hop = verify(tmp_path / "fedseq").hops[4]
+    assert (hop.step, hop.client, hop.task, hop.samples) == (4, "client-1", "train", len_train("client-1"))
+    other = public | {"client-1": public["client-0"]}
+    assert "the run knew another key of client-1" in verify(tmp_path / "fedseq", other).wrong[0]
+
+
+def len_train(name: str) -> int:
+    from tests.transports.fakes import mine
+
+    return len(mine(name)[1].train)
+
+
+def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    run = tmp_path / "run"
+    far(FedSeq(epochs=1), nodes, run, public)
+    rows = read_lines(run / "custody.jsonl")
+
+    def wrong(*changed: dict[str, Any]) -> str:
+        (run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        return "; ".join(verify(run).wrong)
+
+    def forged(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        return {"hop": row["hop"] | changes, "signature": row["signature"]}
+
+    assert wrong(*rows) == ""
+    assert wrong(*reversed(rows)) == ""
+    assert "step 2, client-1, train: nobody signed it" in wrong(rows[0], rows[2])
+    assert "nobody signed 1-0-train of client-1" in wrong(rows[0], rows[2])
+    assert "is not the model that client-2 signed" in wrong(*rows[:2])
+    assert "the signature is not client-1's" in wrong(rows[0], forged(rows[1], samples=10**6), rows[2])
+    assert "did not take 1-0-train of client-1" in wrong(rows[0], forged(rows[1], given="0" * 64), rows[2])
+    assert "the method does not ask for it" in wrong(*rows, forged(rows[2], step=0))
+    assert "is there twice" in wrong(*rows, rows[0])
+    assert "of another run" in wrong(forged(rows[0], terms="0"), *rows[1:])
+    assert "asked for something else" in wrong(forged(rows[0], arguments="0"), *rows[1:])
+    assert "cannot be read" in wrong({"hop": 3}, *rows)
+    assert wrong(*rows) == ""
+    tensors = safetensors.torch.load_file(run / "model.safetensors")
+    name = next(iter(tensors))
+    tensors[name].view(-1)[0] += 1e-3
+    safetensors.torch.save_file(tensors, run / "model.safetensors")
+    assert "model.safetensors is not the model that client-2 signed as 2-0-train" in wrong(*rows)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"seed": 4}))
+    assert "config.json says seed 4, the terms that silos signed 3" in wrong(*rows)
+
+
+def test_custody_of_a_run_with_lost_messages_and_a_resume(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    method, count = FedSeq(epochs=1, rounds=2), itertools.count()
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        if unpack(data, Ask)[0].kind == "task" and next(count) == 3:
+            raise KeyboardInterrupt
+        return None
+
+    nodes.lose = lose
+    with pytest.raises(KeyboardInterrupt):
+        far(method, nodes, tmp_path / "run", public)
+    assert "the run has not ended: 3 steps are done" in verify(tmp_path / "run").remarks[0]
+    far(method, nodes, tmp_path / "run", public)
+    verdict = verify(tmp_path / "run", public)
+    assert (len(verdict.hops), verdict.wrong, verdict.remarks) == (6, (), ())
+
+
+def test_a_silo_that_signs_something_else_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, public = federation(tmp_path)
+    monkeypatch.setattr("ekiden.transports.flower.custody.model_digest", lambda value: 3)
+    with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+
+
+def test_runs_without_signatures_cannot_be_verified(tmp_path: Path) -> None:
+    files, _ = with_keys(tmp_path, NAMES, LIMITS + "unsealed = true\n")
+    far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
+    with pytest.raises(UserError, match="without silo keys"):
+        verify(tmp_path / "run")
+    with pytest.raises(UserError, match="is no run folder"):
+        verify(tmp_path)
