@@ -198,6 +198,8 @@ def show(args: Sequence[str]) -> None:
     run = summary.summarise(options.run)
     console.print(f"[bold]{summary.label(run.config)}[/bold]\n{summary.about(run)}")
     console.print(summary.steps(run))
+    if crossed := summary.network(run):
+        console.print(crossed, markup=False, highlight=False)
     attempts = read_lines(options.run / "attempts.jsonl")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     console.print(f"started {len(attempts)} times; moved in steps that died: {summary.size(lost)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 
 from ekiden import Hardware, Training
 from ekiden import run as run_here
@@ -146,6 +147,15 @@ class Federation:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def readable(self, model: Path) -> int:
+        """How many layers of a model, and headers of tensors, are found in the SuperLink's files."""
+        found = b"".join(file.read_bytes() for file in self.folder.glob("link.db*"))
+        assert len(found) > 100_000
+        layers = [t.reshape(-1)[-8:].numpy().tobytes() for t in safetensors.torch.load_file(model).values()]
+        assert len(layers) >= 4
+        assert all(len(layer) == 32 for layer in layers)
+        return sum(found.count(text) for text in (*layers, b'"dtype":"F32"'))
+
     def ekiden(self, *arguments: str, timeout: float = 280) -> str:
         done = subprocess.run(
             [str(BIN / "ekiden"), *arguments],
@@ -205,9 +215,13 @@ def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path)
     assert (there / "ledger.jsonl").read_bytes() == (here / "ledger.jsonl").read_bytes()
     assert read_lines(there / "metrics.jsonl")[-1]["accuracy"] == expected.accuracy
     assert f"{100 * expected.accuracy:.2f}" in said
-    kinds = [row["kind"] for row in read_lines(there / "network.jsonl")]
-    assert kinds.count("value") == len(NAMES)  # each hop and the result: nothing is sent for nothing
-    assert kinds[-3:] == ["evaluate"] * 3
+    rows = read_lines(there / "network.jsonl")
+    tasks = {"fedelmy": 4, "fedseq": 3}[name]  # one message a hop, and FedELMY's warm-up
+    assert [row["kind"] for row in rows] == ["task"] * tasks + ["evaluate"] * 3
+    assert all(0 < row["engine"] < 10_000 for row in rows)
+    said = federation.ekiden("verify", str(there), "--keys", "keys")
+    assert "verified: 3 tasks, each signed by its silo, and the result is what they gave" in " ".join(said.split())
+    assert federation.readable(there / "model.safetensors") == 0
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,12 +17,15 @@ from ekiden.core.method import Method
 from ekiden.data import load, parse, split
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
-from ekiden.methods import METHODS, FedSeq
+from ekiden.methods import METHODS, FedAvg, FedDyn, FedELMY, FedSeq, FedTasuki, MetaFed
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.verify import verify
 from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
 from tests.transports.toy import Toy
 
@@ -68,9 +71,13 @@ def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
     return FakeNodes(files), public
 
 
-def here(method: Method) -> Result:
+def nobody(step: int, client: str) -> bool:
+    return False
+
+
+def here(method: Method, absent: Callable[[int, str], bool] = nobody) -> Result:
     data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
-    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent)
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:
@@ -166,6 +173,101 @@ def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(tmp_path: Path)
         plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, poll=0
     )
     assert_equal(resumed, here(FedSeq(epochs=2)))
+
+
+def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
+    return lambda step, client: step in steps.get(client, ())
+
+
+@pytest.mark.parametrize(
+    ("method", "gone"),
+    [
+        (FedSeq(epochs=1, rounds=2), {"client-1": {1}}),
+        (FedSeq(epochs=1), {"client-0": {0}}),
+        (FedSeq(epochs=1), {"client-2": {2}}),
+        (FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}),
+        (FedTasuki(epochs=1, rounds=2), {"client-0": {0}, "client-2": {5}}),
+        (FedAvg(rounds=3, epochs=1), {"client-1": {0, 1}}),
+        (FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}),
+    ],
+    ids=lambda value: value.title() if isinstance(value, Method) else "",
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_absent_silos_are_skipped_as_in_one_process(
+    method: Method, gone: dict[str, set[int]], late: bool, tmp_path: Path
+) -> None:
+    """Also if the silo does what it was asked, but too late: that does not count, nor does the state it leaves."""
+    nodes, public = sealed_in(tmp_path)
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        ask, _ = unpack(data, Ask)
+        missing = ask.kind == "task" and away(gone)(ask.step, NAMES[node - 100])
+        return Lost("unanswered" if late else "unsent") if missing else None
+
+    nodes.lose = lose
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    assert_equal(result, here(method, away(gone)))
+    assert {(r.source, r.step) for r in result.ledger if r.missing} == {(c, s) for c in gone for s in gone[c]}
+    verdict = verify(tmp_path / "run", public)
+    assert verdict.wrong == ()
+    assert not {(h.client, h.step) for h in verdict.hops} & {(c, s) for c in gone for s in gone[c]}
+
+
+def test_a_run_that_skips_resumes_without_the_silo(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    method = FedSeq(epochs=1, rounds=2)
+    gone = {"client-1": {1, 4}}
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        ask, _ = unpack(data, Ask)
+        if node == 102 and ask.step == 2 and ask.kind == "task" and 101 in nodes.files:
+            absent.append(nodes.files.pop(101))
+            raise Stop
+        return Lost("unsent") if node == 101 and ask.kind == "task" else None
+
+    absent: list[SiloFile] = []
+    nodes.lose = lose
+    with pytest.raises(Stop):
+        far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    expected = here(method, away(gone))
+    assert same(result.weights, expected.weights)
+    assert result.ledger == expected.ledger
+    assert result.metrics[-1]["clients"][1] is None  # it could not be asked to measure
+    assert verify(tmp_path / "run", public).wrong == ()
+
+
+def test_who_cannot_be_skipped_or_waited_for(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    with pytest.raises(UserError, match="metafed needs every silo in every step: choose --absent wait or stop"):
+        far(MetaFed(), nodes, tmp_path / "run", public, absent="skip")
+    with pytest.raises(UserError, match="--absent leave is out of range"):
+        plan_of(FedSeq(), absent="leave")
+    files = dict(nodes.files)
+
+    def all_gone(node: int, data: bytes) -> Lost | None:
+        if unpack(data, Ask)[0].kind == "task":
+            nodes.files.clear()
+            return Lost("unanswered")
+        return None
+
+    nodes.lose = all_gone
+    nodes.silo = lambda node: Silo(files[node])  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="no silo was connected for 0 s: is the SuperLink well"):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+
+
+def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    losses = itertools.count()
+    nodes.lose = lambda node, data: (
+        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 300 else None
+    )
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="wait", patience=0.001)
+    assert_equal(result, here(FedSeq(epochs=1)))
+    assert next(losses) > 300
+    rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
+    assert [row["client"] for row in rows if row["waited"] > 0] == ["client-1"]
 
 
 def test_roll_call(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from ekiden.core.folder import read_config, read_lines
+from ekiden.core.method import SERVER
 from ekiden.learning.training import Training
 from ekiden.methods import method_named
 
@@ -93,6 +94,33 @@ def about(run: Summary) -> str:
         f"{_data(run.config)}; seed {run.config['seed']}; model of {size(run.config['model_bytes'])}\n"
         f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
     )
+
+
+def network(run: Summary) -> str:
+    """What crossed the network, who could read it, and who was away; empty of a run on one machine."""
+    if run.config.get("on") != "flower":
+        return ""
+    rows = read_lines(run.folder / "network.jsonl")
+    measuring = sum(_crossed(row) for row in rows if row["kind"] == "evaluate")
+    engine = sum(row["engine"] for row in rows)
+    lines = [
+        f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and answers, {size(measuring)} "
+        f"of it to measure models, {size(engine)} put around it by Flower"
+    ]
+    ledger = read_lines(run.folder / "ledger.jsonl")
+    served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
+    silos = size(sum(row["bytes"] for row in ledger) - served)
+    if run.config["sealed"]:
+        lines.append(f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result")
+    else:
+        lines.append(f"NOT sealed: SuperLink and coordinator could read all, {silos} from silo to silo among it")
+    lines += [f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]]
+    lines += [f"{row['client']} was away for {duration(row['waited'])}" for row in rows if row["waited"] > 0]
+    return "\n".join(lines)
+
+
+def _crossed(row: dict[str, Any]) -> int:
+    return int(row["sent"] + row["received"] + row["engine"])
 
 
 def steps(run: Summary) -> Table:
