@@ -23,6 +23,7 @@ from ekiden.core.wire import WireError, decode, encode, size
 from ekiden.learning.network import Network
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights
+from tests.fuzz import examples
 
 DTYPES = (
     torch.float64,
@@ -271,7 +272,7 @@ def test_truncated_at_any_length_is_refused() -> None:
         decode(data + b"\0", Everything)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(noise: bytes, with_length: bool) -> None:
     with pytest.raises(WireError):
@@ -285,7 +286,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None:
     damaged = bytearray(encode(example()))
@@ -295,7 +296,7 @@ def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None
     read_or_refuse(bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
     """Any node of the tree replaced by any JSON, or by what another kind of node looks like."""
@@ -313,7 +314,7 @@ def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> No
     read_or_refuse(with_tree(example(), change))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_a_changed_tensor_table_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
     header, body = parts(encode(example()))

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden.core.folder import read_lines
@@ -19,12 +21,15 @@ from ekiden.core.wire import WireError
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki
-from ekiden.transports.flower import sealing, shelf
+from ekiden.transports.flower import agreement as agreements
+from ekiden.transports.flower import custody, sealing, shelf
+from ekiden.transports.flower.contents import opened
 from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, Part, pack, unpack
 from ekiden.transports.flower.sealing import Binding, Party, Reader
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import verify
+from tests.fuzz import examples
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import far, here, same
 
@@ -136,6 +141,57 @@ def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
     (tmp_path / "run" / "sealing.key").write_bytes(b"short")
     with pytest.raises(UserError, match="is damaged"):
         sealing.kept_private(tmp_path / "run" / "sealing.key")
+
+
+@pytest.fixture(scope="module")
+def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
+    """A message with a sealed value, and who can open it."""
+    key = tmp_path_factory.mktemp("letter") / "a.key"
+    silos = {"a": keys.read_public(keys.generate(key))}
+    a = Party("a", "run", "terms", sealing.new_private(), silos, lambda text: keys.sign(key, text))
+    b = Party("b", "run", "terms", sealing.new_private(), silos, None)
+    server = Party(SERVER, "run", "terms", sealing.new_private(), silos, None)
+    to_b = Reader(SERVER, 1, sealing.public_of(b.private))  # nobody vouches for a server's key
+    b = replace(b, name=SERVER)
+    data, (lock,) = a.seal(b"weights", "0-0-train", (to_b,))
+    arguments, (own,) = server.seal(b"arguments", "arguments of 1-0-train", (to_b,))
+    part = Part("a", "0-0-train", len(data), lock)
+    ask = Ask("task", step=1, task="train", parts=(part,), length=len(arguments), lock=own)
+    return b, pack(ask, (arguments, data))
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_changed_message_gives_the_same_values_or_a_wire_error(
+    letter: tuple[Party, bytes], data: st.DataObject
+) -> None:
+    party, message = letter
+    changed = bytearray(message)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(WireError):
+        ask, body = unpack(bytes(changed), Ask)
+        found = opened(ask, body, party)
+        assert found.arguments == b"arguments"
+        assert set(found.values.values()) <= {b"weights"}
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+anything = st.recursive(plain, lambda part: st.lists(part) | st.dictionaries(st.text(), part))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
+    )
+)
+def test_other_terms_and_records_are_user_errors(value: Any) -> None:
+    for text in (json.dumps(value), json.dumps({"hop": value, "signature": value}), str(value)):
+        for reader_of in (custody.parse, agreements.parse):
+            with pytest.raises(UserError):
+                reader_of(text)
 
 
 # Whole runs.

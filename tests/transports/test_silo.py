@@ -24,6 +24,7 @@ from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
+from tests.fuzz import examples
 from tests.transports.fakes import silo_file
 
 TERMS = Agreement(
@@ -200,7 +201,7 @@ def test_settled_values_are_dropped(file: SiloFile) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 255))
 def test_crafted_messages_are_refused(noise: bytes, at: int, byte: int) -> None:
     """Noise, cut tails and flipped bytes in the header: every one is refused, or reads as a header of good types."""

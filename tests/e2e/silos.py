@@ -1,0 +1,262 @@
+"""A real SuperLink and three silos on loopback, with TLS and keys, for tests to run methods on and to break."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from ekiden import Hardware, Training
+from ekiden import run as run_here
+from ekiden.api import Result
+from ekiden.core.method import Method
+from ekiden.data import load, parse, split
+
+NAMES = ("client-0", "client-1", "client-2")
+BIN = Path(sys.executable).parent
+TRAINING = Training(lr=0.01, batch_size=64)
+OWN = """
+from ekiden.data import load, parse, split
+
+def mine():
+    return split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def certificates(folder: Path) -> None:
+    """A certificate authority and the SuperLink's certificate for this machine."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+    def issue(subject: str, key: Any, issuer: str, signer: Any, extensions: Sequence[Any]) -> bytes:
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name(issuer))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        pem: bytes = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return pem
+
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    basic = x509.BasicConstraints(ca=True, path_length=None)
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    (folder / "ca.crt").write_bytes(issue("ca", authority, "ca", authority, [basic, usage, identifier]))
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    (folder / "link.crt").write_bytes(issue("link", server, "ca", authority, [names, issuer]))
+    (folder / "link.key").write_bytes(
+        server.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+
+
+class Federation:
+    """The processes of a SuperLink and its silos."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = free_ports(4)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_HOME": str(folder / "link-home"),
+        }
+
+    @property
+    def link(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    def prepare(self) -> None:
+        certificates(self.folder)
+        (self.folder / "own.py").write_text(OWN)
+        (self.folder / "keys").mkdir()
+        for i, name in enumerate(NAMES):
+            (self.folder / f"{name}.toml").write_text(
+                f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
+                f'[limits]\nmethods = ["fedelmy", "fedseq"]\n'
+                f'[link]\naddress = "{self.link}"\ncertificate = "ca.crt"\nkey = "{name}.key"\n'
+                f"port = {self.ports[1 + i]}\n"
+            )
+            self.ekiden("silo", "keys", f"{name}.toml")
+            shutil.copy(self.folder / f"{name}.key.pub", self.folder / "keys" / f"{name}.pub")
+
+    def start_link(self) -> None:
+        flags = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "link.crt", "--ssl-keyfile", "link.key"]
+        flags += ["--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", "link.db"]
+        self.start("link", [str(BIN / "flower-superlink"), *flags, "--port", str(self.ports[0])])
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[0]), timeout=1):
+                return
+            time.sleep(0.3)
+        raise AssertionError((self.folder / "link.log").read_text())
+
+    def start_silo(self, name: str) -> None:
+        self.start(name, [str(BIN / "ekiden"), "silo", "start", f"{name}.toml"])
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to all processes of one machine."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def readable(self, model: Path) -> int:
+        """How many layers of a model, and headers of tensors, are found in the SuperLink's files."""
+        found = b"".join(file.read_bytes() for file in self.folder.glob("link.db*"))
+        assert len(found) > 100_000
+        layers = [t.reshape(-1)[-8:].numpy().tobytes() for t in safetensors.torch.load_file(model).values()]
+        assert len(layers) >= 4
+        assert all(len(layer) == 32 for layer in layers)
+        return sum(found.count(text) for text in (*layers, b'"dtype":"F32"'))
+
+    def ekiden(self, *arguments: str, timeout: float = 280) -> str:
+        done = subprocess.run(
+            [str(BIN / "ekiden"), *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    def run(self, method: str, *flags: str) -> str:
+        return self.ekiden(
+            *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
+            *("--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
+        )
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Federation]:
+    """A federation whose processes all run, and end with the block."""
+    federation = Federation(folder)
+    try:
+        federation.prepare()
+        federation.start_link()
+        files = [f"keys/{name}.pub" for name in NAMES]
+        said = federation.ekiden("silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt")
+        assert said.count("registered") >= 3, said
+        for name in NAMES:
+            federation.start_silo(name)
+        yield federation
+    finally:
+        for process in federation.processes.values():
+            process.terminate()
+        for name in list(federation.processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                federation.processes[name].wait(20)
+            federation.kill(name)
+
+
+class Cable:
+    """A TCP connection through this process that can break in the middle of what goes over it."""
+
+    def __init__(self, to: int) -> None:
+        self.cuts: list[str] = []
+        self._to = to
+        self._left: dict[str, float] = {}
+        self._broken_until = 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "Cable":
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def cut_after(self, **directions: int) -> None:
+        """Break once so many bytes went `up` to the SuperLink or `down` from it; each direction once."""
+        self._left = {direction: float(count) for direction, count in directions.items()}
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                return
+            for source, sink, direction in ((near, far, "up"), (far, near, "down")):
+                threading.Thread(target=self._carry, args=(source, sink, direction), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if direction in self._left:
+                    self._left[direction] -= len(data)
+                    if self._left[direction] < 0:
+                        del self._left[direction]
+                        self.cuts.append(direction)
+                        self._broken_until = time.monotonic() + 5
+                if time.monotonic() < self._broken_until:
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def wait_for(file: Path, text: str, seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while not (file.exists() and text in file.read_text()):
+        assert time.monotonic() < end, f"{text} not in {file}: {file.read_text() if file.exists() else 'no file'}"
+        time.sleep(0.5)
+
+
+def expected(method: Method, folder: Path, **more: Any) -> Result:
+    """The same run in this process."""
+    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, folder=folder, **more)
+
+
+def assert_same_files(there: Path, here: Path, said: str = "") -> None:
+    """The model and the ledger of two run folders are equal byte for byte."""
+    assert (there / "model.safetensors").exists(), said
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (there / name).read_bytes() == (here / name).read_bytes(), name
