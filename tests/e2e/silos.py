@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -171,7 +171,7 @@ class Federation:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Federation]:
+def running(folder: Path, start: Callable[[Federation, str], None] = Federation.start_silo) -> Iterator[Federation]:
     """A federation whose processes all run, and end with the block."""
     federation = Federation(folder)
     try:
@@ -181,7 +181,7 @@ def running(folder: Path) -> Iterator[Federation]:
         said = federation.ekiden("silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt")
         assert said.count("registered") >= 3, said
         for name in NAMES:
-            federation.start_silo(name)
+            start(federation, name)
         yield federation
     finally:
         for process in federation.processes.values():

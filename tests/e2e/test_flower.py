@@ -41,8 +41,10 @@ def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path)
     tasks = {"fedelmy": 4, "fedseq": 3}[name]  # one message a hop, and FedELMY's warm-up
     assert [row["kind"] for row in rows] == ["task"] * tasks + ["evaluate"] * 3
     assert all(0 < row["engine"] < 10_000 for row in rows)
-    said = federation.ekiden("verify", str(there), "--keys", "keys")
-    assert "verified: 3 tasks, each signed by its silo, and the result is what they gave" in " ".join(said.split())
+    said = " ".join(federation.ekiden("verify", str(there), "--keys", "keys").split())
+    assert f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave" in " ".join(
+        said.split()
+    )
     assert federation.readable(there / "model.safetensors") == 0
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 

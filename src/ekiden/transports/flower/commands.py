@@ -25,6 +25,8 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
 _RESTART = 10.0
+GUARD = "ekiden.transports.flower.guard"
+"""module that answers in the place of `flwr-clientapp`"""
 _SHIM = """import json, os, socket, sys
 link = socket.socket(socket.AF_UNIX)
 try:
@@ -108,7 +110,7 @@ def start_silo(file: SiloFile, security: Security, say: Say) -> None:
             "FLWR_HOME": str(file.folder / "flower"),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         }
-        serve = [sys.executable, "-m", "ekiden.transports.flower.guard", "serve", str(address), str(file.path)]
+        serve = [sys.executable, "-m", GUARD, "serve", str(address), str(file.path)]
         with subprocess.Popen(serve, env=environment) as guard:
             try:
                 _keep_running(command, environment, say)

@@ -1,0 +1,166 @@
+"""What a hop of 45 MB costs: ours, sealed and signed, against a bare Flower message of the same bytes there and back.
+
+Both go over the same SuperLink and SuperNodes in one run, taking turns: before each of our tasks the coordinator sends
+random bytes to the same silo, which answers with others. Run with `python -m benchmarks.hop`.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import ClassVar
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+from tests.e2e.silos import NAMES, Federation, running
+
+from ekiden import cli_silos, methods
+from ekiden.core.federation import Fed
+from ekiden.core.folder import read_lines
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.weights import Weights
+from ekiden.transports.flower import client_app, commands, guard, session, silo_file
+from ekiden.transports.flower.courier import Lost
+from ekiden.transports.flower.envelope import content, overhead, wrap
+from ekiden.transports.flower.parcel import Ask, unpack
+from ekiden.transports.flower.server_app import GridNodes, say
+from ekiden.transports.flower.session import RemotePlan
+
+ROOT = Path(__file__).parents[1]
+ROUNDS = 4
+SIZE = 44_800_000  # bytes of ResNet-18 on the wire, about
+
+
+@dataclass(frozen=True)
+class Relay(Method):
+    """Hands a model on, changed a little, without training."""
+
+    rounds: int = ROUNDS
+    skips: ClassVar[bool] = True
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One hop a step."""
+        while s.step < self.steps(len(fed.clients)):
+            s = s.next(model=fed.call(self.move, fed.clients[s.step % len(fed.clients)], s.model))
+            yield s
+
+    @on_client
+    def move(self, client: Client, model: Weights) -> Weights:
+        """Another model of the same size."""
+        return model.with_params(model.params + 1e-3)
+
+    def steps(self, clients: int) -> int:
+        """T·N hops."""
+        return self.rounds * clients
+
+    def cost(self, clients: int, model: int) -> int:
+        """All but the first hop."""
+        return (self.steps(clients) - 1) * model
+
+
+class Turns(GridNodes):
+    """Sends a bare message before each task, and takes its time."""
+
+    def __init__(self, grid: Grid, note: Path) -> None:
+        super().__init__(grid)
+        self._bare = grid
+        self._note = note
+
+    def send(self, node: int, data: bytes) -> str | Lost:
+        """A bare hop, then ours."""
+        if unpack(data, Ask)[0].kind == "task":
+            began = time.perf_counter()
+            message = Message(wrap(os.urandom(SIZE)), dst_node_id=node, message_type="query.bare")
+            (ticket,) = self._bare.push_messages([message])
+            answers: Sequence[Message] = []
+            while not answers:
+                time.sleep(1.0)
+                answers = list(self._bare.pull_messages([ticket]))
+            assert len(content(answers[0])) == SIZE
+            with self._note.open("a") as file:
+                file.write(json.dumps({"seconds": time.perf_counter() - began}) + "\n")
+        return super().send(node, data)
+
+
+server = ServerApp()
+
+
+@server.main()  # type: ignore[untyped-decorator]
+def main(grid: Grid, context: Context) -> None:
+    """Run `Relay` with bare messages between."""
+    install()
+    config = context.run_config
+    plan: RemotePlan[Method] = RemotePlan(Relay(), ",".join(NAMES), model="resnet18")
+    folder = Path(str(config["folder"]))
+    session.run(plan, Turns(grid, folder.with_name("bare.jsonl")), folder, json.loads(str(config["keys"])), say)
+
+
+def install() -> None:
+    """Let all ends know the method."""
+    known = (*methods.METHODS, Relay)
+    for module in (methods, silo_file):
+        vars(module)["METHODS"] = known
+
+
+def answer_bare(message: Message, context: Context) -> Message:
+    """As many other bytes."""
+    return Message(wrap(os.urandom(len(content(message)))), reply_to=message)
+
+
+def write_app(app: Path, settings: Mapping[str, str]) -> None:
+    """The Flower app whose server is `main`."""
+    commands.write_app(app)
+    file = app / "pyproject.toml"
+    text = file.read_text().replace("ekiden.transports.flower.server_app:app", "benchmarks.hop:server")
+    file.write_text(text)
+    (app / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+
+
+def measure(folder: Path) -> None:
+    """Start everything, run, and print both costs."""
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with running(folder, start_silo) as federation:
+        public = commands.read_keys(folder / "keys", NAMES)
+        write_app(folder / "app", {"folder": str(folder / "run"), "keys": json.dumps(public)})
+        security = commands.Security(folder / "ca.crt")
+        arguments = ["run", str(folder / "app"), "ekiden", "--run-config", str(folder / "app" / "run.toml"), "--stream"]
+        commands._flwr(arguments, federation.link, security, print)
+    bare = [row["seconds"] for row in read_lines(folder / "bare.jsonl")][1:]  # the first finds caches cold
+    steps = [row["seconds"] for row in read_lines(folder / "run" / "times.jsonl")][1:-1]  # the last measures the model
+    ours = [step - b for step, b in zip(steps, bare, strict=False)]
+    rows = [r for r in read_lines(folder / "run" / "network.jsonl") if r["kind"] == "task"][1:-1]
+    payload = sum(r["bytes"] for r in read_lines(folder / "run" / "ledger.jsonl")) / (len(bare))
+    moved = median(r["sent"] + r["received"] + r["engine"] for r in rows)
+    least = 2 * (payload + overhead(int(payload)))
+    time_ratio = median(ours) / median(bare[: len(ours)])
+    print(f"{len(ours)} hops of {payload / 1e6:.2f} MB there and back, medians:")
+    print(f"  seconds {median(ours):.2f}, bare {median(bare[: len(ours)]):.2f}: {time_ratio:.3f}")
+    print(f"  bytes {moved:.0f}, bare {least:.0f}: {moved / least:.5f}")
+    print("  ours", [round(s, 1) for s in ours], "bare", [round(s, 1) for s in bare])
+
+
+def start_silo(federation: Federation, name: str) -> None:
+    """A silo that also answers bare messages."""
+    file = federation.folder / f"{name}.toml"
+    file.write_text(file.read_text().replace('"fedelmy", "fedseq"', '"relay"'))
+    federation.start(name, [sys.executable, "-m", "benchmarks.hop", "silo", f"{name}.toml"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["silo"]:
+        install()
+        commands.GUARD = "benchmarks.hop"
+        cli_silos.start(sys.argv[2:])
+    elif sys.argv[1:2] == ["serve"]:
+        install()
+        client_app.app.query("bare")(answer_bare)
+        guard.serve(sys.argv[2], Path(sys.argv[3]))
+    else:
+        with tempfile.TemporaryDirectory(prefix="ekiden-hop-") as scratch:
+            measure(Path(scratch))
