@@ -12,9 +12,10 @@ import torch
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.api import Result
-from ekiden.core.federation import Request
+from ekiden.core.federation import Request, live_refs
 from ekiden.core.method import INITIAL, Method, Ref, Size
-from ekiden.core.worker import payload_types
+from ekiden.core.outline import outline
+from ekiden.core.worker import Setup, payload_types
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS
@@ -160,6 +161,47 @@ def test_nothing_is_returned_unused(kind: type[Method], blobs: FederatedData, mo
     run(small(kind), blobs, Tiny, evaluate_every=10**9, **settings(kind))
     assert asked
     assert asked <= used - {INITIAL}
+
+
+@every_method
+def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+    submit = Simulation.submit
+
+    def spy(self: Simulation, request: Request) -> None:
+        asked.append(request)
+        submit(self, request)
+
+    monkeypatch.setattr(Simulation, "submit", spy)
+    result = run(small(kind), blobs, Tiny, evaluate_every=10**9, **settings(kind))
+    setup = Setup(small(kind), Tiny, blobs.dataset, seed=3)
+    names = [c.name for c in blobs.clients]
+    found = outline(setup, names)
+    values = [row for row in result.ledger if row.task == "get"]
+    assert (found is None) == bool(values) or kind.pools_data
+    if found is not None and not kind.pools_data:
+        assert list(found.requests) == asked
+        assert found.result == live_refs(result.state)
+        given: list[Ref[Any]] = [Ref(request.client, request.key) for request in asked]
+        moved = [(user, step, ref.owner) for ref in given for user, step in found.users(ref)]
+        assert sorted(moved) == sorted((row.target, row.step, row.source) for row in result.ledger)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in METHODS if kind.skips], ids=lambda kind: kind.title())
+def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+    def away(step: int, client: str) -> bool:
+        return step == 1 and client == "client-1"
+
+    folder, whole = tmp_path / "stopped", tmp_path / "whole"
+    result = run(small(kind), blobs, Tiny, folder=whole, absent=away, **settings(kind))
+    assert [(row.step, row.source) for row in result.ledger if row.missing] == [(1, "client-1")]
+    assert result.weights is not None
+    assert result.weights.is_finite()
+    for stop in (1, 2, None):
+        run(small(kind), blobs, Tiny, folder=folder, absent=away, stop_after=stop, **settings(kind))
+    assert files(folder) == files(whole)
+    present = run(small(kind), blobs, Tiny, **settings(kind))
+    assert not same(result.weights, present.weights)
 
 
 @every_method
