@@ -1,11 +1,19 @@
 """Real silos: the same methods between machines, over Flower.
 
 parcel       what travels: a typed header and one byte string
+sealing      encrypts values from who has them to who uses them
+custody      what silos sign about what they did; verify checks a run folder against it
 agreement    what all parties of a run agree on before anything is executed
 silo_file    `silo.toml`: what a silo is, holds and allows
 shelf        what a silo keeps of a run, so that nothing is done twice
+contents     what a request holds, opened and checked
+policy       what a silo agrees to
 silo         executes what is asked, if its file allows it
-coordinator  the transport: tasks, values and evaluations as messages, sent again where they were lost
+courier      messages, sent again where they were lost, and waited for
+roll         which node is which silo
+coordinator  the transport: tasks, values and evaluations as messages
+measure      models measured on the silos' test samples
+session      a run from the roll call to the model
 client_app   Flower's end at a silo              (imports flwr)
 server_app   Flower's end at the coordinator     (imports flwr)
 guard        starts the silo's end without code from elsewhere (imports flwr)
