@@ -179,7 +179,7 @@ def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
     """A step that died and is repeated otherwise; what followed it there is discarded."""
     assert said(file, task()) == ""
     assert said(file, task(call=1)) == ""
-    ask = pack(Ask("value", TERMS.text(), key="0-0-train"))
+    ask = pack(Ask("value", TERMS.text(), key="0-0-train", eager=True))
     first = Silo(file).answer(ask)
     other = model().with_params(model().params * 2)
     assert said(file, task(model=other)) == ""

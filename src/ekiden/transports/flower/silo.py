@@ -79,7 +79,7 @@ class Silo:
                     return self._task(run, shelf, ask, body)
                 if ask.kind == "value":
                     done, value = shelf.value(ask.key)
-                    return self._give(run, ask, ask.key, done, [value])
+                    return self._give(run, ask, ask.key, done, [value] if ask.eager else None)
                 if ask.kind == "evaluate":
                     return self._evaluate(run, ask, body)
             raise UserError(f"no silo can do {ask.kind[:40]!r}")
