@@ -13,6 +13,7 @@ from ekiden import Hardware, Training
 from ekiden import run as run_here
 from ekiden.api import Result
 from ekiden.core.federation import ClientMissing
+from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
 from ekiden.data import load, parse, split
 from ekiden.errors import UserError
@@ -163,16 +164,16 @@ def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Pat
     assert 5 * model < moved < 5 * model + 6 * 8192
 
 
-def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1)], ids=lambda m: m.title())
+def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(method: Method, tmp_path: Path) -> None:
     nodes = nodes_in(tmp_path)
     nodes.lose = lambda node, data: Lost("node unavailable") if node == 102 and len(nodes.log) > 5 else None
     with pytest.raises(ClientMissing, match="client-2 did not answer"):
-        far(FedSeq(epochs=2), nodes, tmp_path / "run", patience=0.01)
+        far(method, nodes, tmp_path / "run", patience=0.01)
     nodes.lose = lambda node, data: None
-    resumed = session.run(
-        plan_of(FedSeq(epochs=2), patience=0.01), nodes, tmp_path / "run", {}, lambda line: None, poll=0
-    )
-    assert_equal(resumed, here(FedSeq(epochs=2)))
+    assert_equal(far(method, nodes, tmp_path / "run", patience=0.01), here(method))
+    lost = [row["lost_transfers"] for row in read_lines(tmp_path / "run" / "attempts.jsonl")]
+    assert any(row["missing"] and row["source"] == "client-2" for row in lost[-1])
 
 
 def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:

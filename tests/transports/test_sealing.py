@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ekiden import cli_silos
 from ekiden.core.folder import read_lines
 from ekiden.core.method import SERVER
 from ekiden.core.wire import WireError
@@ -180,7 +181,7 @@ plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 anything = st.recursive(plain, lambda part: st.lists(part) | st.dictionaries(st.text(), part))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -393,9 +394,18 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     tensors[name].view(-1)[0] += 1e-3
     safetensors.torch.save_file(tensors, run / "model.safetensors")
     assert "model.safetensors is not the model that client-2 signed as 2-0-train" in wrong(*rows)
+    with pytest.raises(UserError, match=r"is not what the silos signed: model\.safetensors is not the model"):
+        cli_silos.verify([str(run), "--keys", str(public_folder(tmp_path, public))])
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"seed": 4}))
     assert "config.json says seed 4, the terms that silos signed 3" in wrong(*rows)
+
+
+def public_folder(folder: Path, public: dict[str, str]) -> Path:
+    (folder / "keys").mkdir()
+    for name, key in public.items():
+        (folder / "keys" / f"{name}.pub").write_text(key)
+    return folder / "keys"
 
 
 def test_custody_of_a_run_with_lost_messages_and_a_resume(tmp_path: Path) -> None:
