@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import ClassVar
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -42,7 +41,6 @@ class Relay(Method):
     """Hands a model on, changed a little, without training."""
 
     rounds: int = ROUNDS
-    skips: ClassVar[bool] = True
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One hop a step."""
