@@ -163,10 +163,11 @@ class Federation:
         )
         return done.stdout + done.stderr
 
-    def run(self, method: str, *flags: str) -> str:
+    def run(self, method: str, *flags: str, timeout: float = 280) -> str:
         return self.ekiden(
             *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
             *("--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
+            timeout=timeout,
         )
 
 
@@ -242,7 +243,7 @@ class Cable:
             end.close()
 
 
-def wait_for(file: Path, text: str, seconds: float = 200) -> None:
+def wait_for(file: Path, text: str, seconds: float = 500) -> None:
     end = time.monotonic() + seconds
     while not (file.exists() and text in file.read_text()):
         assert time.monotonic() < end, f"{text} not in {file}: {file.read_text() if file.exists() else 'no file'}"

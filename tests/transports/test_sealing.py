@@ -107,7 +107,12 @@ def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -
     for party in (replace(b, run="another run"), replace(b, terms="other terms")):
         with pytest.raises(WireError, match="is broken"):
             party.open(data, lock, "a", "3-0-train", 4)
-    for sender, key, step in (("c", "3-0-train", 4), ("a", "2-0-train", 4), ("a", "3-0-train", 5)):
+    for sender, key, step in (
+        ("c", "3-0-train", 4),
+        ("d", "3-0-train", 4),
+        ("a", "2-0-train", 4),
+        ("a", "3-0-train", 5),
+    ):
         with pytest.raises(WireError, match="is broken"):
             b.open(data, lock, sender, key, step)
     assert b.open(data, lock, "a", "3-0-train", 4) == b"new weights"

@@ -207,7 +207,7 @@ def unlock(lock: Lock, data: bytes, private: Any, binding: Binding, sender: str 
         data: the encrypted value.
         private: the reader's key.
         binding: what the reader expects it to be for.
-        sender: the public silo key of who must have signed the lock; None: nobody must.
+        sender: the public silo key of who must have signed the lock, "" if that is nobody of the run; None: no need to.
 
     Raises:
         WireError: it was changed, made for something else, or by somebody else.
@@ -218,7 +218,7 @@ def unlock(lock: Lock, data: bytes, private: Any, binding: Binding, sender: str 
             "has in this run: refused"
         )
     statement = _statement(binding, lock.ephemeral, lock.key, hashlib.sha256(data).digest())
-    signed = sender is None or keys.proves(sender, statement, lock.signature)
+    signed = sender is None or (bool(sender) and keys.proves(sender, statement, lock.signature))
     try:
         key = _chacha()(_shared(private, lock.ephemeral, statement)).decrypt(
             _ONCE, bytes.fromhex(lock.wrapped), statement
