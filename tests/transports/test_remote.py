@@ -24,10 +24,11 @@ from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.shelf import Shelf
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import verify
-from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
+from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, with_keys
 from tests.transports.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
@@ -269,6 +270,41 @@ def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
     assert next(losses) > 300
     rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
     assert [row["client"] for row in rows if row["waited"] > 0] == ["client-1"]
+
+
+@pytest.mark.parametrize("why", SILENT)
+def test_a_message_that_breaks_off_unnoticed_is_sent_again(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine says nothing of it; a silo that works is left alone."""
+    monkeypatch.setattr("ekiden.transports.flower.courier._PROBE", 0.01)
+    nodes, public = sealed_in(tmp_path)
+    broken: list[int] = []
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        ask, _ = unpack(data, Ask)
+        if ask.kind == "task" and ask.step not in broken:
+            broken.append(ask.step)
+            return Lost(why)
+        return None
+
+    nodes.lose = lose
+    assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run", public), here(FedSeq(epochs=1)))
+    kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
+    assert kinds.count("task") == 6
+    assert kinds.count("status") >= 3
+
+
+def test_a_silo_says_whether_it_works(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+    terms = next(unpack(data, Ask)[0].agreement for _, data in nodes.log if unpack(data, Ask)[0].agreement)
+    status = pack(Ask("status", terms))
+    shelf = Shelf(next(p for p in (tmp_path / "client-0-silo" / "runs").iterdir()), None)
+    assert not unpack(nodes.silo(100).answer(status), Answer)[0].busy
+    with shelf.held():
+        assert unpack(nodes.silo(100).answer(status), Answer)[0].busy
+    assert not unpack(nodes.silo(100).answer(status), Answer)[0].busy
 
 
 def test_roll_call(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from ekiden.core.federation import ClientMissing
@@ -10,6 +10,8 @@ from ekiden.errors import UserError
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 
 Absent = Literal["wait", "skip", "stop"]
+_PROBE = 60.0
+"""seconds without an answer, after which a silo is asked whether it works; then twice as many, up to ten times"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Crossing:
 
     Attributes:
         client: the silo.
-        kind: task, value or evaluate.
+        kind: task, value, evaluate or status.
         sent: bytes to the silo.
         received: bytes from it.
         engine: bytes that Flower put around both.
@@ -98,11 +100,18 @@ class Message:
     data: bytes
     ticket: str | Lost
     since: float | None = None  # since when nothing but losses
+    probe: str = ""  # ticket of the question whether the silo works on it
+    probe_after: float = field(default_factory=lambda: _PROBE)
+    probed: float = field(default_factory=time.monotonic)
     answer: tuple[Answer, bytes] | ClientMissing | None = None
 
 
 class Courier:
-    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice."""
+    """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice.
+
+    The engine tells of messages to silos that are gone, but not of those that broke off on the way. So a silo that does
+    not answer for long is asked now and then whether it works; one that does not, gets the message again.
+    """
 
     def __init__(
         self, post: Post, patience: Patience, note: Callable[[Crossing], None], warn: Callable[[str], None]
@@ -162,7 +171,26 @@ class Courier:
                 self._lost(message, got)
             elif got is not None:
                 self._take(message, got)
+            else:
+                self._probe(message)
         return any(isinstance(got, bytes) for got in came.values())
+
+    def _probe(self, message: Message) -> None:
+        """Find out whether a message that nothing is heard of broke off on the way."""
+        if message.probe:
+            got = self._post.receive([message.probe]).get(message.probe)
+            if got is None:
+                return
+            message.probe = ""
+            if isinstance(got, bytes) and not unpack(got, Answer)[0].busy:
+                self._warn(f"{message.client} does not work on what it was asked: sending again")
+                message.ticket = self._post.send(message.client, message.data)
+        elif time.monotonic() - message.probed > message.probe_after:
+            ask, _ = unpack(message.data, Ask)
+            ticket = self._post.send(message.client, pack(Ask("status", ask.agreement)))
+            message.probe = ticket if isinstance(ticket, str) else ""
+            message.probed = time.monotonic()
+            message.probe_after = min(2 * message.probe_after, 10 * _PROBE)
 
     def _take(self, message: Message, got: bytes) -> None:
         self._open.remove(message)

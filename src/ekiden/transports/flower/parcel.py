@@ -8,7 +8,7 @@ from ekiden.core import wire
 from ekiden.transports.flower.sealing import Lock, Reader
 
 T = TypeVar("T")
-Kind = Literal["hello", "task", "value", "evaluate"]
+Kind = Literal["hello", "task", "value", "evaluate", "status"]
 _LENGTH = 8
 _MOST_HEADER = 1 << 22
 
@@ -28,7 +28,7 @@ class Ask:
     """What the coordinator wants of a silo.
 
     Attributes:
-        kind: hello, task, value or evaluate.
+        kind: hello, task, value, evaluate or status.
         agreement: of the run, see `Agreement`; empty in a hello.
         nonce: random text that the answer to a hello must sign.
         run: id of the run that a hello is for.
@@ -80,6 +80,7 @@ class Answer:
         backward: samples that went backward.
         locks: to the value, one for each reader.
         record: of the task in the chain of custody, signed; see `custody`.
+        busy: to a status: whether the silo works on something for this run.
     """
 
     silo: str
@@ -89,6 +90,7 @@ class Answer:
     backward: int = 0
     locks: tuple[Lock, ...] = ()
     record: str = ""
+    busy: bool = False
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,15 @@ class Shelf:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
+    def busy(self) -> bool:
+        """Whether a process of this silo works on the run."""
+        try:
+            with open(self._folder / "lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return (self._folder / "lock").exists()
+        return False
+
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, bytes] | None:
         """The outcome of this very request, if it is there."""
         path = self._outcome(place, task)

@@ -71,7 +71,10 @@ class Silo:
             ask, body = unpack(data, Ask)
             if ask.kind == "hello":
                 return self._hello(ask)
-            run = self._agreed(agreements.parse(ask.agreement))
+            terms = agreements.parse(ask.agreement)
+            if ask.kind == "status":
+                return pack(Answer(self._file.name, busy=Shelf(self._runs / terms.run, None).busy()))
+            run = self._agreed(terms)
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.private)
             with shelf.held():
                 shelf.settle(ask.settled, lambda key: key in ask.keep, ask.void)
