@@ -278,19 +278,22 @@ def test_a_message_that_breaks_off_unnoticed_is_sent_again(
 ) -> None:
     """The engine says nothing of it; a silo that works is left alone."""
     monkeypatch.setattr("ekiden.transports.flower.courier._PROBE", 0.01)
+    monkeypatch.setattr("ekiden.transports.flower.roll._GREET_AGAIN", 0.01)
     nodes, public = sealed_in(tmp_path)
     broken: list[int] = []
 
     def lose(node: int, data: bytes) -> Lost | None:
         ask, _ = unpack(data, Ask)
-        if ask.kind == "task" and ask.step not in broken:
-            broken.append(ask.step)
+        place = ask.step if ask.kind == "task" else -node
+        if ask.kind in ("hello", "task") and place not in broken:
+            broken.append(place)
             return Lost(why)
         return None
 
     nodes.lose = lose
     assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run", public), here(FedSeq(epochs=1)))
     kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
+    assert kinds.count("hello") == 6
     assert kinds.count("task") == 6
     assert kinds.count("status") >= 3
 

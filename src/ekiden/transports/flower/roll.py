@@ -13,6 +13,9 @@ from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack
 
+_GREET_AGAIN = 600.0
+"""seconds without an answer"""
+
 
 class Nodes(Protocol):
     """The engine: nodes with numbers, and byte strings to and from them."""
@@ -49,7 +52,7 @@ class Roll:
         self._warn = warn
         self._run = run
         self._greeted: dict[int, str] = {}
-        self._pending: dict[str, tuple[int, str]] = {}
+        self._pending: dict[str, tuple[int, str, float]] = {}
         self._silos: dict[str, tuple[int, Hello]] = {}
 
     def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
@@ -117,13 +120,18 @@ class Roll:
             ticket = self._nodes.send(node, pack(Ask("hello", nonce=nonce, run=self._run)))
             if isinstance(ticket, str):
                 self._greeted[node] = ""
-                self._pending[ticket] = (node, nonce)
+                self._pending[ticket] = (node, nonce, time.monotonic())
         for ticket, data in self._nodes.receive(list(self._pending)).items() if self._pending else ():
-            node, nonce = self._pending.pop(ticket)
+            node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
                 self._greeted.pop(node, None)  # greet it again
             else:
                 self._meet(node, nonce, data)
+
+        for ticket, (node, _, since) in list(self._pending.items()):
+            if time.monotonic() - since > _GREET_AGAIN:  # it broke off on the way
+                del self._pending[ticket]
+                self._greeted.pop(node, None)
 
     def _meet(self, node: int, nonce: str, data: bytes) -> None:
         """Believe a node what it proves; whatever a node says, it cannot end the run of the others."""
