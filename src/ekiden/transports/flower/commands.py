@@ -38,6 +38,22 @@ while link.recv(1):
     pass
 """
 """Stands in for `flwr-clientapp`: a Python that starts at once, has the work done by `guard`, and waits for its end."""
+_SUPERNODE = """import os, sys, traceback
+from flwr.supernode.cli import flower_supernode
+code = 1
+try:
+    flower_supernode()
+    code = 0
+except SystemExit as stop:
+    code = stop.code if isinstance(stop.code, int) else 1
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)
+"""
+"""`flower-supernode` that ends with its main thread: after a broken connection, another thread of its would keep the
+process, which does nothing any more and so is never started again."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,8 @@ def start_silo(file: SiloFile, security: Security, say: Say) -> None:
         shim.write_text(_SHIM.format(address=str(address)))
         stand_in.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n')
         stand_in.chmod(0o755)
+        node = Path(scratch) / "supernode.py"
+        node.write_text(_SUPERNODE)
         environment = {
             **os.environ,
             **QUIET,
@@ -113,7 +131,7 @@ def start_silo(file: SiloFile, security: Security, say: Say) -> None:
         serve = [sys.executable, "-m", GUARD, "serve", str(address), str(file.path)]
         with subprocess.Popen(serve, env=environment) as guard:
             try:
-                _keep_running(command, environment, say)
+                _keep_running([sys.executable, str(node), *command[1:]], environment, say)
             finally:
                 guard.terminate()
 
