@@ -28,7 +28,9 @@ class SweepOptions:
     budget: str = PAPER
     """how much of it: paper, or a budget that the file defines, such as small"""
     only: tuple[str, ...] = ()
-    """only these cells: ROW, COLUMN or ROW/COLUMN; a label, or part of one"""
+    """only these cells: ROW, COLUMN or ROW/COLUMN, each a label or a part of labels"""
+    without: tuple[str, ...] = ()
+    """all but these cells"""
     cores: int | None = None
     """runs at a time, if not one for each core"""
     device: str = ""
@@ -45,7 +47,7 @@ def run_sweep(args: Sequence[str]) -> None:
     if options.cores is not None and options.cores < 1:
         raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
     swept = sweep.plan_sweep(options.file, options.budget, options.out)
-    cells = sweep.select(swept.experiment.cells, options.only)
+    cells = sweep.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)
     if options.dry_run:

@@ -131,8 +131,12 @@ def theirs(cell: Cell) -> str:
     """The printed value, "-" if there is none."""
     if cell.published is None:
         return "-"
-    spread = "" if cell.published.std is None else f" ± {cell.published.std:.2f}"
-    return f"{cell.published.mean:.2f}{spread}"
+    return " ± ".join(_digits(v) for v in (cell.published.mean, cell.published.std) if v is not None)
+
+
+def _digits(value: float) -> str:
+    """Two digits after the point, or as many as were printed."""
+    return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
 def _text(result: Result, place: int | None) -> str:

@@ -110,20 +110,28 @@ def opened(folder: Path) -> Sweep:
     return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
 
 
-def select(cells: Sequence[Cell], only: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells that `only` names: ROW, COLUMN or ROW/COLUMN, each a label or a part of labels; all if empty.
+def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
+    """The cells that `only` names, all if empty, less those that `without` names.
+
+    Each is ROW, COLUMN or ROW/COLUMN, where a label or a part of labels stands for a row or column.
 
     Raises:
-        UserError: a text names none.
+        UserError: a text names none, or nothing is left.
     """
-    if not only:
-        return tuple(cells)
-    kept: set[str] = set()
-    for text in only:
-        found = {c.slug for c in cells if _named(c, text, cells)}
-        if not found:
-            raise unknown("cell", text, {c.label for c in cells} | {c.row for c in cells} | {c.column for c in cells})
-        kept |= found
+
+    def named(texts: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for text in texts:
+            slugs = {c.slug for c in cells if _named(c, text, cells)}
+            if not slugs:
+                raise unknown("cell", text, {t for c in cells for t in (c.row, c.column)})
+            found |= slugs
+        return found
+
+    kept = named(only) if only else {c.slug for c in cells}
+    kept -= named(without)
+    if not kept:
+        raise UserError("--without leaves no cell: name fewer")
     return tuple(c for c in cells if c.slug in kept)
 
 
