@@ -138,7 +138,7 @@ def run(args: Sequence[str]) -> None:
     plan: Plan[Any] = options.plan
     name = f"{kind.title()}-{Path(plan.data).stem}"
     seeds = options.seeds or (plan.seed,)
-    _launch([(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
 
 
 def resume(args: Sequence[str]) -> None:
@@ -148,7 +148,7 @@ def resume(args: Sequence[str]) -> None:
     options = parse(ResumeOptions, args, "ekiden resume")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([(stored(folder), folder) for folder in here])
+        _launch([launch.Job(stored(folder), folder) for folder in here])
 
 
 def silo(args: Sequence[str]) -> None:
@@ -231,6 +231,13 @@ def list_all(args: Sequence[str]) -> None:
     console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
 
 
+def sweep(args: Sequence[str]) -> None:
+    """`ekiden sweep FILE`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.run_sweep(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
@@ -239,6 +246,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": compare,
     "data": data,
     "list": list_all,
+    "sweep": sweep,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -250,6 +258,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   compare RUN...  runs side by side
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  sweep FILE      run a published table             ekiden sweep --help
   silo start      take part in runs between machines    ekiden silo --help
 """
 
@@ -275,13 +284,13 @@ def main() -> None:
         sys.exit(130)
 
 
-def _launch(runs: list[tuple[Plan[Any], Path]]) -> None:
+def _launch(jobs: list[launch.Job]) -> None:
     """Do the runs and print what came out.
 
     Raises:
         UserError: one of them failed.
     """
-    outcomes = launch.launch(runs, console)
+    outcomes = launch.launch(jobs, console)
     done = [o.folder for o in outcomes if not o.error]
     if done:
         console.print(summary.comparison(summary.summarise(folder) for folder in done))
