@@ -199,15 +199,15 @@ def test_cells_are_named_by_row_and_column() -> None:
     cells = [
         Cell(row, column, Plan(FedSeq() if "Seq" in row else Local()))
         for row in ("FedSeq", "FedSeq long", "Local")
-        for column in ("PACS", "PACS E=2")
+        for column in ("PACS", "PACS E=2", "PACS E=20")
     ]
 
     def labels(only: list[str], without: list[str]) -> list[str]:
         return [cell.label for cell in sweep.select(cells, only, without)]
 
-    assert len(labels([], [])) == 6
-    assert labels(["FedSeq"], []) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a whole label is not a part of others"
-    assert labels(["seq"], ["E=2"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
+    assert len(labels([], [])) == 9
+    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a whole label is no part of others"
+    assert labels(["seq"], ["E=2", "E=20"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
     assert labels(["local/PACS", "long / E=2"], []) == ["FedSeq long / PACS E=2", "Local / PACS"]
     with pytest.raises(UserError, match="unknown cell 'Lokal': did you mean 'Local'"):
         labels(["Lokal"], [])
