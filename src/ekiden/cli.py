@@ -299,7 +299,8 @@ def main() -> None:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)
+        hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
+        print(f"\nekiden: stopped; {hint} goes on from the last saved step", file=sys.stderr)
         sys.exit(130)
 
 
