@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional
 
 from ekiden import api
@@ -15,7 +16,7 @@ from ekiden.errors import UserError
 from ekiden.experiments import export, launch, ledger, results, sweep
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
-from ekiden.experiments.experiment import Cell
+from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Outcome
 from ekiden.experiments.summary import summarise
 from ekiden.experiments.sweep import Run, Sweep
@@ -58,7 +59,7 @@ def run_sweep(args: Sequence[str]) -> None:
         return
     sweep.begin(swept, options.file.read_text())
     failed = _do(swept, runs, jobs, options.cores or api.cores()) if jobs else []
-    console.print(results.table(swept.experiment, results.collect(swept, cells)))
+    console.print(_table(swept.experiment, results.collect(swept, cells)))
     for cell in (c for c in cells if c.skip):
         console.print(f"not run: {cell.label}: {cell.skip}", markup=False, soft_wrap=True)
     console.print(f"sweep folder: {swept.folder}", soft_wrap=True)
@@ -91,6 +92,13 @@ def _do(swept: Sweep, runs: Sequence[Run], jobs: Sequence[launch.Job], cores: in
     return [outcome for outcome in outcomes if outcome.error]
 
 
+def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
+    """As in the paper, where the terminal is wide enough for that."""
+    table = results.table(found, came)
+    wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
+    return results.listing(found, came) if wide else table
+
+
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
     table = Table(title=swept.experiment.title, title_justify="left")
     for column in ("row", "column", "method", "printed", "scaled", "finished"):
@@ -99,7 +107,9 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
         runs = swept.runs([cell])
         done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
         method = cell.plan.method.title() if cell.plan else ""
-        table.add_row(cell.row, cell.column, method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done)
+        table.add_row(
+            Text(cell.row), Text(cell.column), method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done
+        )
     return table
 
 

@@ -130,6 +130,11 @@ def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
     assert "digits: % as mean ± std" in text
     assert "(10.00 ± 1.00, +" in text
     assert "not run" in text
+    console.print(results.listing(done.experiment, results.collect(done)))
+    seq = results.collect(done)[0]
+    wanted = ["FedSeq", "digits", results.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
+    lines = [[part.strip() for part in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
+    assert wanted in lines
 
 
 def test_a_smaller_budget_is_written_on_everything(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ _HEAD = """# Results
 Made by `ekiden results`; do not edit. Every number of ours is from finished runs: mean ± standard deviation over the
 seeds, in %. Printed values are from the papers. **Within 2 std**: the difference is at most twice √(ours² + theirs²) of
 the standard deviations, as far as they are known. With three seeds that is a coarse test: "above" and "below" say no
-more than that the values differ. A value at a smaller budget, or with other settings, is not compared.
+more than that the values differ. A value at a smaller budget, or with other settings, is not compared. The command
+above a table makes all of it, with `--only "ROW/COLUMN"` one cell.
 """
 
 
