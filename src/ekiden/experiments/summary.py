@@ -114,14 +114,22 @@ def steps(run: Summary) -> Table:
 
 
 def label(config: dict[str, Any]) -> str:
-    """Method, with the hyperparameters and training fields that are not the default."""
+    """Method, with the hyperparameters and training fields that are not the default, and what a budget made less."""
     usual = asdict(method_named(config["method"])()) | asdict(Training())
     chosen = {
         k: v
         for k, v in (config["hyperparameters"] | asdict(Training(**config["training"]))).items()
         if usual.get(k) != v
     }
-    return f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+    name = f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+    return f"{name}{_budget(config)}"
+
+
+def _budget(config: dict[str, Any]) -> str:
+    """What a sweep made less for this run, if anything."""
+    scaled = config.get("sweep", {}).get("scaled", [])
+    less = ", ".join(f"{s['name']} {s['used']} of {s['full']}" for s in scaled)
+    return f", budget {config['sweep']['budget']}: {less}" if less else ""
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
