@@ -26,6 +26,7 @@ from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
+from ekiden.methods.pfnm import PFNM
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.spfl import SPFL
 from ekiden.methods.ua_pdfl import UAPDFL
@@ -40,6 +41,7 @@ METHODS: tuple[type[Method], ...] = (
     Average,
     Ensemble,
     OTFusion,
+    PFNM,
     MAEcho,
     DENSE,
     FedAvg,
@@ -78,6 +80,7 @@ __all__ = [
     "DENSE",
     "METHODS",
     "MOON",
+    "PFNM",
     "SCAFFOLD",
     "SPFL",
     "UAPDFL",
