@@ -14,7 +14,7 @@ from ekiden.core.method import Method, Size
 from ekiden.experiments.plan import Plan, judge, read_model
 from ekiden.learning.elastic import Elastic, Form, assemble, matrices
 from ekiden.learning.network import Network
-from ekiden.methods import PFNM
+from ekiden.methods import PFNM, Average
 from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -146,8 +146,6 @@ def test_hyperparameters_out_of_range() -> None:
 def test_one_client_keeps_its_model(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     result = run(PFNM(epochs=2, init="same"), alone, Tiny, **SETTINGS)  # type: ignore[arg-type]
-    from ekiden.methods import Average
-
     same = run(Average(epochs=2), alone, Tiny, **SETTINGS)  # type: ignore[arg-type]
     x = blobs.dataset.test.x
     with torch.no_grad():

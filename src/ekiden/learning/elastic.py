@@ -42,6 +42,11 @@ class Form(NamedTuple):
         placed[:, units.long()] = weights
         return torch.cat([placed.flatten(1), bias], 1)
 
+    def pick(self, matrix: Tensor, units: Tensor) -> Tensor:
+        """`matrix` with those of its inputs only that are at places `units`: the reverse of `spread`."""
+        weights, bias = self.split(matrix)
+        return torch.cat([weights[:, units.long()].flatten(1), bias], 1)
+
 
 class Elastic(nn.Module):
     """A chain of linear and convolutional layers, BatchNorm folded in, with hidden layers of any width.
@@ -57,7 +62,7 @@ class Elastic(nn.Module):
         """Take the structure and the values of `network`.
 
         Raises:
-            UserError: a layer of another kind, a frozen one, or no hidden layer.
+            UserError: a layer of another kind, or no hidden layer.
         """
         super().__init__()
         self.network = folded(network)

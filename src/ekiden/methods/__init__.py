@@ -16,6 +16,7 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
@@ -42,6 +43,7 @@ METHODS: tuple[type[Method], ...] = (
     Ensemble,
     OTFusion,
     PFNM,
+    FedMA,
     MAEcho,
     DENSE,
     FedAvg,
@@ -97,6 +99,7 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedMA",
     "FedNova",
     "FedPer",
     "FedProx",
