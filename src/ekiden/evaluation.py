@@ -66,16 +66,15 @@ class TestSet:
         setup = worker.setup
         self.build = Built(setup.method, setup.build, len(data.clients) if clients is None else clients)
         self.own = setup.build
-        # One network serves both where the result is one of the clients' own kind.
-        self._apart = type(setup.method).result_network is not Method.result_network
         self._data = data
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
     def scores(self, model: Weights, *, personal: bool = False) -> Scores:
         """One pass of `model` (of the run, or a client's own) over all test samples."""
         bench = self._worker.bench("evaluation")
-        if self._apart and not personal:
-            bench.network = Network(adapted(self.build(), model), self._worker.setup.hardware.device)
+        setup = self._worker.setup
+        if setup.method.changes_network and not personal:
+            bench.network = Network(adapted(self.build(), model), setup.hardware.device)
         bench.network.load(model)
         return Scores(*fitting.evaluate(bench, self._all))
 

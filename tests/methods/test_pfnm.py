@@ -177,5 +177,6 @@ def test_the_command_line_measures_it(tmp_path: Path) -> None:
     test = judge(plan, data, data)
     weights = read_model(tmp_path / "run", "model.safetensors", test.build)
     assert test.scores(weights).accuracy() == result.accuracy
+    assert result.metrics[-1]["parameters"] == len(weights.params)
     own = Network(models.build("mlp", data.dataset.shape, 10))
     assert len(weights.params) > len(own.params)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, Method, Ref
+from ekiden.core.method import EVERYONE, Ref
 from ekiden.core.store import FolderJournal
 from ekiden.core.worker import Job, Worker, payload_types, task_of
 from ekiden.data import ClientData, Dataset
@@ -203,15 +203,15 @@ class Silo:
         self._check_length(body)
         models = wire.decode(body, list[Weights])
         setup = worker.setup
-        apart = type(setup.method).result_network is not Method.result_network
-        if apart and not 0 < ask.clients <= _MOST_CLIENTS:
+        changed = setup.method.changes_network
+        if changed and not 0 < ask.clients <= _MOST_CLIENTS:
             raise UserError(f"a run of {ask.clients} clients: refused")
         build = Built(setup.method, setup.build, ask.clients)
         _, client = self._held()
         counts = []
         for i, model in enumerate(models):
             bench = worker.bench("evaluation")
-            if apart and i < ask.results:
+            if changed and i < ask.results:
                 bench.network = Network(adapted(build(), model), setup.hardware.device)
             _check(model, bench.network, whole=True)
             bench.network.load(model)
