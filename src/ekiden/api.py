@@ -24,6 +24,7 @@ from ekiden.core.worker import Setup, Watch, Worker
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.learning.weights import Weights
@@ -234,7 +235,7 @@ def model_bytes(setup: Setup) -> int:
 
 def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
     """A module that holds `weights`, in evaluation mode."""
-    network = Network(build())
+    network = Network(adapted(build(), weights))
     network.load(weights)
     return network.module.eval()
 

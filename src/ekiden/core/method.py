@@ -141,6 +141,11 @@ class Method(ABC):
         """The network that the run's model fits, made from the clients' own; by default that itself."""
         return network
 
+    @property
+    def changes_network(self) -> bool:
+        """Whether the result fits another network than the clients' own."""
+        return type(self).result_network is not Method.result_network
+
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.
 

@@ -138,8 +138,12 @@ class Client:
         extra_passes: int = 0,
         training: Training | None = None,
         train: Subset | None = None,
+        network: Network | None = None,
     ) -> Weights:
-        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`."""
+        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`.
+
+        `network` is what is trained where that is not the run's own: one of other widths, or with frozen layers.
+        """
         if epochs <= 0:
             return model
         self._epochs_left -= epochs
@@ -147,7 +151,7 @@ class Client:
             raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
         self._fits += 1
         return fitting.fit(
-            replace(self._bench, training=training or self.training),
+            replace(self._bench, training=training or self.training, network=network or self._bench.network),
             model,
             self.data.train if train is None else train,
             self.data.val,
