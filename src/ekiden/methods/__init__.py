@@ -17,6 +17,7 @@ from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedov import FedOV
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
@@ -42,6 +43,7 @@ METHODS: tuple[type[Method], ...] = (
     OTFusion,
     MAEcho,
     DENSE,
+    FedOV,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -95,6 +97,7 @@ __all__ = [
     "FedELMY",
     "FedELMYParallel",
     "FedNova",
+    "FedOV",
     "FedPer",
     "FedProx",
     "FedSeq",
