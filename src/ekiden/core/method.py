@@ -121,6 +121,9 @@ class Method(ABC):
     splits_model: ClassVar[bool] = False
     """Whether extractor and classifier are treated apart, so that the network must declare its head."""
 
+    extra_outputs: ClassVar[int] = 0
+    """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
+
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:
         """The outer loop, from state `s` on; yields the state after each step."""

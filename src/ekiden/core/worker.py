@@ -194,6 +194,11 @@ class Client:
         train = self.data.train
         return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
 
+    @property
+    def module(self) -> nn.Module:
+        """The network itself, for an objective of `fit` that looks inside it."""
+        return self._bench.network.module
+
     def network(self, model: Weights) -> nn.Module:
         """A network of its own that holds `model`, in evaluation mode: a teacher, say."""
         network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)

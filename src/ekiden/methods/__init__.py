@@ -18,6 +18,7 @@ from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedov import FedOV
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
@@ -46,6 +47,7 @@ METHODS: tuple[type[Method], ...] = (
     FedMA,
     MAEcho,
     DENSE,
+    FedOV,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -101,6 +103,7 @@ __all__ = [
     "FedELMYParallel",
     "FedMA",
     "FedNova",
+    "FedOV",
     "FedPer",
     "FedProx",
     "FedSeq",

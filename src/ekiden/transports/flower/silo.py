@@ -265,7 +265,7 @@ def _records(value: Any) -> Iterator[Any]:
 def _model_bytes(agreed: Agreement) -> int:
     """Size of the model on the wire, found without allocating it."""
     with torch.device("meta"):
-        module = api.Named(agreed.model, agreed.shape, len(agreed.classes), agreed.seed)()
+        module = agreed.builder(agreed.build_method())()
     return sum(t.numel() * t.element_size() for t in module.state_dict().values())
 
 
