@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `report`, `data`, `list`, `silo`."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 from rich.console import Console
@@ -26,6 +26,7 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
+from ekiden.learning.training import require
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
@@ -80,6 +81,19 @@ class CompareOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """One page to look at, without a network: tables, figures, and the numbers behind them."""
+
+    runs: Positional[tuple[Path, ...]]
+    """run folders, or folders that hold run folders"""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    """folder that gets index.html, figures/ and data/"""
+    details: int = 6
+    """how many methods get figures of their own (features, forgetting, loss surface, ledger); 0: none, and no data are
+    read"""
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,19 @@ def compare(args: Sequence[str]) -> None:
     console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
 
 
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    from ekiden.report import report as write  # noqa: PLC0415  (its libraries take a second)
+
+    options = parse(ReportOptions, args, "ekiden report")
+    require(options.details >= 0, "details", options.details, "0 or more")
+    with console.status("reading runs") as status:
+        found = write(options.runs, options.out, options.details, status.update)
+    for folder, why in found.left_out:
+        console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False)
+
+
 def data(args: Sequence[str]) -> None:
     """`ekiden data NAME [flags]`."""
     options = parse(DataOptions, args, "ekiden data")
@@ -237,6 +264,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
+    "report": report,
     "data": data,
     "list": list_all,
     "silo": silo,
@@ -248,6 +276,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
+  report RUN...   one page of tables and figures        ekiden report runs/* -o report
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
   silo start      take part in runs between machines    ekiden silo --help
