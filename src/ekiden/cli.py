@@ -91,7 +91,7 @@ class ReportOptions:
     """run folders, or folders that hold run folders"""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     """folder that gets index.html, figures/ and data/"""
-    details: int = 6
+    details: int = 8
     """how many methods get figures of their own (features, forgetting, loss surface, ledger); 0: none, and no data are
     read"""
 

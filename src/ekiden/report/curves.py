@@ -8,21 +8,20 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from ekiden.report.runs import Group
-from ekiden.report.style import LINE, Drawing, Value, blank, legend, line_style
+from ekiden.report.style import Drawing, Value, blank, legend, line_style
 
 Row = dict[str, Any]
 Measure = Callable[[Row], float]
 
 
-def curves(setting: str, number: int, groups: Sequence[Group]) -> list[Drawing]:
+def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
     """The three figures of one setting."""
-    several = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
     return [
         _draw(
             groups,
             f"bytes-{number}",
             "Accuracy against bytes",
-            f"{setting}. How much had to travel for it. {several}",
+            "",
             lambda row: float(row["bytes"]),
             "bytes moved",
         ),
@@ -30,7 +29,7 @@ def curves(setting: str, number: int, groups: Sequence[Group]) -> list[Drawing]:
             groups,
             f"compute-{number}",
             "Accuracy against compute",
-            f"{setting}. Samples that went forward through a network, and backward (counted twice). {several}",
+            "Samples that went through a network, backward counted twice.",
             lambda row: float(row["forward"] + 2 * row["backward"]),
             "forward + 2 × backward samples",
         ),
@@ -38,7 +37,7 @@ def curves(setting: str, number: int, groups: Sequence[Group]) -> list[Drawing]:
             groups,
             f"steps-{number}",
             "Accuracy after every hop or round",
-            f"{setting}. A step is a hop of a sequential method, else a round. {several}",
+            "A hop of a sequential method, else a round.",
             lambda row: float(row["step"]),
             "hop or round",
         ),
@@ -66,7 +65,7 @@ def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Me
         _series(axes, group, x, y, std, logarithmic)
     if logarithmic:
         axes.set_xscale("log")
-        axes.grid(True, which="minor", color=LINE, linewidth=0.3)
+        axes.minorticks_off()
     elif label == "hop or round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if label != "hop or round":

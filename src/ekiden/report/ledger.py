@@ -11,7 +11,7 @@ from ekiden.core.method import SERVER
 from ekiden.experiments.summary import Summary, size
 from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group
-from ekiden.report.style import INK, SERIES, Drawing, Missing, Value, blank
+from ekiden.report.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank
 
 _MOST_NODES = 24  # of a graph; more parties are a matrix
 
@@ -48,7 +48,7 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
 
 def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
     """Clients on a circle, the server in its middle; the wider an arrow, the more bytes."""
-    figure, axes = blank(4.6, 4.2)
+    figure, axes = blank(4.4, 3.3)
     around = [party for party in parties if party != SERVER]
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(around)) / len(around)
     places = {party: np.array([np.cos(a), np.sin(a)]) for party, a in zip(around, angles, strict=True)}
@@ -74,17 +74,16 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
         x, y = places[party]
         server = party == SERVER
         axes.plot(x, y, "s" if server else "o", color=SERIES[1] if server else SERIES[0], markersize=11)
-        out = 1.0 if server else 1.16
         axes.text(
-            x * out,
-            y * out - (0.2 if server else 0),
+            x * 1.14,
+            y * 1.14 - (0.2 if server else 0),
             party if len(party) <= 16 else f"{party[:15]}…",
             ha="center" if abs(x) < 0.3 else "left" if x > 0 else "right",
             va="center",
-            fontsize=8.5,
             color=INK,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5, "alpha": 0.8} if server else None,
         )
-    axes.set(xlim=(-1.75, 1.75), ylim=(-1.4, 1.4), xticks=[], yticks=[])
+    axes.set(xlim=(-1.8, 1.8), ylim=(-1.3, 1.3), xticks=[], yticks=[])
     axes.set_aspect("equal")
     axes.grid(False)
     for spine in axes.spines.values():

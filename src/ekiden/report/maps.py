@@ -29,13 +29,12 @@ def heat(
 ) -> tuple[Any, Any]:
     """A matrix as coloured cells, with its numbers in them where there is room; NaN is left open."""
     n, m = values.shape
-    cell = 0.44 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
+    cell = 0.42 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
     written = cell >= 0.3
-    beside = 0.085 * min(_LONGEST, max(map(len, rows)))
-    below = 0.085 * min(_LONGEST, max(map(len, columns)))
-    figure, axes = blank(
-        max(3.4, cell * m + beside + 1.2), max(1.7, cell * min(n, 60) * (0.8 if written else 1) + below + 0.7)
-    )
+    beside, below = (0.3 + 0.085 * min(_LONGEST, max(map(len, names))) for names in (rows, columns))
+    high_cell = 0.8 * cell if written else max(cell, 0.22 if n <= 20 else 0)
+    room = 0.25 if written else 1.0
+    figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none")
     axes.invert_yaxis()
@@ -50,8 +49,9 @@ def heat(
             bright = not np.isfinite(value) or (value - low) / ((high - low) or 1) > 0.55
             colour = MUTED if not np.isfinite(value) else "#101010" if bright else WHITE
             axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8.5, color=colour)
-    bar = figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02, label=unit)
-    bar.outline.set_visible(False)
+    else:
+        bar = figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02, label=unit)
+        bar.outline.set_visible(False)
     return figure, axes
 
 
@@ -83,25 +83,27 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     names = [g.name for g in known]
     figure, _ = heat(values, names, clients, unit="accuracy %", limits=(0, 100))
     seed = known[0].first.config["seed"]
-    note = f"{setting}, seed {seed}. Each client's own test data; a personal model where the method has them."
+    note = (
+        f"Accuracy in per cent on each client's own test data, of its personal model where there is one; seed {seed}."
+    )
     return Drawing(
         f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
     )
 
 
-def by_group(kind: str, name: str, note: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]]) -> Drawing:
+def by_group(kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]]) -> Drawing:
     """Final accuracy of every method on each class or domain.
 
     Args:
         kind: "class" or "domain".
         name: of the files.
-        note: of which runs.
         accuracies: by method, number of test samples and accuracy of each group.
     """
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
     values = np.array([[100 * accuracies[m][g][1] for g in groups] for m in methods])
     figure, _ = heat(values, methods, groups, unit="accuracy %", limits=(0, 100))
+    note = "Accuracy in per cent of the final models; of personal models, their mean."
     return Drawing(name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups))
 
 
@@ -134,18 +136,13 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     order = list(dict.fromkeys(path))
     picked = [names.index(client) for client in order]
     values = np.array([_percent(line) for _, line in rows])[:, picked]
-    down = [f"{i}  {client}" for i, (client, _) in enumerate(rows, 1)]
+    down = [f"{i} · {client}" for i, (client, _) in enumerate(rows, 1)]
     figure, axes = heat(values, down, order, unit="accuracy %", limits=(0, 100), labels=("after hop", "on the data of"))
     for i, (client, _) in enumerate(rows):
         axes.add_patch(_frame(order.index(client), i))
     lost = lost_points(values, [order.index(client) for client, _ in rows])
-    note = (
-        f"{group.name}, seed {run.config['seed']}. One row a hop; the framed cell is the client that has just trained. "
-        + (
-            f"At the end {lost:.1f} points below the best that each earlier client's data ever had."
-            if lost is not None
-            else ""
-        )
+    note = f"Seed {run.config['seed']}; accuracy in per cent. Framed: the client that has just trained. " + (
+        f"Mean forgetting: {lost:.1f} points." if lost is not None else ""
     )
     return Drawing(
         f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)
@@ -172,7 +169,13 @@ def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.floa
     flat = np.stack(models).astype(np.float64)
     values = np.array([[float(np.linalg.norm(a - b)) for b in flat] for a in flat])
     largest = float(values.max())
-    figure, _ = heat(values, names, names, unit="‖difference‖", form="{:.2f}" if largest < 10 else "{:.1f}")
+    figure, _ = heat(
+        values,
+        names,
+        names,
+        unit="‖difference‖",
+        form="{:.2f}" if largest < 10 else "{:.1f}" if largest < 100 else "{:.0f}",
+    )
     return Drawing(name, title, note, figure, ["model", *names], matrix_rows(values, names, names))
 
 

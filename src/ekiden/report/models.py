@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.manifold import TSNE
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from ekiden.core.store import read_trained
 from ekiden.data import Dataset, FederatedData, load, parse, split
@@ -21,7 +20,7 @@ from ekiden.learning.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
 _GRIDS = ((17, 256), (13, 256), (11, 192), (9, 128), (7, 64))  # points a side, test samples
-_FLOPS = 5e11  # of one loss surface: seconds on one core
+_FLOPS = 6e10  # of one loss surface: seconds on one core
 
 
 @dataclass(frozen=True)
@@ -108,22 +107,21 @@ def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
     return places, rows
 
 
-def pool(opened: Opened) -> tuple[str, list[Weights]]:
-    """The client that trained last, the model it started from and all that it trained.
+def trained(opened: Opened) -> list[tuple[str, list[Weights]]]:
+    """For each client that trained, the last one last: the model its last task started from and all that it trained.
 
     Raises:
         UserError: the run did not keep them.
     """
-    names = list(opened.run.config["clients"])
-    found = {}
-    for client in names:
+    found = []
+    for client in opened.run.config["clients"]:
         folder = opened.run.folder / "clients" / client
         if (folder / "journal").exists():
-            found[client] = read_trained(folder)
+            step, models = read_trained(folder)
+            found.append((step, client, models))
     if not found:
         raise UserError("run with --keep-trained")
-    last = max(found, key=lambda client: (found[client][0], names.index(client)))
-    return last, found[last][1]
+    return [(client, models) for _, client, models in sorted(found, key=lambda one: one[0])]
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,8 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
     places = np.array([_place(m.params.double() - origin, u, v) for m in (*corners, *others)])
     points, samples = _effort(opened, corners[0])
     rows = _rows(opened, samples)
-    centre, reach = (places.max(0) + places.min(0)) / 2, 0.75 * (places.max(0) - places.min(0))
-    x, y = (np.linspace(c - r, c + r, points) for c, r in zip(centre, reach, strict=True))
+    centre, reach = (places.max(0) + places.min(0)) / 2, 0.7 * float(np.ptp(places, axis=0).max())
+    x, y = (np.linspace(c - reach, c + reach, points) for c in centre)
     loss, accuracy = np.empty((points, points)), np.empty((points, points))
     for i, b in enumerate(y):
         for j, a in enumerate(x):
@@ -180,6 +178,8 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
 
 def _effort(opened: Opened, model: Weights) -> tuple[int, int]:
     """How fine a grid and how many samples the network allows; the same on every machine."""
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (it takes a second)
+
     counter = FlopCounterMode(display=False)
     with counter:
         opened.test.scores(model, personal=opened.personal, rows=_rows(opened, 8))

@@ -13,10 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from ekiden._version import __version__
 from ekiden.core.files import disk_error
 from ekiden.errors import UserError
-from ekiden.report.compose import Section, compose
+from ekiden.report.compose import Item, Section, compose
 from ekiden.report.runs import Found, collect
-from ekiden.report.style import Drawing, Missing, as_csv, data_uri, publish
-from ekiden.report.tables import PlainTable, ResultTable
+from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, publish
+from ekiden.report.tables import ResultTable
 
 _MADE_BY = '<meta name="generator" content="ekiden report">'
 
@@ -85,10 +85,10 @@ def _check(out: Path) -> None:
         raise UserError(f"{out} is not empty and no report: choose another folder with --out")
 
 
-def _view(item: ResultTable | PlainTable | Drawing | Missing, folder: Path) -> View:
+def _view(item: Item, folder: Path) -> View:
     """Write the files of an item."""
-    if isinstance(item, Missing):
-        return View("missing", item)
+    if isinstance(item, (Missing, Heading)):
+        return View(type(item).__name__.lower(), item)
     if isinstance(item, Drawing):
         published = publish(item, folder)
         return View("figure", item, published.data, published.svg)

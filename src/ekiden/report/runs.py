@@ -45,7 +45,7 @@ class Group:
         setting: data, partition, clients, network.
         runs: by seed.
         cell: its place in a published table.
-        place: position among the groups of its setting, which gives its colour.
+        place: number of its name, which gives its colour.
     """
 
     name: str
@@ -179,17 +179,19 @@ def _setting(config: dict[str, Any]) -> str:
     parts += [config["model"]] if config["model"] != "auto" else []
     plan = config.get("plan", {})
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
-    return ", ".join(part for part in parts if part)
+    return " · ".join(part for part in parts if part)
 
 
 def _named(groups: Iterable[tuple[Summary, ...]]) -> tuple[Group, ...]:
     """Give each group a name that says how it differs from the others of its setting."""
     bare = [Group("", _setting(runs[0].config), runs, cell_of(runs[0].config)) for runs in groups]
     named: list[Group] = []
+    places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):
         peers = [group for group in bare if group.setting == setting]
         names = _unique([_name(group, peers) for group in peers])
-        named += [replace(g, name=name, place=i) for i, (g, name) in enumerate(zip(peers, names, strict=True))]
+        for group, name in zip(peers, names, strict=True):
+            named.append(replace(group, name=name, place=places.setdefault(name, len(places))))
     return tuple(named)
 
 

@@ -23,7 +23,7 @@ HEAT = "cividis"  # made for colour-blind readers, readable without colour
 _THEMED = {INK: "ink", MUTED: "muted", LINE: "line", PAPER: "card"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
 RC = {
     "font.family": "DejaVu Sans",
-    "font.size": 9.5,
+    "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -41,7 +41,7 @@ RC = {
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 9.5,
     "svg.fonttype": "none",  # text stays text: searchable, in the reader's font
     "svg.hashsalt": "ekiden",  # the same report twice is the same bytes
 }
@@ -70,9 +70,17 @@ class Drawing:
     rows: Sequence[Sequence[Value]]
 
     @property
-    def wide(self) -> bool:
-        """Whether it wants a line of its own."""
-        return bool(self.figure.get_figwidth() > 5.5)
+    def width(self) -> str:
+        """How much of a line it wants: a third, a half or all of it."""
+        inches = self.figure.get_figwidth()
+        return "third" if inches <= 4.7 else "half" if inches <= 7.8 else "full"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What the items after it, up to the next heading, are about."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Published:
     data: str
 
 
-def blank(width: float = 4.6, height: float = 3.3) -> tuple[Any, Any]:
+def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
     """A new figure, in inches, and its axes."""
     with mpl.rc_context(RC):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -117,17 +125,25 @@ def line_style(i: int) -> dict[str, Any]:
     return {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)], "linestyle": stroke}
 
 
-def legend(figure: Any, axes: Any, columns: int = 0) -> None:
+def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     """Put the names of the series below the axes, in as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
-    widest = max(map(len, names)) + 5
-    fit = columns or max(1, min(len(names), int(figure.get_figwidth() * 13 / widest)))
+    widest = 46 + 5.8 * max(map(len, names))  # points: the mark, and letters
+    fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     with mpl.rc_context(RC):
         lines = -(-len(names) // fit)
         figure.set_figheight(figure.get_figheight() + 0.2 * lines)
-        figure.legend(handles, names, loc="outside lower center", ncols=fit, handlelength=2.2, columnspacing=1.2)
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=fit,
+            handlelength=2.0,
+            columnspacing=1.2,
+            markerscale=markers,
+        )
 
 
 def publish(drawing: Drawing, folder: Path) -> Published:

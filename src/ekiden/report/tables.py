@@ -139,13 +139,8 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
         )
         means = [mean(values) if values else None for values in shares]
         data.append([group.name, len(group.runs), *means, *work, seconds])
-    note = (
-        "Accuracy: on the union of all clients' test data; of personal models, their mean. Own test data: on the test "
-        "data of each client's own kind, averaged over the clients; worst client: the lowest. Forward, backward: "
-        "samples that went through a network, which is compute whatever the machine. Means over the seeds."
-    )
     numbers = ["method", "seeds", "accuracy", "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
-    return PlainTable(f"cost-{number}", setting, note, [*header, "time"], rows, numbers, data)
+    return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
 
 
 def spread(values: Sequence[float]) -> str:
