@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
 from ekiden.data.describe import counts, picture
 from ekiden.errors import UserError
 from ekiden.report import landscape
@@ -17,7 +15,7 @@ from ekiden.report.maps import by_client, by_group, forgetting
 from ekiden.report.models import Opened, accuracies, open_run
 from ekiden.report.provenance import commands, environments
 from ekiden.report.runs import Found, Group
-from ekiden.report.style import RC, Drawing, Heading, Missing, Value
+from ekiden.report.style import Drawing, Heading, Missing, Value
 from ekiden.report.tables import PlainTable, ResultTable, costs, results
 
 Item = ResultTable | PlainTable | Drawing | Heading | Missing
@@ -175,8 +173,7 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
     for number, (setting, (group, run)) in enumerate(first.items(), 1):
-        with mpl.rc_context(RC):
-            figure = picture(run.data)
+        figure = picture(run.data)
         figure.axes[0].set_title("")
         classes = run.data.dataset.classes
         rows: list[list[Value]] = [

@@ -15,7 +15,7 @@ from ekiden.core.files import disk_error
 from ekiden.errors import UserError
 from ekiden.report.compose import Item, Section, compose
 from ekiden.report.runs import Found, collect
-from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, publish
+from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
 from ekiden.report.tables import ResultTable
 
 _MADE_BY = '<meta name="generator" content="ekiden report">'
@@ -56,11 +56,12 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
     try:
         for part in ("figures", "data"):
             (building / part).mkdir(parents=True)
-        sections = [
-            (section, [_view(item, building) for item in section.items])
-            for section in compose(found, details, say)
-            if section.items
-        ]
+        with look():
+            sections = [
+                (section, [_view(item, building) for item in section.items])
+                for section in compose(found, details, say)
+                if section.items
+            ]
         (building / "index.html").write_text(_render(found, sections))
         if out.exists():
             shutil.rmtree(out)

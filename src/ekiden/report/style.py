@@ -5,6 +5,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 HEAT = "cividis"  # made for colour-blind readers, readable without colour
 
-_THEMED = {INK: "ink", MUTED: "muted", LINE: "line", PAPER: "card"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
-RC = {
+_THEMED = {INK: "ink", MUTED: "muted", LINE: "line", "#e0e0e0": "line", PAPER: "card"} | {
+    c: f"s{i}" for i, c in enumerate(SERIES)
+}
+_RC = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "text.color": INK,
@@ -111,12 +114,16 @@ class Published:
     data: str
 
 
+def look() -> AbstractContextManager[None]:
+    """All is drawn and published inside of this."""
+    return mpl.rc_context(_RC)
+
+
 def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
     """A new figure, in inches, and its axes."""
-    with mpl.rc_context(RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure, figure.add_subplot()
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
 
 
 def line_style(i: int) -> dict[str, Any]:
@@ -132,27 +139,24 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
         return
     widest = 46 + 5.8 * max(map(len, names))  # points: the mark, and letters
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
-    with mpl.rc_context(RC):
-        lines = -(-len(names) // fit)
-        figure.set_figheight(figure.get_figheight() + 0.2 * lines)
-        figure.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=fit,
-            handlelength=2.0,
-            columnspacing=1.2,
-            markerscale=markers,
-        )
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=fit,
+        handlelength=2.0,
+        columnspacing=1.2,
+        markerscale=markers,
+    )
 
 
 def publish(drawing: Drawing, folder: Path) -> Published:
     """Write a drawing as PNG, SVG and CSV into `folder`, and make it ready for the page."""
     text = io.StringIO()
-    with mpl.rc_context(RC):
-        drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        drawing.figure.set_layout_engine("none")  # laid out once
-        drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
+    drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    drawing.figure.set_layout_engine("none")  # laid out once
+    drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
     svg = text.getvalue()
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg)
     table = as_csv(drawing.header, drawing.rows)
