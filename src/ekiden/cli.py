@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `report`, `data`, `list`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`, `sweep`, ..."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import tyro
 from rich.console import Console
@@ -26,7 +26,7 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
-from ekiden.learning.training import require
+from ekiden.experiments.sweep import expand
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
@@ -80,20 +80,7 @@ class CompareOptions:
     """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders"""
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """One page to look at, without a network: tables, figures, and the numbers behind them."""
-
-    runs: Positional[tuple[Path, ...]]
-    """run folders, or folders that hold run folders"""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
-    """folder that gets index.html, figures/ and data/"""
-    details: int = 8
-    """how many methods get figures of their own (features, forgetting, loss surface, ledger); 0: none, and no data are
-    read"""
+    """run folders and sweep folders"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,7 @@ def run(args: Sequence[str]) -> None:
     plan: Plan[Any] = options.plan
     name = f"{kind.title()}-{Path(plan.data).stem}"
     seeds = options.seeds or (plan.seed,)
-    _launch([(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
 
 
 def resume(args: Sequence[str]) -> None:
@@ -162,7 +149,7 @@ def resume(args: Sequence[str]) -> None:
     options = parse(ResumeOptions, args, "ekiden resume")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([(stored(folder), folder) for folder in here])
+        _launch([launch.Job(stored(folder), folder) for folder in here])
 
 
 def silo(args: Sequence[str]) -> None:
@@ -213,20 +200,7 @@ def show(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
     options = parse(CompareOptions, args, "ekiden compare")
-    console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
-
-
-def report(args: Sequence[str]) -> None:
-    """`ekiden report RUN... [-o FOLDER]`."""
-    from ekiden.report import report as write  # noqa: PLC0415  (its libraries take a second)
-
-    options = parse(ReportOptions, args, "ekiden report")
-    require(options.details >= 0, "details", options.details, "0 or more")
-    with console.status("reading runs") as status:
-        found = write(options.runs, options.out, options.details, status.update)
-    for folder, why in found.left_out:
-        console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False)
+    console.print(summary.comparison(summary.summarise(folder) for folder in expand(options.runs)))
 
 
 def data(args: Sequence[str]) -> None:
@@ -258,15 +232,46 @@ def list_all(args: Sequence[str]) -> None:
     console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
 
 
+def sweep(args: Sequence[str]) -> None:
+    """`ekiden sweep FILE`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.run_sweep(args)
+
+
+def results(args: Sequence[str]) -> None:
+    """`ekiden results SWEEP...`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.list_results(args)
+
+
+def export(args: Sequence[str]) -> None:
+    """`ekiden export RUN... OUT`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.export_runs(args)
+
+
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    from ekiden import cli_report  # noqa: PLC0415  (it imports this module)
+
+    cli_report.report(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
-    "report": report,
     "data": data,
     "list": list_all,
+    "sweep": sweep,
+    "results": results,
+    "export": export,
+    "report": report,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -276,9 +281,12 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
-  report RUN...   one page of tables and figures        ekiden report runs/* -o report
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  sweep FILE      run a published table             ekiden sweep --help
+  results SWEEP.. what sweeps gave, beside the printed values
+  export RUN.. OUT  metrics as Parquet or CSV
+  report RUN...   one page of tables and figures, from runs and sweeps
   silo start      take part in runs between machines    ekiden silo --help
 """
 
@@ -300,17 +308,18 @@ def main() -> None:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)
+        hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
+        print(f"\nekiden: stopped; {hint} goes on from the last saved step", file=sys.stderr)
         sys.exit(130)
 
 
-def _launch(runs: list[tuple[Plan[Any], Path]]) -> None:
+def _launch(jobs: list[launch.Job]) -> None:
     """Do the runs and print what came out.
 
     Raises:
         UserError: one of them failed.
     """
-    outcomes = launch.launch(runs, console)
+    outcomes = launch.launch(jobs, console)
     done = [o.folder for o in outcomes if not o.error]
     if done:
         console.print(summary.comparison(summary.summarise(folder) for folder in done))

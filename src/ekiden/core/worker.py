@@ -252,7 +252,7 @@ class Worker:
         self.clients = clients
         self._watch = watch
         self._most_epochs = most_epochs
-        self._feed = Feed(setup.dataset, setup.hardware)
+        self._feed = Feed(setup.dataset.fed(setup.training), setup.hardware)
         self.network = Network(setup.build(), setup.hardware.device, compiled=setup.hardware.compile)
 
     def execute(self, job: Job, journal: Journal | None = None, digest: str = "") -> Outcome:

@@ -1,6 +1,6 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -74,8 +74,9 @@ class Plan(Generic[M]):
         data: FederatedData,
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
+        about: Mapping[str, Any] | None = None,
     ) -> api.Result:
-        """Run it over `data` (what `federation` gave), or go on with it, in `folder`."""
+        """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
             self.method,
             data,
@@ -86,7 +87,7 @@ class Plan(Generic[M]):
             folder=folder,
             workers=self.workers,
             evaluate_every=self.evaluate_every,
-            config={"plan": self.to_json()},
+            config={"plan": self.to_json(), **(about or {})},
             watch=watch,
             on_step=on_step,
             keep_trained=self.keep_trained,

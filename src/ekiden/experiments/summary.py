@@ -85,7 +85,7 @@ def comparison(summaries: Iterable[Summary]) -> Table:
 
 def about(run: Summary) -> str:
     """Data, training and result in a few lines."""
-    training = ", ".join(f"{k} {v}" for k, v in run.config["training"].items())
+    training = ", ".join(f"{k} {v}" for k, v in run.config["training"].items() if v != [])
     state = (
         "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: `ekiden resume {run.folder}`"
     )
@@ -116,7 +116,11 @@ def steps(run: Summary) -> Table:
 def label(config: dict[str, Any]) -> str:
     """Method, with the hyperparameters and training fields that are not the default."""
     usual = asdict(method_named(config["method"])()) | asdict(Training())
-    chosen = {k: v for k, v in (config["hyperparameters"] | config["training"]).items() if usual.get(k) != v}
+    chosen = {
+        k: v
+        for k, v in (config["hyperparameters"] | asdict(Training(**config["training"]))).items()
+        if usual.get(k) != v
+    }
     return f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
 
 

@@ -79,7 +79,7 @@ class Agreement:
         build = Named(self.model, self.shape, len(self.classes), self.seed)
         try:
             training = Training(**self.training)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UserError(f"the run's training settings cannot be read ({error})") from None
         return Setup(self.build_method(), build, dataset, training, hardware, self.seed)
 
