@@ -95,6 +95,7 @@ def run(
     stop_after: int | None = None,
     processes: bool | None = None,
     absent: Callable[[int, str], bool] = lambda step, client: False,
+    keep_trained: bool = False,
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -115,6 +116,7 @@ def run(
         stop_after: stop after so many steps, to go on later.
         processes: use worker processes even if there is one worker, or never.
         absent: which clients do not answer in which step, to try a method with.
+        keep_trained: keep in the folder, at each client, the models that its last task trained.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -124,7 +126,7 @@ def run(
     method.check([c.name for c in clients])
     build = builder(model, data, seed, method.extra_outputs)
     hardware = resolve(hardware or Hardware(), workers, build)
-    setup = Setup(method, build, data.dataset, training or Training(), hardware, seed)
+    setup = Setup(method, build, data.dataset, training or Training(), hardware, seed, keep_trained)
     held = {c.name: c for c in clients}
     worker = Worker(setup, held, watch)
     check_model(worker, data)
