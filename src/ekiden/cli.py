@@ -253,6 +253,13 @@ def export(args: Sequence[str]) -> None:
     cli_sweeps.export_runs(args)
 
 
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    from ekiden import cli_report  # noqa: PLC0415  (it imports this module)
+
+    cli_report.report(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
@@ -264,6 +271,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "sweep": sweep,
     "results": results,
     "export": export,
+    "report": report,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -278,6 +286,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   sweep FILE      run a published table             ekiden sweep --help
   results SWEEP.. what sweeps gave, beside the printed values
   export RUN.. OUT  metrics as Parquet or CSV
+  report RUN...   one page of tables and figures, from runs and sweeps
   silo start      take part in runs between machines    ekiden silo --help
 """
 

@@ -102,7 +102,8 @@ def steps(run: Summary) -> Table:
     for row in read_lines(run.folder / "ledger.jsonl"):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table = Table()
-    for column in ("step", "accuracy %", "loss", "worst client %"):
+    sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network
+    for column in ("step", "accuracy %", "loss", "worst client %", *(["parameters"] if sized else [])):
         table.add_column(column, justify="right")
     table.add_column("what moved")
     for row in run.metrics:
@@ -110,7 +111,8 @@ def steps(run: Summary) -> Table:
         worst = f"{100 * row['client_worst']:.2f}" if "client_worst" in row else ""
         transfers = moved[row["step"]]
         more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
-        table.add_row(str(row["step"]), *values, worst, ", ".join(transfers[:3]) + more)
+        count = [str(row.get("parameters", ""))] if sized else []
+        table.add_row(str(row["step"]), *values, worst, *count, ", ".join(transfers[:3]) + more)
     return table
 
 
