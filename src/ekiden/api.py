@@ -351,8 +351,8 @@ def write_models(
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
-    """Write results as named state dicts."""
-    if model is not None:
-        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
+    """Write results as named state dicts; the global model last, so that where it is, all are."""
     for name, weights in zip(clients, personal, strict=False):
         folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
+    if model is not None:
+        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))

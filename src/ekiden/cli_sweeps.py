@@ -58,7 +58,7 @@ def run_sweep(args: Sequence[str]) -> None:
         console.print(f"{len(runs)} runs, {len(runs) - len(jobs)} of them finished; folder {swept.folder}")
         return
     sweep.begin(swept, options.file.read_text())
-    failed = _do(swept, runs, jobs, options.cores or api.cores()) if jobs else []
+    failed = _do(runs, jobs, options.cores or api.cores()) if jobs else []
     console.print(_table(swept.experiment, results.collect(swept, cells)))
     for cell in (c for c in cells if c.skip):
         console.print(f"not run: {cell.label}: {cell.skip}", markup=False, soft_wrap=True)
@@ -71,20 +71,20 @@ def run_sweep(args: Sequence[str]) -> None:
         )
 
 
-def _do(swept: Sweep, runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Outcome]:
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Outcome]:
     """Do what is left; gives what failed."""
-    by_folder = {run.folder: run for run in runs}
-    left = [by_folder[job.folder] for job in jobs]
-    if done := len(runs) - len(jobs):
-        console.print(f"{done} of {len(runs)} runs are finished already")
+    folders = {job.folder for job in jobs}
+    left = [run for run in runs if run.folder in folders]
+    if done := [run for run in runs if run.folder not in folders]:
+        console.print(f"{len(done)} of {len(runs)} runs are finished already")
     known: dict[str, list[float]] = {}
-    for result in results.collect(swept, [run.cell for run in runs if run.folder not in {r.folder for r in left}]):
-        known.setdefault(result.cell.slug, []).extend(s.seconds for s in result.runs)
+    for run in done:
+        known.setdefault(run.cell.slug, []).append(summarise(run.folder).seconds)
     board = Board(
         console,
         [f"{run.cell.label}, seed {run.seed}" for run in left],
         [run.cell.slug for run in left],
-        {group: mean(seconds) for group, seconds in known.items() if seconds},
+        {group: mean(seconds) for group, seconds in known.items()},
         min(cores, len(jobs)),
     )
     with board.progress:

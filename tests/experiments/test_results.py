@@ -219,3 +219,13 @@ def test_cells_are_named_by_row_and_column() -> None:
         labels(["Lokal"], [])
     with pytest.raises(UserError, match="leaves no cell"):
         labels(["Local"], ["Local"])
+
+
+def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) -> None:
+    plan = Plan(Local(epochs=1), clients=2)
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished
+    (tmp_path / "run" / "personal" / "client-1.safetensors").unlink()
+    assert not summarise(tmp_path / "run").finished
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished

@@ -36,7 +36,8 @@ class Summary:
         """Whether all steps are done and the result is there."""
         method = method_named(self.config["method"])(**self.config["hyperparameters"])
         done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
-        return done and any((self.folder / name).exists() for name in ("model.safetensors", "personal"))
+        personal = len(list(self.folder.glob("personal/*.safetensors")))
+        return done and ((self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"]))
 
     @property
     def last(self) -> dict[str, Any]:
