@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ekiden.report.runs import Group
 from ekiden.report.style import Drawing, Value, blank, legend, line_style
+from ekiden.report.tables import METRICS
 
 Row = dict[str, Any]
 Measure = Callable[[Row], float]
@@ -44,18 +45,19 @@ def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
     ]
 
 
-def track(group: Group, measure: Measure) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def track(group: Group, measure: Measure, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(s, t) what was spent and (s, t) the accuracy in per cent, of each seed after each evaluated step."""
-    steps = [{row["step"]: row for row in run.metrics if "accuracy" in row} for run in group.runs]
+    steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
     common = [step for step in steps[0] if all(step in rows for rows in steps)]
     spent = np.array([[measure(rows[step]) for step in common] for rows in steps])
-    return spent, np.array([[100 * rows[step]["accuracy"] for step in common] for rows in steps])
+    return spent, np.array([[100 * rows[step][metric] for step in common] for rows in steps])
 
 
 def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Measure, label: str) -> Drawing:
     figure, axes = blank()
     rows: list[list[Value]] = []
-    tracks = [track(group, measure) for group in groups]
+    metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
+    tracks = [track(group, measure, metric) for group in groups]
     ends = [float(spent.mean(0)[-1]) for spent, _ in tracks if spent.mean(0)[-1] > 0]
     logarithmic = bool(ends) and max(ends) > 12 * min(ends)
     for group, (spent, accuracy) in zip(groups, tracks, strict=True):
@@ -70,7 +72,7 @@ def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Me
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if label != "hop or round":
         axes.xaxis.set_major_formatter(EngFormatter(unit="B" if "bytes" in label else "", sep=" "))
-    axes.set(xlabel=label, ylabel="accuracy %")
+    axes.set(xlabel=label, ylabel=f"accuracy % {METRICS.get(metric, '')}".strip())
     legend(figure, axes)
     return Drawing(name, title, note, figure, ["method", label, "accuracy_mean", "accuracy_std", "seeds"], rows)
 

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from ekiden.core.store import read_trained
@@ -97,6 +96,8 @@ def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
     Raises:
         UserError: the network does not declare its head, or there are too few test samples.
     """
+    from sklearn.manifold import TSNE  # noqa: PLC0415  (it takes a second)
+
     rows = _rows(opened, SHOWN)
     if len(rows) < 30:
         raise UserError("fewer than 30 test samples")
