@@ -16,8 +16,8 @@ Measure = Callable[[Row], float]
 
 
 def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
-    """The three figures of one setting."""
-    return [
+    """The three figures of one setting, less those with nothing to see."""
+    drawn = [
         _draw(
             groups,
             f"bytes-{number}",
@@ -43,6 +43,7 @@ def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
             "hop or round",
         ),
     ]
+    return [drawing for drawing in drawn if drawing]
 
 
 def track(group: Group, measure: Measure, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -53,12 +54,14 @@ def track(group: Group, measure: Measure, metric: str = "accuracy") -> tuple[NDA
     return spent, np.array([[100 * rows[step][metric] for step in common] for rows in steps])
 
 
-def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Measure, label: str) -> Drawing:
+def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Measure, label: str) -> Drawing | None:
     figure, axes = blank()
     rows: list[list[Value]] = []
     metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
     tracks = [track(group, measure, metric) for group in groups]
     ends = [float(spent.mean(0)[-1]) for spent, _ in tracks if spent.mean(0)[-1] > 0]
+    if not ends or (name.startswith("steps") and max(ends) == 1):
+        return None
     logarithmic = bool(ends) and max(ends) > 12 * min(ends)
     for group, (spent, accuracy) in zip(groups, tracks, strict=True):
         x, y = spent.mean(0), accuracy.mean(0)
@@ -68,10 +71,10 @@ def _draw(groups: Sequence[Group], name: str, title: str, note: str, measure: Me
     if logarithmic:
         axes.set_xscale("log")
         axes.minorticks_off()
-    elif label == "hop or round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if label != "hop or round":
-        axes.xaxis.set_major_formatter(EngFormatter(unit="B" if "bytes" in label else "", sep=" "))
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B" if "bytes" in label else "", sep=" "))
     axes.set(xlabel=label, ylabel=f"accuracy % {METRICS.get(metric, '')}".strip())
     legend(figure, axes)
     return Drawing(name, title, note, figure, ["method", label, "accuracy_mean", "accuracy_std", "seeds"], rows)

@@ -107,10 +107,11 @@ def collect(paths: Sequence[Path]) -> Found:
         except UserError as error:
             left_out.append((folder, f"its table is missing: {error}"))
     seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
+    order = [run.folder for _, results in sweeps for result in results for run in result.runs]
+    seeded.sort(key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order))
     columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
     groups = _named(seeded, columns)
-    inside = {run.folder for _, results in sweeps for result in results for run in result.runs}
-    loose = tuple(group for group in groups if any(run.folder not in inside for run in group.runs))
+    loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
     return Found(groups, tuple(sweeps), loose, tuple(left_out))
 
 
@@ -181,8 +182,11 @@ def _alike(config: Mapping[str, Any]) -> str:
     return json.dumps([fields, plan, partition(config), list(config["clients"]), cell], sort_keys=True)
 
 
-def _setting(config: Mapping[str, Any]) -> str:
-    parts = [config["dataset"], partition(config), f"{len(config['clients'])} clients"]
+def _setting(run: Summary) -> str:
+    config = run.config
+    pooled = method_named(config["method"]).pools_data  # to one client; the test data are still those of all
+    clients = len((pooled and run.last.get("clients")) or config["clients"])
+    parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
     parts += [config["model"]] if config["model"] != "auto" else []
     plan = config.get("plan", {})
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
@@ -196,7 +200,7 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
         groups: runs that belong together.
         columns: experiments that have the methods in their columns.
     """
-    bare = [Group("", _setting(runs[0].config), runs) for runs in groups]
+    bare = [Group("", _setting(runs[0]), runs) for runs in groups]
     named: list[Group] = []
     places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):

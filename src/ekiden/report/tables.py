@@ -74,7 +74,7 @@ class ResultTable:
         title: its heading.
         columns: their names.
         rows: name and one entry a column; a text where there is no value.
-        notes: how it was made, and what is to be known.
+        notes: how to read it, and what is to be known; a paragraph each.
         link: to where it was published.
     """
 
@@ -176,10 +176,9 @@ def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> R
     rows = [(row, [entries.get((row, column), "") for column in experiment.columns]) for row in experiment.rows]
     scaled = sorted({str(s) for result in done for s in result.cell.scaled})
     why = sorted({result.cell.differs for result in done if result.runs and result.cell.differs})
-    notes = [
-        _HOW,
-        f"Best of a {'column' if experiment.methods_in_rows else 'row'} bold, second underlined.",
-        _ERROR if any(result.cell.published for result in done) else "",
+    best = f"Best of a {'column' if experiment.methods_in_rows else 'row'} bold, second underlined."
+    reading = [_HOW, best, _ERROR if any(result.cell.published for result in done) else ""]
+    about = [
         f"Source: {experiment.source}." if experiment.source else "",
         f"Scaled down (budget {experiment.budget}): {', '.join(scaled)}; {len(experiment.seeds)} of "
         f"{experiment.all_seeds} seeds."
@@ -190,8 +189,8 @@ def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> R
         else "",
         experiment.note,
     ]
-    shown = [" ".join(note.split()) for note in notes if note.strip()]
-    return ResultTable(f"results-{number}", experiment.title, experiment.columns, rows, shown, experiment.link)
+    notes = [" ".join(" ".join(lines).split()) for lines in (reading, about)]
+    return ResultTable(f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link)
 
 
 def _absent(result: Result) -> str:
@@ -214,5 +213,5 @@ def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
             entry = Entry(mean(values), stdev(values) if len(values) > 1 else None, len(values))
             entries[group.name, column] = replace(entry, rank=rank)
     rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
-    notes = [_HOW, "Best of a column bold, second underlined; methods that pool the data are not ranked."]
-    return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, notes)
+    note = f"{_HOW} Best of a column bold, second underlined; methods that pool the data are not ranked."
+    return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])
