@@ -148,6 +148,8 @@ def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:
         report([folder], tmp_path / "out", details=1)
     with pytest.raises(UserError, match="does not exist"):
         report([tmp_path / "nowhere"], tmp_path / "out", details=1)
+    with pytest.raises(UserError, match="name the run folders"):
+        report([], tmp_path / "out", details=1)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no run"):
         report([tmp_path / "empty"], tmp_path / "out", details=1)
@@ -187,7 +189,7 @@ def test_on_the_command_line(
     assert f"left out: {unfinished}: stopped after step 0" in printed
     assert f"report: {tmp_path / 'out' / 'index.html'}" in printed
     for wrong, text in (
-        (arguments[:1] + ["nowhere"], "nowhere does not exist"),
+        ([*arguments[:1], "nowhere"], "nowhere does not exist"),
         ([*arguments[:-1], "-1"], "0 or more"),
     ):
         monkeypatch.setattr(sys, "argv", ["ekiden", *wrong])

@@ -18,8 +18,8 @@ from ekiden.experiments.summary import Summary
 from ekiden.learning.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
-_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64))  # points a side, test samples
-_FLOPS = 2e10  # of one loss surface: seconds on one core
+_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples
+_FLOPS = 2e11  # of one loss surface: seconds on one core
 
 
 @dataclass(frozen=True)

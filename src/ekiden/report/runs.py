@@ -82,6 +82,8 @@ def collect(paths: Sequence[Path]) -> Found:
         UserError: a path holds no run, or no run is finished.
     """
     paths = [path for path in paths if path.name not in (MARK, COPY)]  # runs/sweep/* names them too
+    if not paths:
+        raise UserError("name the run folders and sweep folders to report")
     left_out: list[tuple[Path, str]] = []
     runs: dict[Path, Summary] = {}
     alike: dict[str, dict[int, Summary]] = defaultdict(dict)
