@@ -18,10 +18,12 @@ from ekiden.experiments.summary import summarise
 from ekiden.learning.training import Hardware
 from ekiden.learning.weights import Weights, mean
 from ekiden.methods import FedAvg, FedELMY, FedSeq
+from ekiden.report import curves
 from ekiden.report.ledger import flows
 from ekiden.report.maps import hops, lost_points
 from ekiden.report.models import accuracies, embedding, open_run, surface, trained
 from ekiden.report.provenance import command
+from ekiden.report.runs import collect
 from ekiden.report.tables import Entry
 from tests.report.conftest import make, plan
 
@@ -132,3 +134,16 @@ def _axes(corners: list[Weights]) -> tuple[torch.Tensor, torch.Tensor]:
     v = corners[2].params - corners[0].params
     v = v - u * v.dot(u)
     return u, v / v.norm()
+
+
+def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = collect([runs]).groups
+    monkeypatch.setattr(curves, "_MOST", 2)
+    drawing = curves.curves(1, groups)[0]
+    assert drawing.note == f"The best 2 of {len(groups)}."
+    assert {row[0] for row in drawing.rows} == {group.name for group in groups}
+    ends = {group.name: sum(group.values("accuracy", 100)) / len(group.runs) for group in groups}
+    shown = drawing.figure.legends[0].get_texts()
+    assert {text.get_text() for text in shown} == set(sorted(ends, key=lambda name: -ends[name])[:2])
+    last = [row for row in drawing.rows if row[0] == groups[0].name][-1]
+    assert last[2] == pytest.approx(ends[groups[0].name])
