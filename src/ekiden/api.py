@@ -24,9 +24,11 @@ from ekiden.core.worker import Setup, Watch, Worker
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.learning.weights import Weights
+from ekiden.models.widen import Widened
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes
 from ekiden.transports.simulation import Executor, Simulation
@@ -122,7 +124,7 @@ def run(
     clients = _pool(data) if method.pools_data else data.clients
     check_clients(clients)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed)
+    build = builder(model, data, seed, method.extra_outputs)
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(method, build, data.dataset, training or Training(), hardware, seed, keep_trained)
     held = {c.name: c for c in clients}
@@ -212,16 +214,21 @@ class Made:
 
 
 def builder(
-    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int
+    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, extra_outputs: int = 0
 ) -> Callable[[], nn.Module]:
     """What makes the initial network, the same at every call."""
     if isinstance(model, nn.Module):
-        return Given(model)
+        return widened(Given(model), extra_outputs, seed)
     if callable(model):
-        return Made(model, seed)
+        return widened(Made(model, seed), extra_outputs, seed)
     dataset = data.dataset
     name = models.default_for(dataset.name, dataset.shape) if model == "auto" else model
-    return Named(name, dataset.shape, len(dataset.classes), seed)
+    return widened(Named(name, dataset.shape, len(dataset.classes), seed), extra_outputs, seed)
+
+
+def widened(build: Callable[[], nn.Module], extra_outputs: int, seed: int) -> Callable[[], nn.Module]:
+    """`build`, or what makes the same network with so many more outputs."""
+    return Widened(build, extra_outputs, seed) if extra_outputs else build
 
 
 def initial_weights(setup: Setup) -> Weights:
@@ -236,7 +243,7 @@ def model_bytes(setup: Setup) -> int:
 
 def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
     """A module that holds `weights`, in evaluation mode."""
-    network = Network(build())
+    network = Network(adapted(build(), weights))
     network.load(weights)
     return network.module.eval()
 
@@ -280,7 +287,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
             declare the head that the method needs.
     """
-    dataset, classes = data.dataset, len(data.dataset.classes)
+    dataset, classes, extra = data.dataset, len(data.dataset.classes), worker.setup.method.extra_outputs
     bench = worker.bench("check")
     if worker.setup.method.splits_model:
         _ = worker.network.head
@@ -293,8 +300,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes):
-        found = tuple(out.shape[1:]) if isinstance(out, torch.Tensor) else type(out).__name__
+    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes + extra):
+        found = (*out.shape[1:-1], out.shape[-1] - extra) if isinstance(out, torch.Tensor) else type(out).__name__
         raise UserError(
             f"the model gives {found} per sample, but the data have {classes} classes: "
             f"give its last layer {classes} outputs"

@@ -100,7 +100,7 @@ def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
 
 
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
-    table = Table(title=swept.experiment.title, title_justify="left")
+    table = Table(title=Text(swept.experiment.title), title_justify="left")
     for column in ("row", "column", "method", "printed", "scaled", "finished"):
         table.add_column(column)
     for cell in cells:

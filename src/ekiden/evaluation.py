@@ -12,6 +12,7 @@ from ekiden.core.method import Method
 from ekiden.core.worker import Worker
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.learning import fit as fitting
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights, distance, mean
 
@@ -65,10 +66,6 @@ class TestSet:
         setup = worker.setup
         self.build = Built(setup.method, setup.build, len(data.clients) if clients is None else clients)
         self.own = setup.build
-        # One network serves both where the result is one of the clients' own kind.
-        self._network = worker.network
-        if type(setup.method).result_network is not Method.result_network:
-            self._network = Network(self.build(), setup.hardware.device)
         self._data = data
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
@@ -92,7 +89,9 @@ class TestSet:
 
     def _bench(self, model: Weights, personal: bool) -> fitting.Bench:
         bench = self._worker.bench("evaluation")
-        bench.network = self._worker.network if personal else self._network
+        setup = self._worker.setup
+        if setup.method.changes_network and not personal:
+            bench.network = Network(adapted(self.build(), model), setup.hardware.device)
         bench.network.load(model)
         return bench
 

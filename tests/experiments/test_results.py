@@ -16,7 +16,7 @@ from ekiden.experiments import experiment, export, ledger, results, sweep
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.results import Result
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.summary import Summary, label, summarise
 from ekiden.methods import FedSeq, Local
 
 TABLE = """
@@ -143,6 +143,7 @@ def test_a_smaller_budget_is_written_on_everything(tmp_path: Path) -> None:
     assert run.config["sweep"]["budget"] == "small"
     assert run.config["sweep"]["scaled"] == [{"name": "epochs", "full": 2, "used": 1}]
     assert run.config["hyperparameters"]["epochs"] == 1
+    assert label(run.config).endswith(", budget small: epochs 1 of 2")
     page = ledger.section(sweep.opened(made.folder))
     assert "Budget small: epochs 1 of 2, 1 of 2 seeds." in page
     assert "not comparable: budget small (epochs 1 of 2)" in page

@@ -143,8 +143,12 @@ class Client:
         extra_passes: int = 0,
         training: Training | None = None,
         train: Subset | None = None,
+        network: Network | None = None,
     ) -> Weights:
-        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`."""
+        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`.
+
+        `network` is what is trained where that is not the run's own: one of other widths, or with frozen layers.
+        """
         if epochs <= 0:
             return model
         self._epochs_left -= epochs
@@ -152,7 +156,7 @@ class Client:
             raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
         self._fits += 1
         trained = fitting.fit(
-            replace(self._bench, training=training or self.training),
+            replace(self._bench, training=training or self.training, network=network or self._bench.network),
             model,
             self.data.train if train is None else train,
             self.data.val,
@@ -197,6 +201,11 @@ class Client:
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
         return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
+
+    @property
+    def module(self) -> nn.Module:
+        """The network itself, for an objective of `fit` that looks inside it."""
+        return self._bench.network.module
 
     def network(self, model: Weights) -> nn.Module:
         """A network of its own that holds `model`, in evaluation mode: a teacher, say."""

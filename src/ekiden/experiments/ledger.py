@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from textwrap import fill
 
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.results import Result, collect, ours, theirs, verdict
@@ -33,7 +34,7 @@ def section(sweep: Sweep) -> str:
     lines += [f"Printed: {source}.", ""] if source else []
     lines += [f"    {sweep.command}", ""]
     lines += [_budget(sweep), ""]
-    lines += [experiment.note, ""] if experiment.note else []
+    lines += [fill(experiment.note, 118), ""] if experiment.note else []
     if done:
         lines += ["| row | column | ours | seeds | printed | difference | verdict |", "|---|---|---|---|---|---|---|"]
         lines += [_line(r, sweep) for r in done]

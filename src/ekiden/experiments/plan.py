@@ -136,7 +136,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed)
+    build = api.builder(plan.model, own, plan.seed, plan.method.extra_outputs)
     hardware = api.resolve(plan.hardware, 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)

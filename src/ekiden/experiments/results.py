@@ -88,7 +88,7 @@ def table(experiment: Experiment, results: Sequence[Result]) -> Table:
     rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
     columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]
     places = ranks(experiment, results)
-    made = Table(title=heading(experiment, results), title_justify="left")
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
     made.add_column("")
     for column in columns:
         made.add_column(Text(column), justify="right")
@@ -101,7 +101,7 @@ def table(experiment: Experiment, results: Sequence[Result]) -> Table:
 def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
     """The same with a line for each cell, for tables that are too wide."""
     places = ranks(experiment, results)
-    made = Table(title=heading(experiment, results), title_justify="left")
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
     for name in ("row", "column", "ours", "seeds", "printed", "difference"):
         made.add_column(name, justify="left" if name in ("row", "column") else "right")
     for r in results:
