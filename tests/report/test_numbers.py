@@ -113,7 +113,7 @@ def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
 def test_the_surface_passes_through_its_models(runs: Path) -> None:
     run = open_run(summarise(runs / "fedelmy-0"))
     corners = trained(run)[-1][1][:3]
-    found = surface(run, corners, [mean(corners)])
+    found = surface(run, corners, [mean(corners)], own=True)
     distance = float((corners[0].params - corners[1].params).norm())
     assert np.allclose(found.places[:2], np.array([[0.0, 0.0], [distance, 0.0]]), atol=1e-5)
     assert np.allclose(found.places[3], found.places[:3].mean(0), atol=1e-4)
