@@ -156,8 +156,8 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
     barycentric coordinates cut off at 0.
 
     Raises:
-        UserError: the models are of different networks or lie on a line, or the network is too large for a figure that is
-            drawn in seconds.
+        UserError: the models are of different networks or lie on a line, or the network is too large for
+            a figure that is drawn in seconds.
     """
     if len({len(model.params) for model in corners}) > 1 or not _fits(opened, corners[0], own):
         raise UserError("the three models are of different networks, or parts of one")
