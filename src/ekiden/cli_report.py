@@ -22,8 +22,7 @@ class ReportOptions:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     """folder that gets index.html, figures/ and data/"""
     details: int = 8
-    """how many methods get figures of their own: features, forgetting, loss surface, ledger; 0: none, and no data are
-    read"""
+    """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
 
 
 def report(args: Sequence[str]) -> None:

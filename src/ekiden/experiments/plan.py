@@ -95,7 +95,10 @@ class Plan(Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        if not self.keep_trained:  # as in runs that were begun before there was a choice
+            del values["keep_trained"]
+        return values
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:

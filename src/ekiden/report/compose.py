@@ -11,7 +11,7 @@ from ekiden.errors import UserError
 from ekiden.report import landscape
 from ekiden.report.curves import curves
 from ekiden.report.ledger import ledger
-from ekiden.report.maps import by_client, by_group, forgetting
+from ekiden.report.maps import by_client, by_group, forgetting, heat
 from ekiden.report.models import Opened, accuracies, open_run
 from ekiden.report.provenance import commands, environments
 from ekiden.report.runs import Found, Group
@@ -88,6 +88,7 @@ def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
     yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
 
 
+_MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
 _COST = (
     "Accuracy is measured on the union of all clients' test data; of personal models it is their mean. Own test data: "
     "each client's accuracy on test data of its own kind, averaged over the clients. Forward and backward: samples "
@@ -124,7 +125,7 @@ def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Ite
     settings = found.by_setting()
     for number, (setting, groups) in enumerate(settings.items(), 1):
         items = make(number, setting, groups)
-        if len(settings) > 1 and not isinstance(items[0], PlainTable):
+        if len(settings) > 1 and items and not isinstance(items[0], PlainTable):
             yield Heading(setting)
         yield from items
 
@@ -146,8 +147,16 @@ def _details(found: Found, most: int) -> Details:
         try:
             opened[group] = open_run(group.first)
         except UserError as error:
-            closed.append(Missing(group.name, str(error)))
+            closed.append(Missing(group.name, _elsewhere(group) or str(error)))
     return Details(tuple(groups), opened, tuple(closed))
+
+
+def _elsewhere(group: Group) -> str:
+    """Why the data of a run are not here, if they never were."""
+    config = group.first.config
+    if config.get("on"):
+        return "run between machines: the data stayed there"
+    return "" if "plan" in config else "run from Python: the data are not here"
 
 
 def _groups(found: Found, chosen: Details) -> Iterator[Item]:
@@ -173,12 +182,14 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
     for number, (setting, (group, run)) in enumerate(first.items(), 1):
-        figure = picture(run.data)
-        figure.axes[0].set_title("")
-        classes = run.data.dataset.classes
-        rows: list[list[Value]] = [
-            [c.name, *map(int, n)] for c, n in zip(run.data.clients, counts(run.data), strict=True)
-        ]
+        held, classes = counts(run.data), run.data.dataset.classes
+        if len(run.data.clients) > _MOST_BUBBLES:
+            clients = [client.name for client in run.data.clients]
+            figure, _ = heat(held.T.astype(float), classes, clients, unit="samples", labels=("class", "client"))
+        else:
+            figure = picture(run.data)
+            figure.axes[0].set_title("")
+        rows: list[list[Value]] = [[c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)]
         note = f"Seed {group.first.config['seed']}."
         yield Drawing(f"holds-{number}", setting, note, figure, ["client", *classes], rows)
 
@@ -187,7 +198,10 @@ def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[I
     """Items for each group, those of a setting under its name if there are several."""
     made: dict[str, list[Item]] = defaultdict(list)
     for number, group in enumerate(groups, 1):
-        made[group.setting] += make(group, number)
+        try:
+            made[group.setting] += make(group, number)
+        except UserError as error:  # a damaged file in its folder
+            made[group.setting].append(Missing(group.name, str(error)))
     several = len(made) > 1
     return [
         item

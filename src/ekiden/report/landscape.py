@@ -66,7 +66,7 @@ def own_surface(group: Group, opened: Opened, number: int) -> Drawing | Missing:
     """The loss around the models of one run: its pool, or its clients' own models."""
     try:
         corners, names, text = _corners(opened)
-        found = surface(opened, corners, [mean(corners)])
+        found = surface(opened, corners, [mean(corners)], own=True)
     except UserError as error:
         return Missing(group.name, str(error))
     return _surface(f"surface-{number}", group.name, f"{text} ", found, [*names, "their mean"])
@@ -75,7 +75,7 @@ def own_surface(group: Group, opened: Opened, number: int) -> Drawing | Missing:
 def shared_surface(groups: Sequence[Group], opened: Sequence[Opened], number: int) -> Drawing | Missing:
     """The loss through the final models of three methods that began with the same model."""
     try:
-        found = surface(opened[0], [o.models[0] for o in opened])
+        found = surface(opened[0], [o.models[0] for o in opened], own=False)
     except UserError as error:
         return Missing(", ".join(g.name for g in groups), str(error))
     seed = groups[0].first.config["seed"]

@@ -50,7 +50,7 @@ def heat(
             colour = MUTED if not np.isfinite(value) else "#101010" if bright else WHITE
             axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8.5, color=colour)
     else:
-        bar = figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02, label=unit)
+        bar = figure.colorbar(mesh, ax=axes, fraction=0.03, aspect=25, pad=0.02, label=unit)
         bar.outline.set_visible(False)
     return figure, axes
 
@@ -78,7 +78,8 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     known = [g for g in groups if g.first.last.get("clients")]
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
-    clients = list(known[0].first.config["clients"])
+    named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client, of all data
+    clients = list(named[0]) if named else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
     values = np.array([_percent(g.first.last["clients"]) for g in known])
     names = [g.name for g in known]
     figure, _ = heat(values, names, clients, unit="accuracy %", limits=(0, 100))
@@ -129,20 +130,20 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     path = hops(run)
     if path is None:
         return None
-    rows = [(client, row["clients"]) for client, row in zip(path, run.metrics, strict=True) if row.get("clients")]
+    rows = [(i, row["clients"]) for i, row in enumerate(run.metrics) if row.get("clients")]
     if len(rows) < 2:
         return Missing(group.name, "run with --evaluate-every 1, up to 100 clients")
     names = list(run.config["clients"])
     order = list(dict.fromkeys(path))
-    picked = [names.index(client) for client in order]
-    values = np.array([_percent(line) for _, line in rows])[:, picked]
-    down = [f"{i} · {client}" for i, (client, _) in enumerate(rows, 1)]
+    values = np.array([_percent(line) for _, line in rows])[:, [names.index(client) for client in order]]
+    down = [f"{i + 1} · {path[i]}" for i, _ in rows]
     figure, axes = heat(values, down, order, unit="accuracy %", limits=(0, 100), labels=("after hop", "on the data of"))
-    for i, (client, _) in enumerate(rows):
-        axes.add_patch(_frame(order.index(client), i))
-    lost = lost_points(values, [order.index(client) for client, _ in rows])
+    trained = [order.index(path[i]) for i, _ in rows]
+    for place, column in enumerate(trained):
+        axes.add_patch(_frame(column, place))
+    lost = lost_points(values, trained) if len(rows) == len(path) else None
     note = f"Seed {run.config['seed']}; accuracy in per cent. Framed: the client that has just trained. " + (
-        f"Mean forgetting: {lost:.1f} points." if lost is not None else ""
+        f"Mean forgetting: {lost:.1f} points." if lost is not None else "Not every hop was measured."
     )
     return Drawing(
         f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from ekiden.core.store import read_trained
@@ -19,8 +18,8 @@ from ekiden.experiments.summary import Summary
 from ekiden.learning.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
-_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64))  # points a side, test samples
-_FLOPS = 2e10  # of one loss surface: seconds on one core
+_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples
+_FLOPS = 2e11  # of one loss surface: seconds on one core
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,15 @@ def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
     Raises:
         UserError: the network does not declare its head, or there are too few test samples.
     """
+    from sklearn.manifold import TSNE  # noqa: PLC0415  (it takes a second)
+
     rows = _rows(opened, SHOWN)
     if len(rows) < 30:
         raise UserError("fewer than 30 test samples")
-    features = opened.test.features(opened.models[0], rows, personal=opened.personal).numpy()
+    try:
+        features = opened.test.features(opened.models[0], rows, personal=opened.personal).numpy()
+    except UserError:
+        raise UserError("the result does not say which part of it is the classifier") from None
     if not np.isfinite(features).all():
         raise UserError("the features are not finite")
     places = TSNE(perplexity=min(30.0, len(rows) / 4), init="pca", random_state=0, max_iter=500).fit_transform(features)
@@ -145,14 +149,18 @@ class Surface:
     samples: int
 
 
-def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = ()) -> Surface:
-    """Measure the plane through three models; `others` are shown where they fall on it.
+def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = (), *, own: bool) -> Surface:
+    """Measure the plane through three models, of clients' `own` kind or results.
 
-    Running statistics at a point are those of the corners, mixed by its barycentric coordinates cut off at 0.
+    `others` are shown where they fall on it. Running statistics at a point are those of the corners, mixed by its
+    barycentric coordinates cut off at 0.
 
     Raises:
-        UserError: the models lie on a line, or the network is too large for a figure that is drawn in seconds.
+        UserError: the models are of different networks or lie on a line, or the network is too large for
+            a figure that is drawn in seconds.
     """
+    if len({len(model.params) for model in corners}) > 1 or not _fits(opened, corners[0], own):
+        raise UserError("the three models are of different networks, or parts of one")
     origin, first, second = (model.params.double() for model in corners)
     u = first - origin
     v = second - origin
@@ -162,7 +170,7 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
         raise UserError("the three models lie on one line")
     u, v = u / side, v / v.norm()
     places = np.array([_place(m.params.double() - origin, u, v) for m in (*corners, *others)])
-    points, samples = _effort(opened, corners[0])
+    points, samples = _effort(opened, corners[0], own)
     rows = _rows(opened, samples)
     centre, reach = (places.max(0) + places.min(0)) / 2, 0.7 * float(np.ptp(places, axis=0).max())
     x, y = (np.linspace(c - reach, c + reach, points) for c in centre)
@@ -171,18 +179,24 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
         for j, a in enumerate(x):
             mixed = mean(corners, _barycentric(places[:3], a, b))
             point = mixed.with_params((origin + a * u + b * v).float())
-            scores = opened.test.scores(point, personal=opened.personal, rows=rows)
+            scores = opened.test.scores(point, personal=own, rows=rows)
             loss[i, j], accuracy[i, j] = float(scores.loss.double().mean()), 100 * scores.accuracy()
     return Surface(x, y, loss, accuracy, places, len(rows))
 
 
-def _effort(opened: Opened, model: Weights) -> tuple[int, int]:
+def _fits(opened: Opened, model: Weights, own: bool) -> bool:
+    """Whether it is a model of the clients' network, or of the result's."""
+    module = opened.test.own() if own else opened.test.build()
+    return sum(p.numel() for p in module.parameters() if p.requires_grad) == len(model.params)
+
+
+def _effort(opened: Opened, model: Weights, own: bool) -> tuple[int, int]:
     """How fine a grid and how many samples the network allows; the same on every machine."""
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (it takes a second)
 
     counter = FlopCounterMode(display=False)
     with counter:
-        opened.test.scores(model, personal=opened.personal, rows=_rows(opened, 8))
+        opened.test.scores(model, personal=own, rows=_rows(opened, 8))
     cost = counter.get_total_flops() / 8
     for points, samples in _GRIDS:
         if points**2 * samples * cost <= _FLOPS:

@@ -19,7 +19,7 @@ def commands(found: Found) -> PlainTable:
     rows = []
     for group in found.groups:
         for run in group.runs:
-            typed = dict.fromkeys(_typed(row.get("command")) for row in read_lines(run.folder / "attempts.jsonl"))
+            typed = dict.fromkeys(_typed(row.get("command")) for row in _lines(run.folder / "attempts.jsonl"))
             cells = [group.name, str(run.config["seed"]), str(run.folder), _repeat(run), "; ".join(typed)]
             rows.append([*cells, duration(run.seconds)])
     note = "The command that repeats a run alone, bit for bit on the same kind of machine; and what was typed."
@@ -68,8 +68,16 @@ def _typed(argv: Any) -> str:
     return shlex.join(["ekiden" if name == "cli.py" else name, *rest])
 
 
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """Its lines; none where it is damaged."""
+    try:
+        return [row for row in read_lines(file) if isinstance(row, dict)]
+    except UserError:
+        return []
+
+
 def _environment(run: Summary) -> tuple[str, ...]:
-    rows = read_lines(run.folder / "environment.json")
+    rows = _lines(run.folder / "environment.json")
     about = rows[0] if rows else {}
     values = (about.get(key) for key in ("python", "torch", "platform", "cores", "gpu"))
     return (str(run.config.get("ekiden", "")), *("–" if value is None else str(value) for value in values))

@@ -100,7 +100,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Published:
+class Inlined:
     """What a drawing becomes on the page.
 
     Attributes:
@@ -151,7 +151,7 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     )
 
 
-def publish(drawing: Drawing, folder: Path) -> Published:
+def publish(drawing: Drawing, folder: Path) -> Inlined:
     """Write a drawing as PNG, SVG and CSV into `folder`, and make it ready for the page."""
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
@@ -161,7 +161,7 @@ def publish(drawing: Drawing, folder: Path) -> Published:
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg)
     table = as_csv(drawing.header, drawing.rows)
     (folder / "data" / f"{drawing.name}.csv").write_text(table)
-    return Published(drawing, for_page(svg, drawing.name), data_uri(table))
+    return Inlined(drawing, for_page(svg, drawing.name), data_uri(table))
 
 
 def for_page(svg: str, name: str) -> str:
