@@ -5,7 +5,18 @@ import torch
 from torch import Tensor
 
 from ekiden.errors import UserError
-from ekiden.learning.matching import Matching, Process, best, class_shares, compact, gather, match, scores
+from ekiden.learning.matching import (
+    Matching,
+    Prior,
+    Process,
+    best,
+    class_shares,
+    compact,
+    estimated,
+    gather,
+    match,
+    scores,
+)
 
 ONE = torch.ones(1, dtype=torch.float64)
 A, B = (torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, -1.0], [-0.9, 5.0]))
@@ -125,6 +136,47 @@ def test_atoms_that_nobody_has_are_left_out() -> None:
 def test_shares_of_classes() -> None:
     shares = class_shares(torch.tensor([[30, 0, 0], [10, 20, 0]]))
     assert shares.tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
+
+
+def test_estimates_are_those_of_the_moments() -> None:
+    units = [torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, 5.0], [3.0, 5.0])]
+    same = {0: torch.arange(2), 1: torch.arange(2)}
+    prior, noise = estimated(units, same, ONE * 9)  # atoms (2, 5); within (1 + 1)/2, between 2.25 - 1/2
+    assert [float(v) for v in (prior.mean, 1 / prior.precision, 1 / noise)] == pytest.approx([3.5, 1.75, 1.0])
+    prior, noise = estimated(units, {0: torch.arange(2), 1: torch.arange(2, 4)}, ONE * 9)  # nobody is anybody
+    assert [float(v) for v in (prior.mean, noise)] == pytest.approx([3.5, 9.0])
+
+
+def test_with_estimates_scores_are_those_of_the_full_likelihood() -> None:
+    draw = torch.Generator().manual_seed(4)
+    sigma, sigma0, mean = (torch.rand(3, generator=draw, dtype=torch.float64) + 0.5 for _ in range(3))
+    a, b, c = (torch.randn(2, 3, generator=draw, dtype=torch.float64) for _ in range(3))
+    prior, process = Prior(mean, 1 / sigma0), Process(3.0, popularity=0.0, estimate=True)  # γ = J
+    atoms = gather([a, b], [1 / sigma] * 2, {0: torch.tensor([0, 1]), 1: torch.tensor([2, 1])}, prior)
+    result = scores(c, 1 / sigma, atoms, prior, process, 3)
+
+    def likelihood(*rows: Tensor) -> float:
+        total = 0.0
+        for d, column in enumerate(torch.stack(rows).T):
+            covariance = torch.eye(len(rows)).double() * sigma[d] + sigma0[d]
+            model = torch.distributions.MultivariateNormal(mean[d].expand(len(rows)), covariance)
+            total += float(model.log_prob(column))  # type: ignore[no-untyped-call]
+        return total
+
+    members = [(a[0],), (a[1], b[1]), (b[0],)]
+    for row, unit in zip(result, c, strict=True):
+        for score, atom in zip(row, members, strict=False):
+            expected = 2 * (likelihood(*atom, unit) - likelihood(*atom) - likelihood(unit))
+            assert float(score - row[3]) == pytest.approx(expected)
+
+
+def test_with_estimates_equal_units_stay_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(5)
+    rows = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    process = Process(1.0, estimate=True)
+    matching = match([rows, rows.flip(0), rows], [torch.ones(4)] * 3, process.prior(4, 0), process, draw)
+    torch.testing.assert_close(matching.atoms[matching.units[0]], rows)
+    assert torch.equal(matching.units[0], matching.units[1].flip(0))
 
 
 def test_what_is_refused() -> None:

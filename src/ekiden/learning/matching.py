@@ -16,6 +16,7 @@ from ekiden.errors import UserError
 from ekiden.learning.training import require
 
 _MOST_POPULAR = 10
+_LEAST_VARIANCE = 1e-10
 
 
 class Prior(NamedTuple):
@@ -42,6 +43,8 @@ class Process:
         popularity: factor of the log popularity of an atom.
         atoms: number of atoms above which only few new ones are offered.
         sweeps: how often every client is matched again.
+        estimate: whether means and variances are estimated from the units, one for each coordinate, after every sweep;
+            `sigma` and `sigma0` are then where that starts, and scores are those of the full likelihood.
     """
 
     gamma: float
@@ -51,6 +54,7 @@ class Process:
     popularity: float = 1.0
     atoms: int = 700
     sweeps: int = 5
+    estimate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("gamma", "sigma", "sigma0"):
@@ -123,15 +127,20 @@ def match(
     assigned = {first: torch.arange(len(units[first]))}
     if not others:
         return Matching([assigned[first]], units[first])
-    sweeps = [torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps)]
-    for j in (*others, *(k for sweep in sweeps for k in sweep)):
-        assigned.pop(j, None)
-        assigned = compact(assigned)
-        atoms = gather(units, precisions, assigned, prior)
-        columns = best(scores(units[j], precisions[j], atoms, prior, process, clients))
-        new = columns >= len(atoms.members)
-        columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
-        assigned[j] = columns
+    if process.estimate:
+        prior = prior._replace(mean=torch.cat(units).mean(0))
+    for order in (others, *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps))):
+        for j in order:
+            assigned.pop(j, None)
+            assigned = compact(assigned)
+            atoms = gather(units, precisions, assigned, prior)
+            columns = best(scores(units[j], precisions[j], atoms, prior, process, clients))
+            new = columns >= len(atoms.members)
+            columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
+            assigned[j] = columns
+        if process.estimate:
+            prior, noise = estimated(units, assigned, precisions[0])
+            precisions = [noise] * clients
     return Matching([assigned[j] for j in range(clients)], gather(units, precisions, assigned, prior).mode)
 
 
@@ -158,6 +167,8 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
     new = _gain(scaled, precision, start, prior.precision[None])
+    if process.estimate:
+        old, new = (a + _volume(precision, held) for a, held in ((old, atoms.precision), (new, prior.precision[None])))
     return torch.cat([old, new - 2 * rank.log() + 2 * math.log(process.gamma / clients)], 1)
 
 
@@ -166,6 +177,11 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
     inverse = 1 / (held + precision)
     own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T
     return own - (total.square() * inverse * precision / held).sum(1)
+
+
+def _volume(precision: Tensor, held: Tensor) -> Tensor:
+    """(L,) Σ_d log S/(s + S): what the likelihood loses by every atom's becoming narrower."""
+    return -(precision / held).log1p().sum(1)
 
 
 def best(scores: Tensor) -> Tensor:
@@ -196,6 +212,28 @@ def gather(
         precision[places] += precisions[j]
         members[places] += 1
     return Atoms(total, precision, members)
+
+
+def estimated(units: Sequence[Tensor], assigned: Mapping[int, Tensor], noise: Tensor) -> tuple[Prior, Tensor]:
+    """Means and variances of each coordinate, by their moments.
+
+    Args:
+        units: for each client (L_j, D).
+        assigned: who is who.
+        noise: (D,) precision of units around atoms, kept where no two units are the same.
+
+    Returns:
+        The prior of atoms, and the precision of units around them.
+    """
+    none = torch.zeros_like(noise)
+    sums = gather(units, [torch.ones_like(noise)] * len(units), assigned, Prior(none, none))
+    centres, members = sums.mode, sums.members[:, None].double()
+    spare = float(members.sum()) - len(members)
+    if spare:
+        within = sum((rows.square().sum(0) for rows in units), none) - (members * centres.square()).sum(0)
+        noise = 1 / (within / spare).clamp(min=_LEAST_VARIANCE)
+    between = (centres - centres.mean(0)).square().mean(0) - (1 / members).mean() / noise
+    return Prior(centres.mean(0), 1 / between.clamp(min=_LEAST_VARIANCE)), noise
 
 
 def compact(assigned: Mapping[int, Tensor]) -> dict[int, Tensor]:

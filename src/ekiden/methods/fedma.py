@@ -92,6 +92,8 @@ class FedMA(Method):
     """factor of the log popularity of a unit: 1 as released, 2 in proportion to the other terms"""
     atoms: int = 700
     """global units of a layer above which few new ones are offered"""
+    estimate: bool = False
+    """estimate means and variances of the units from the units, for each coordinate; σ² and σ0² are the start"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
 
@@ -107,7 +109,9 @@ class FedMA(Method):
     @property
     def process(self) -> Process:
         """The model of the units."""
-        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.popularity, self.atoms, self.sweeps)
+        return Process(
+            self.gamma, self.sigma, self.sigma0, self.bias, self.popularity, self.atoms, self.sweeps, self.estimate
+        )
 
     def start(self) -> Matched:
         """There is no model of matched units before the matching."""
