@@ -2,9 +2,9 @@
 
     python -m benchmarks.aggregation
 
-Models are random and projectors those of 40 batches of random samples: the arithmetic does not depend on either.
-Seconds are those of one core, so that a busy machine does not matter. Every number of clients has a process of its own;
-its peak is what it needs beyond an empty one.
+Models are random, projectors those of as many batches of random samples as MNIST would give. Seconds are those of one
+core, so that a busy machine does not matter. Every number of clients has a process of its own; its peak is what it
+needs beyond an empty one.
 """
 
 import resource
@@ -71,10 +71,10 @@ def network(seed: int) -> Network:
     return Network(models.build("mlp_ma_echo", SHAPE, CLASSES))
 
 
-def contribution(seed: int) -> Contribution:
-    """What a client of MA-Echo sends."""
+def contribution(seed: int, clients: int) -> Contribution:
+    """What one of so many clients of MA-Echo sends, if it has its share of the 60,000 samples of MNIST."""
     own = network(seed)
-    batches = [(torch.rand(64, *SHAPE), torch.zeros(64)) for _ in range(40)]
+    batches = [(torch.rand(64, *SHAPE), torch.zeros(64)) for _ in range(60_000 // (64 * clients))]
     found = projectors(own.module.eval(), own.layout.hidden, batches, damping=0.5)
     return Contribution(own.weights(), [p.float() for p in found], torch.ones(CLASSES, dtype=torch.bool))
 
@@ -82,9 +82,9 @@ def contribution(seed: int) -> Contribution:
 def echo(clients: int) -> tuple[float, int, int]:
     """Seconds of MA-Echo, its peak in bytes, and the bytes of what the clients sent."""
     torch.set_num_threads(1)
-    contribution(0)  # libraries are loaded
+    contribution(0, 50)  # libraries are loaded
     before = peak()
-    layout, sent = network(0).layout, [contribution(i) for i in range(clients)]
+    layout, sent = network(0).layout, [contribution(i, clients) for i in range(clients)]
     each = sum(t.numel() * 4 for t in (sent[0].model.params, *sent[0].projectors))
     timed("MA-Echo", lambda: MAEcho().aggregate(sent, layout))
     return SECONDS["MA-Echo"], peak() - before, clients * each
