@@ -301,11 +301,16 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
     if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes + extra):
-        found = (*out.shape[1:-1], out.shape[-1] - extra) if isinstance(out, torch.Tensor) else type(out).__name__
+        found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         raise UserError(
             f"the model gives {found} per sample, but the data have {classes} classes: "
             f"give its last layer {classes} outputs"
         )
+
+
+def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
+    """The outputs per sample of the network as the user knows it, without those that the method added."""
+    return (*outputs[:-1], outputs[-1] - extra) if outputs else ()
 
 
 def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:

@@ -128,3 +128,12 @@ def test_the_same_seed_gives_the_same_outliers() -> None:
     first = destroy(x)
     torch.manual_seed(7)
     assert torch.equal(destroy(x), first)
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, destroy])
+def test_the_layout_in_memory_does_not_matter(operation: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(30, 3, 8, 8, generator=torch.Generator().manual_seed(8))
+    torch.manual_seed(9)
+    expected = operation(x)
+    torch.manual_seed(9)
+    torch.testing.assert_close(operation(x.contiguous(memory_format=torch.channels_last)), expected)

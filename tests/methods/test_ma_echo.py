@@ -17,7 +17,7 @@ from ekiden.core.method import Method, Size
 from ekiden.data import federate
 from ekiden.data.samples import ClientData, Subset
 from ekiden.learning.network import Network
-from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors
+from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
 from ekiden.learning.qp import min_norm
 from ekiden.learning.weights import mean
 from ekiden.methods import Average, MAEcho
@@ -182,6 +182,20 @@ def test_compressed_projectors() -> None:
     assert compress(p, 7) is p
     d = torch.randn(2, 3, 7, dtype=torch.float64)
     torch.testing.assert_close(project(d, [p, factor]), d @ p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_projectors_of_low_rank_are_factorised(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = recursion(torch.cat([x, x[:4] * 0.01]), 0.5, 0.02).to(dtype)
+    factor = thin(p)
+    assert factor.shape == (40, 9)
+    torch.testing.assert_close(factor @ factor.T, p, atol=1e-6, rtol=1e-5)
+    assert thin(torch.zeros(7, 7)).shape == (7, 0)
+    for whole in (torch.eye(40), closed(torch.randn(14, 40), 0.1), torch.ones(1, 1)):
+        assert thin(whole) is whole
+    d = torch.randn(2, 3, 7)
+    assert torch.equal(project(d, [thin(torch.zeros(7, 7))] * 2), torch.zeros(2, 3, 7))
 
 
 def test_projectors_under_a_permutation_that_is_not_symmetric() -> None:

@@ -47,9 +47,9 @@ def blur(x: Tensor) -> Tensor:
     for size in (torch.where(turned, short, long), torch.where(turned, long, short)):
         kernel = torch.exp(-((offsets / sigma[:, None]) ** 2) / 2) * (offsets.abs() <= size[:, None] // 2)
         kernels.append((kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x)[:, None])
-    rows = F.pad(x, (4, 4, 4, 4), mode="replicate").view(1, n * channels, height + 8, width + 8)
+    rows = F.pad(x, (4, 4, 4, 4), mode="replicate").reshape(1, n * channels, height + 8, width + 8)
     rows = F.conv2d(rows, kernels[0][..., None], groups=n * channels)
-    return F.conv2d(rows, kernels[1][:, :, None], groups=n * channels).view(x.shape)
+    return F.conv2d(rows, kernels[1][:, :, None], groups=n * channels).reshape(x.shape)
 
 
 def erase(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ekiden.learning.aggregate import class_mean, owned
 from ekiden.learning.ensemble import copies
 from ekiden.learning.layout import Layer, Layout
 from ekiden.learning.network import Network, fresh
-from ekiden.learning.projectors import compress, projectors
+from ekiden.learning.projectors import compress, projectors, thin
 from ekiden.learning.qp import min_norm
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
@@ -172,7 +172,7 @@ class MAEcho(Method):
         w = models[0] if self.origin == "first" else start or result
         for i, layer in enumerate(layout.hidden):
             v = torch.stack([layer.matrix(m.params) for m in models])
-            layer.put(params, self.harmonise(layer.matrix(w.params), v, [c.projectors[i].to(v) for c in sent]))
+            layer.put(params, self.harmonise(layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]))
         result = result.with_params(params)
         if self.head == "mean":
             return result
@@ -241,6 +241,11 @@ class MAEcho(Method):
         sizes = zip(layout.hidden, self.rank_of(layout), strict=True)
         numbers = sum(layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes)
         return layout.classes + 4 * numbers
+
+
+def reduced(projector: Tensor) -> Tensor:
+    """A whole projector of low rank as a factor, which is cheaper to work with."""
+    return thin(projector) if projector.shape[0] == projector.shape[1] else projector
 
 
 def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
