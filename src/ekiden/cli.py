@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
 import contextlib
 import io
@@ -26,6 +26,7 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
+from ekiden.experiments.sweep import expand
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
@@ -79,7 +80,7 @@ class CompareOptions:
     """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders"""
+    """run folders and sweep folders"""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def run(args: Sequence[str]) -> None:
     plan: Plan[Any] = options.plan
     name = f"{kind.title()}-{Path(plan.data).stem}"
     seeds = options.seeds or (plan.seed,)
-    _launch([(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
 
 
 def resume(args: Sequence[str]) -> None:
@@ -148,7 +149,7 @@ def resume(args: Sequence[str]) -> None:
     options = parse(ResumeOptions, args, "ekiden resume")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([(stored(folder), folder) for folder in here])
+        _launch([launch.Job(stored(folder), folder) for folder in here])
 
 
 def verify(args: Sequence[str]) -> None:
@@ -208,7 +209,7 @@ def show(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
     options = parse(CompareOptions, args, "ekiden compare")
-    console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
+    console.print(summary.comparison(summary.summarise(folder) for folder in expand(options.runs)))
 
 
 def data(args: Sequence[str]) -> None:
@@ -240,6 +241,34 @@ def list_all(args: Sequence[str]) -> None:
     console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
 
 
+def sweep(args: Sequence[str]) -> None:
+    """`ekiden sweep FILE`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.run_sweep(args)
+
+
+def results(args: Sequence[str]) -> None:
+    """`ekiden results SWEEP...`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.list_results(args)
+
+
+def export(args: Sequence[str]) -> None:
+    """`ekiden export RUN... OUT`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.export_runs(args)
+
+
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    from ekiden import cli_report  # noqa: PLC0415  (it imports this module)
+
+    cli_report.report(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
@@ -249,6 +278,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "verify": verify,
     "data": data,
     "list": list_all,
+    "sweep": sweep,
+    "results": results,
+    "export": export,
+    "report": report,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -261,6 +294,10 @@ _HELP = """usage: ekiden COMMAND [arguments]
   verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  sweep FILE      run a published table             ekiden sweep --help
+  results SWEEP.. what sweeps gave, beside the printed values
+  export RUN.. OUT  metrics as Parquet or CSV
+  report RUN...   one page of tables and figures, from runs and sweeps
   silo start      take part in runs between machines    ekiden silo --help
 """
 
@@ -282,17 +319,18 @@ def main() -> None:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)
+        hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
+        print(f"\nekiden: stopped; {hint} goes on from the last saved step", file=sys.stderr)
         sys.exit(130)
 
 
-def _launch(runs: list[tuple[Plan[Any], Path]]) -> None:
+def _launch(jobs: list[launch.Job]) -> None:
     """Do the runs and print what came out.
 
     Raises:
         UserError: one of them failed.
     """
-    outcomes = launch.launch(runs, console)
+    outcomes = launch.launch(jobs, console)
     done = [o.folder for o in outcomes if not o.error]
     if done:
         console.print(summary.comparison(summary.summarise(folder) for folder in done))

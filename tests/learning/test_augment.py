@@ -11,7 +11,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ekiden import UserError
+from ekiden.data import Dataset, Samples, Subset
 from ekiden.learning.augment import Augment, normalise
+from ekiden.learning.feed import Feed
+from ekiden.learning.training import Hardware, Training
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -275,3 +278,15 @@ def test_normalise_features() -> None:
 def test_normalise_refuses_the_wrong_number_of_channels() -> None:
     with pytest.raises(UserError, match="1 channels need one mean and std, or 1 of each; there are 3 and 1"):
         normalise(images(c=1), MEAN, (1.0,))
+
+
+def test_training_says_how_samples_are_fed() -> None:
+    samples = Samples(images(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
+    dataset = Dataset("d", samples, samples, ("a",), mean=(0.5,), std=(0.5,), augment=Augment(flip=True))
+    assert dataset.fed(Training()) == dataset
+    plain = dataset.fed(Training(augment=False, mean=(0.1307,), std=(0.3081,)))
+    assert (plain.mean, plain.std, plain.augment) == ((0.1307,), (0.3081,), Augment())
+    rows, _ = Feed(plain, Hardware()).batch(Subset(samples, torch.arange(4)), slice(None), train=True)
+    torch.testing.assert_close(rows, (samples.x.float() / 255 - 0.1307) / 0.3081)
+    with pytest.raises(UserError, match=r"--std .* is out of range"):
+        Training(std=(0.0,))

@@ -12,9 +12,10 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import Fed, Transport
 from ekiden.core.method import Ref, State
 from ekiden.core.worker import Client
+from ekiden.learning import diversity
+from ekiden.learning.diversity import Measure, Paper, Released, paper_scale, released_divisor
 from ekiden.learning.weights import Weights
-from ekiden.methods import FedELMY, FedSeq, Local, fedelmy
-from ekiden.methods.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
+from ekiden.methods import FedELMY, FedSeq, Local
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 
@@ -72,7 +73,7 @@ def test_released_gradient(alpha: float, beta: float, gradient: tuple[float, flo
 )
 def test_paper_gradient(alpha: float, beta: float, gradient: tuple[float, float]) -> None:
     grad = torch.zeros(2)
-    Paper(POOL, "l2", alpha, beta)(THETA, grad, f32(6.02))
+    Paper(POOL, START, "l2", alpha, beta)(THETA, grad, f32(6.02))
     torch.testing.assert_close(grad, torch.tensor(gradient), atol=1e-6, rtol=0)
 
 
@@ -98,11 +99,11 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
 @pytest.mark.parametrize("block", [7, 50, 1 << 16])
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
 def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedelmy, "_BLOCK", block)
+    monkeypatch.setattr(diversity, "_BLOCK", block)
     generator = torch.Generator().manual_seed(1)
     pool = [torch.randn(50, generator=generator) for _ in range(4)]
     theta, grad = torch.randn(50, generator=generator), torch.zeros(50)
-    penalty = Paper(pool, measure, 0.3, 0.7)
+    penalty = Paper(pool, torch.stack(pool).mean(0), measure, 0.3, 0.7)
     penalty(theta, grad, f32(0.7))
     torch.testing.assert_close(grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-4, atol=1e-6)
 
@@ -110,7 +111,7 @@ def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypat
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
 def test_no_gradient_where_there_is_no_distance(measure: Measure) -> None:
     theta, grad = torch.tensor([1.0, 2.0]), torch.zeros(2)
-    Paper([theta.clone()], measure, 1.0, 1.0)(theta, grad, f32(1.0))
+    Paper([theta.clone()], theta.clone(), measure, 1.0, 1.0)(theta, grad, f32(1.0))
     torch.testing.assert_close(grad, torch.zeros(2), atol=1e-6, rtol=0)
 
 

@@ -234,7 +234,8 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to go on with another run than the one the folder holds."""
     found = read_config(path)
     wanted = json.loads(_json(config))
-    different = sorted(k for k in wanted.keys() | found.keys() if found.get(k) != wanted.get(k) and k != "ekiden")
+    keys = (wanted.keys() | found.keys()) - {"ekiden", "sweep"}  # what wrote it, and for which table
+    different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     if different:
         raise UserError(f"{path} holds another run ({', '.join(different)} differ): choose another folder")
 

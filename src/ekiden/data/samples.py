@@ -1,12 +1,13 @@
 """Labelled samples as tensors, and who holds which of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ekiden.learning.augment import Augment
+from ekiden.learning.training import Training
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
+
+    def fed(self, training: Training) -> "Dataset":
+        """With the normalisation and augmentation that `training` asks for."""
+        return replace(
+            self,
+            mean=training.mean or self.mean,
+            std=training.std or self.std,
+            augment=self.augment if training.augment else Augment(),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,14 +1,16 @@
-"""Several independent runs at once, one process each, with progress."""
+"""Several independent runs at once, one process each: a failing one does not stop the others."""
 
 import re
+import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,8 +24,23 @@ from ekiden.transports.processes import end_with_parent
 
 
 @dataclass(frozen=True)
+class Job:
+    """A run to do, or to go on with.
+
+    Attributes:
+        plan: what to run.
+        folder: its run folder.
+        about: what else is noted in its config.json.
+    """
+
+    plan: Plan[Method]
+    folder: Path
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Event:
-    """Something that happened in a run: an epoch of training, a step, or its end.
+    """Something that happened in a run: an epoch of training or a step.
 
     Attributes:
         run: which one.
@@ -42,16 +59,17 @@ class Event:
 class Outcome:
     """How a run ended: `error` is empty where it went well."""
 
+    run: int
     folder: Path
     error: str = ""
 
 
-Report = Callable[[Event], None]
+Report = Callable[[Event | Outcome], None]
+_DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
 
 
-def launch(runs: Sequence[tuple[Plan[Method], Path]], console: Console, cores: int | None = None) -> list[Outcome]:
-    """Do all runs, on as many cores as there are; a failing run does not stop the others."""
-    cores = cores or api.cores()
+def launch(jobs: Sequence[Job], console: Console, cores: int | None = None) -> list[Outcome]:
+    """Do all runs, on as many cores as there are, with a bar for each."""
     with Progress(
         TextColumn("{task.fields[name]}"),
         BarColumn(bar_width=24),
@@ -60,17 +78,35 @@ def launch(runs: Sequence[tuple[Plan[Method], Path]], console: Console, cores: i
         TextColumn("{task.fields[text]}", style="dim"),
         console=console,
     ) as progress:
-        bars = [progress.add_task("", total=None, name=folder.name, text="waiting") for _, folder in runs]
+        bars = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]
 
-        def report(event: Event) -> None:
-            known = {"completed": event.step, "total": event.total}
-            given = {k: v for k, v in known.items() if v is not None}
-            progress.update(bars[event.run], text=event.text, **given)  # type: ignore[arg-type]
+        def report(event: Event | Outcome) -> None:
+            if isinstance(event, Event):
+                known = {"completed": event.step, "total": event.total}
+                given = {k: v for k, v in known.items() if v is not None}
+                progress.update(bars[event.run], text=event.text, **given)  # type: ignore[arg-type]
 
-        if len(runs) == 1 or cores == 1:
-            return [_guarded(i, plan, folder, report) for i, (plan, folder) in enumerate(runs)]
-        side_by_side = min(len(runs), max(1, cores // max(plan.workers for plan, _ in runs)))
-        return _in_processes(runs, report, side_by_side)
+        return execute(jobs, report, cores)
+
+
+def execute(jobs: Sequence[Job], report: Report, cores: int | None = None, apart: bool = False) -> list[Outcome]:
+    """Do all runs, and report what happens in them and how each ends.
+
+    Args:
+        jobs: the runs, in the order in which they begin.
+        report: called from one thread at a time.
+        cores: how many may be busy; all by default.
+        apart: give even a single run a process of its own, so that nothing it does can end this one.
+    """
+    cores = cores or api.cores()
+    if not apart and (len(jobs) == 1 or cores == 1):
+        outcomes = []
+        for i, job in enumerate(jobs):
+            outcomes.append(_guarded(i, job, report))
+            report(outcomes[-1])
+        return outcomes
+    side_by_side = min(len(jobs), max(1, cores // max(job.plan.workers for job in jobs)))
+    return _in_processes(jobs, report, side_by_side)
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -82,7 +118,7 @@ def free_folder(parent: Path, name: str) -> Path:
     return folder
 
 
-def _guarded(run: int, plan: Plan[Method], folder: Path, report: Report) -> Outcome:
+def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
     """Do one run; an error that the user can mend becomes its outcome."""
 
     def on_step(row: Row) -> None:
@@ -93,49 +129,87 @@ def _guarded(run: int, plan: Plan[Method], folder: Path, report: Report) -> Outc
 
     report(Event(run, "loading data"))
     try:
-        data = plan.federation()
-        report(Event(run, "starting", total=plan.method.steps(len(data.clients))))
-        result = plan.run(folder, data, watch, on_step)
+        data = job.plan.federation()
+        report(Event(run, "starting", total=job.plan.method.steps(len(data.clients))))
+        result = job.plan.run(job.folder, data, watch, on_step, job.about)
     except UserError as error:
         report(Event(run, "failed"))
-        return Outcome(folder, str(error))
+        return Outcome(run, job.folder, str(error))
     report(Event(run, f"accuracy {100 * result.accuracy:.1f} %", result.state.step))
-    return Outcome(folder)
+    return Outcome(run, job.folder)
 
 
-def _in_processes(runs: Sequence[tuple[Plan[Method], Path]], report: Report, side_by_side: int) -> list[Outcome]:
-    context = get_context("spawn")
-    events: SimpleQueue[Event | None] = context.SimpleQueue()
+def _in_processes(jobs: Sequence[Job], report: Report, side_by_side: int) -> list[Outcome]:
+    """A thread for each process that may run at a time: it starts one after the other and listens to it."""
+    lock = threading.Lock()
 
-    def forward() -> None:
-        while (event := events.get()) is not None:
+    def heard(event: Event | Outcome) -> None:
+        with lock:
             report(event)
 
-    listener = threading.Thread(target=forward, daemon=True)
-    listener.start()
-    with ProcessPoolExecutor(side_by_side, context, _start, (events,)) as pool:
-        futures = [pool.submit(_child, i, plan, folder) for i, (plan, folder) in enumerate(runs)]
-        outcomes = [_outcome(future, folder) for future, (_, folder) in zip(futures, runs, strict=True)]
-    events.put(None)
-    listener.join()
-    return outcomes
+    children = _Children()
+    with ThreadPoolExecutor(side_by_side) as threads:
+        running = [threads.submit(_follow, i, job, heard, children) for i, job in enumerate(jobs)]
+        try:
+            return [future.result() for future in running]
+        except BaseException:
+            for future in running:
+                future.cancel()
+            children.kill()
+            raise
 
 
-def _outcome(future: "Future[Outcome]", folder: Path) -> Outcome:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return Outcome(folder, "its process died (out of memory?): run fewer seeds at once, then `ekiden resume`")
+class _Children:
+    """The processes of runs; after `kill` none is alive, and none starts."""
+
+    def __init__(self) -> None:
+        self._lock, self._started, self.stopped = threading.Lock(), list[SpawnProcess](), False
+
+    def start(self, process: SpawnProcess) -> None:
+        with self._lock:
+            if not self.stopped:
+                process.start()
+                self._started.append(process)
+
+    def kill(self) -> None:
+        with self._lock:
+            self.stopped = True
+            for process in self._started:
+                process.kill()
 
 
-_events: "SimpleQueue[Event | None]"
+def _follow(run: int, job: Job, report: Report, children: _Children) -> Outcome:
+    """Do one run in a process of its own."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(run, job, theirs))
+    children.start(process)
+    theirs.close()
+    outcome = Outcome(run, job.folder, _DIED)
+    while True:
+        try:
+            event = ours.recv()
+        except EOFError:
+            break
+        if isinstance(event, Outcome):
+            outcome = event
+        else:
+            report(event)
+    if process.pid is not None:
+        process.join()
+    if not children.stopped:
+        report(outcome)
+    return outcome
 
 
-def _start(events: "SimpleQueue[Event | None]") -> None:
-    global _events  # noqa: PLW0603
-    _events = events
+def _child(run: int, job: Job, to: "Connection[Any, Any]") -> None:
+    """What a process of its own does. Whatever goes wrong in it is its outcome."""
     end_with_parent()
-
-
-def _child(run: int, plan: Plan[Method], folder: Path) -> Outcome:
-    return _guarded(run, plan, folder, _events.put)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its processes
+    try:
+        outcome = _guarded(run, job, to.send)
+    except Exception as error:
+        line = " ".join(str(error).split())
+        hint = f"`ekiden resume {job.folder}` shows where" if job.folder.exists() else "is this a bug?"
+        outcome = Outcome(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
+    to.send(outcome)

@@ -1,6 +1,6 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -51,6 +51,9 @@ class Plan(Generic[M]):
     """processes for the independent tasks of one run"""
     evaluate_every: int = 1
     """steps between evaluations on the test data"""
+    keep_trained: bool = False
+    """keep at each client the models that its last task trained, for `ekiden report`: distances in a pool, the loss
+    around it"""
 
     def __post_init__(self) -> None:
         require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "at least 0 and below 1")
@@ -71,8 +74,9 @@ class Plan(Generic[M]):
         data: FederatedData,
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
+        about: Mapping[str, Any] | None = None,
     ) -> api.Result:
-        """Run it over `data` (what `federation` gave), or go on with it, in `folder`."""
+        """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
             self.method,
             data,
@@ -83,14 +87,18 @@ class Plan(Generic[M]):
             folder=folder,
             workers=self.workers,
             evaluate_every=self.evaluate_every,
-            config={"plan": self.to_json()},
+            config={"plan": self.to_json(), **(about or {})},
             watch=watch,
             on_step=on_step,
+            keep_trained=self.keep_trained,
         )
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        if not self.keep_trained:  # as in runs that were begun before there was a choice
+            del values["keep_trained"]
+        return values
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
@@ -128,7 +136,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed)
+    build = api.builder(plan.model, own, plan.seed, plan.method.extra_outputs)
     hardware = api.resolve(plan.hardware, 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)

@@ -29,8 +29,17 @@ class Training:
     validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
     tail: float = 0.5
     """the part of the steps that select = tail averages"""
+    augment: bool = True
+    """let training batches undergo what the data set defines (crop, flip, rotation)"""
+    mean: tuple[float, ...] = ()
+    """per channel (or one for all), subtracted from pixels in [0, 1]; by default the data set's"""
+    std: tuple[float, ...] = ()
+    """per channel (or one for all), divided by; by default the data set's"""
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # lists where they come from JSON
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        require(all(s > 0 for s in self.std), "std", self.std, "greater than 0")
         for name in ("lr", "batch_size"):
             require(getattr(self, name) > 0, name, getattr(self, name), "greater than 0")
         for name in ("weight_decay", "rho", "clip_norm"):

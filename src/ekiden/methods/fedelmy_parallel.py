@@ -7,8 +7,9 @@ from typing import Literal
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
+from ekiden.learning.diversity import Measure
 from ekiden.learning.weights import Weights, mean
-from ekiden.methods.fedelmy import FedELMY, Measure
+from ekiden.methods.fedelmy import FedELMY
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ekiden import api
 from ekiden.core import wire
 from ekiden.core.files import write
 from ekiden.core.method import SERVER, Ref
@@ -48,7 +47,7 @@ def check_size(file: SiloFile, agreed: Agreement) -> None:
         UserError: says both sizes.
     """
     with torch.device("meta"):
-        module = api.Named(agreed.model, agreed.shape, len(agreed.classes), agreed.seed)()
+        module = agreed.builder(agreed.build_method())()
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     if size > file.limits.model_bytes:
         raise UserError(

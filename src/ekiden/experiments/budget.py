@@ -1,0 +1,77 @@
+"""Budgets of an experiment file: fewer epochs, rounds, seeds, and a note of what was made less."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ekiden.core.method import Method
+from ekiden.errors import UserError, unknown
+from ekiden.experiments import settings
+from ekiden.experiments.entries import at, table
+from ekiden.experiments.plan import Plan
+
+PAPER = "paper"
+"""The budget that scales nothing; every file has it."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A hyperparameter that a budget changed: the file's value, and the one that is run."""
+
+    name: str
+    full: int
+    used: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.used} of {self.full}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of an experiment is run.
+
+    Attributes:
+        name: on the command line.
+        factors: of whole-numbered hyperparameters, by name.
+        seeds: how many of the file's seeds; None for all.
+    """
+
+    name: str = PAPER
+    factors: Mapping[str, float] = field(default_factory=dict)
+    seeds: int | None = None
+
+    def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
+        """The plan with fewer epochs, rounds, ...: whole numbers, at least 1 where it was."""
+        scaled = []
+        for name, factor in self.factors.items():
+            full = getattr(plan.method, name, 0)
+            used = max(1, round(full * factor))
+            if full > used:
+                scaled.append(Scaled(name, full, used))
+        changes: dict[str, Any] = {s.name: s.used for s in scaled}
+        return replace(plan, method=replace(plan.method, **changes)), tuple(scaled)
+
+
+def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
+    """The budgets of a file over these methods, by name.
+
+    Raises:
+        UserError: a budget scales what is no whole-numbered hyperparameter of any of them, or not down.
+    """
+    scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
+    found = {PAPER: Budget()}
+    for name, entry in table(values, "budget").items():
+        with at(f"budget.{name}"):
+            given = dict(table(entry, f"budget.{name}"))
+            seeds = given.pop("seeds", None)
+            if seeds is not None and (type(seeds) is not int or seeds < 1):
+                raise UserError(f"seeds must be how many of the seeds to run, 1 or more, not {seeds!r}")
+            for key, factor in given.items():
+                if key not in scalable:
+                    raise unknown("hyperparameter to scale", key, scalable)
+                if type(factor) is not float or not 0 < factor < 1:
+                    raise UserError(f"{key} must be a factor above 0 and below 1, not {factor!r}")
+            if name == PAPER and entry:
+                raise UserError(f"the budget {PAPER!r} scales nothing: give this one another name")
+            found[name] = Budget(name, given, seeds)
+    return found

@@ -1,0 +1,275 @@
+"""Experiment files: a published table as a grid of runs, with the printed values beside it (docs/experiments.md)."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ekiden.core.method import Method
+from ekiden.errors import UserError, unknown
+from ekiden.experiments import settings
+from ekiden.experiments.budget import PAPER, Budget, Scaled, budgets
+from ekiden.experiments.entries import Entry, at, table, text
+from ekiden.experiments.plan import Plan
+from ekiden.methods import METHODS, method_named
+
+METRICS = ("accuracy", "client_mean", "global_accuracy")
+_TOP = ("title", "source", "link", "note", "differs", "seeds", "settings", "budget", "column", "row")
+_OWN = ("label", "method", "metric", "note", "differs", "skip")
+_ROW = (*_OWN, "printed", "at")
+_TITLES = tuple(m.title() for m in METHODS)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A printed value, in per cent."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        row: label of its row.
+        column: label of its column.
+        plan: what to run, with seed 0; None where it cannot be run.
+        published: what the paper prints, if anything.
+        metric: what of the last row of metrics is compared.
+        skip: why it cannot be run; empty where it can.
+        differs: what is so unlike the paper that the values cannot be compared; empty where they can.
+        note: what else is to be known.
+        scaled: what the budget changed.
+    """
+
+    row: str
+    column: str
+    plan: Plan[Method] | None
+    published: Published | None = None
+    metric: str = "accuracy"
+    skip: str = ""
+    differs: str = ""
+    note: str = ""
+    scaled: tuple[Scaled, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Row and column."""
+        return f"{self.row} / {self.column}"
+
+    @property
+    def slug(self) -> str:
+        """The label as part of a file name."""
+        return re.sub(r"[^\w.=+-]+", "-", f"{self.row}--{self.column}").strip("-")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table: its cells, row by row, and where it was published.
+
+    Attributes:
+        name: stem of the file.
+        title: what the table shows.
+        source: paper and table, empty where nothing was published.
+        link: to the paper.
+        note: what of the paper's settings is not known or cannot be expressed.
+        differs: what makes all its values no fit for a comparison; empty where nothing does.
+        seeds: one run of each cell for each.
+        all_seeds: how many seeds the file names; a budget can take fewer.
+        budget: name of the budget.
+        rows: labels.
+        columns: labels.
+        cells: one for each row and column.
+        methods_in_rows: whether rows are compared with each other, rather than columns.
+    """
+
+    name: str
+    title: str
+    source: str
+    link: str
+    note: str
+    differs: str
+    seeds: tuple[int, ...]
+    all_seeds: int
+    budget: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    methods_in_rows: bool
+
+
+def read(path: Path, budget: str = PAPER) -> Experiment:
+    """The experiment in a file, at one of its budgets.
+
+    Raises:
+        UserError: one line that names the file and the entry to mend.
+    """
+    return parse(_content(path), path.stem, budget, str(path))
+
+
+def parse(content: str, name: str, budget: str, where: str) -> Experiment:
+    """The experiment in the text of a file.
+
+    Raises:
+        UserError: one line that begins with `where` and names the entry to mend.
+    """
+    with at(where):
+        try:
+            values = tomllib.loads(content)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"it is no TOML: {error}") from None
+        for key in values:
+            if key not in _TOP:
+                raise unknown("entry", key, _TOP)
+        seeds = _seeds(values.get("seeds", [0]))
+        columns = _entries(values, "column", _OWN) if "column" in values else [{"label": "accuracy %"}]
+        rows = _entries(values, "row", _ROW)
+        kinds = {method_named(text(e, "method")) for e in (*columns, *rows) if "method" in e and "skip" not in e}
+        known = budgets(values.get("budget", {}), kinds)
+        if budget not in known:
+            raise unknown("budget", budget, known)
+        chosen, default = known[budget], table(values.get("settings", {}), "settings")
+        cells = tuple(_cell(default, columns, i, row, chosen) for row in rows for i in range(len(columns)))
+        _check_distinct(cells)
+        about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
+        return Experiment(
+            name=name,
+            **about | {"title": about["title"] or name},
+            seeds=seeds[: chosen.seeds],
+            all_seeds=len(seeds),
+            budget=budget,
+            rows=tuple(r["label"] for r in rows),
+            columns=tuple(c["label"] for c in columns),
+            cells=cells,
+            methods_in_rows=any("method" in row for row in rows),
+        )
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        others = [str(p) for p in path.parent.glob("*.toml")]
+        near = get_close_matches(str(path), others, n=1)
+        hint = f": did you mean {near[0]}?" if near else ": give the path of an experiment file (docs/experiments.md)"
+        raise UserError(f"cannot read {path} ({error.strerror}){hint}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no TOML: {error}") from None
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or any(type(s) is not int or s < 0 for s in value):
+        raise UserError(f"seeds must be a list of whole numbers, 0 or more, not {value!r}")
+    if len(set(value)) < len(value):
+        raise UserError(f"seeds must differ from each other, not {value!r}")
+    return tuple(value)
+
+
+def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[Entry]:
+    """Rows or columns; one with a list of values for a setting stands for one of each."""
+    given = values.get(kind, [])
+    if not isinstance(given, list) or not given or not all(isinstance(e, dict) for e in given):
+        raise UserError(f"give at least one [[{kind}]]")
+    return [one for entry in given for one in _each(entry, kind, own)]
+
+
+def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
+    label = entry.get("label")
+    if not isinstance(label, str) or not label:
+        raise UserError(f"every [[{kind}]] needs a label (text), one has {label!r}")
+    with at(f"{kind} {label!r}"):
+        grid = {k: v for k, v in entry.items() if k not in own and settings.is_grid(k, v)}
+        if grid and "printed" in entry:
+            raise UserError("write a row of its own for each printed value, without lists of settings")
+        for values in product(*grid.values()):
+            one = entry | dict(zip(grid, values, strict=True))
+            try:
+                one["label"] = label.format_map(one) if grid else label
+            except (KeyError, ValueError, IndexError) as error:
+                raise UserError(f"the label names {error}, which is none of its settings") from None
+            yield one
+
+
+def _check_distinct(cells: Sequence[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        if other := seen.get(cell.slug):
+            raise UserError(
+                f"{other.label!r} and {cell.label!r} would have one run folder: let their labels differ in letters or "
+                "digits (in a grid by the settings, as {clients})"
+            )
+        seen[cell.slug] = cell
+
+
+def _cell(default: Entry, columns: Sequence[Entry], number: int, row: Entry, budget: Budget) -> Cell:
+    """One cell: later layers of settings win over earlier ones."""
+    column = columns[number]
+    with at(f"row {row['label']!r}, column {column['label']!r}"):
+        special = table(row.get("at", {}), "at")
+        for label in special:
+            if label not in (labels := [c["label"] for c in columns]):
+                raise unknown("column in at", label, labels)
+        given = (default, column, row, table(special.get(column["label"], {}), "at"))
+        method = _last(given, "method")
+        layers = [part for layer in given for part in _parts(layer, method)]
+        note, differs = ("; ".join(filter(None, (text(layer, k) for layer in layers))) for k in ("note", "differs"))
+        printed = _printed(row.get("printed"), number, len(columns))
+        metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
+        if metric not in METRICS:
+            raise unknown("metric", metric, METRICS)
+        cell = Cell(row["label"], column["label"], None, printed, metric, skip, differs, note)
+        if skip:
+            return cell
+        if not method:
+            raise UserError("neither row nor column names a method")
+        plan, scaled = budget.scale(settings.plan(method, _merged(method_named(method), layers)))
+        return replace(cell, plan=plan, scaled=scaled)
+
+
+def _last(layers: Sequence[Entry], key: str) -> str:
+    """The text of the last layer that has one."""
+    return next(filter(None, (text(layer, key) for layer in reversed(layers))), "")
+
+
+def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
+    """What a layer says to one method: its entries, and those in the table of the method's name."""
+    for name, value in layer.items():
+        if isinstance(value, dict) and name != "at" and name not in _TITLES:
+            raise unknown("method", name, _TITLES)
+    return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {"method": method, **layer.get(method, {})}
+
+
+def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
+    """The settings of a method. A layer that is not the method's own may hold what only other methods have."""
+    merged: dict[str, Any] = {}
+    known = settings.common() | settings.hyperparameters(kind)
+    for layer in layers:
+        for name, value in layer.items():
+            if name in known:
+                merged[name] = value
+            elif name not in _ROW and ("method" in layer or name not in settings.known_anywhere()):
+                raise unknown(f"setting of {kind.title()}", name, known)
+    return merged
+
+
+def _printed(values: object, number: int, columns: int) -> Published | None:
+    """The published value in a row: a number, or text such as "47.74 ± 1.68"; "-" where there is none."""
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != columns:
+        found = len(values) if isinstance(values, list) else "no list"
+        raise UserError(f"printed must be a list of one value for each of the {columns} columns, not {found}")
+    value = values[number]
+    if value == "-":
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Published(float(value))
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", value)):
+        return Published(float(match[1]), float(match[2]))
+    raise UserError(f'a printed value must be a number, "mean ± std" or "-", not {value!r}')

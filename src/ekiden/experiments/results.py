@@ -1,0 +1,168 @@
+"""What came out of a sweep beside what was printed: mean, spread, difference, verdict; as a table in the terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
+from statistics import mean, stdev
+
+from rich.table import Table
+from rich.text import Text
+
+from ekiden.experiments.experiment import Cell, Experiment
+from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Result:
+    """The finished runs of a cell.
+
+    Attributes:
+        cell: which one.
+        runs: one for each seed that is done, in the order of the file's seeds.
+    """
+
+    cell: Cell
+    runs: tuple[Summary, ...]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The metric of each run, in per cent."""
+        return tuple(100 * float(run.last[self.cell.metric]) for run in self.runs)
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds; there is at least one."""
+        return mean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation over the seeds, None of a single one."""
+        return stdev(self.values) if len(self.runs) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less theirs, None where nothing was printed or run."""
+        return self.mean - self.cell.published.mean if self.runs and self.cell.published else None
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the difference, as far as the two are known: √(ours² + theirs²)."""
+        theirs = self.cell.published.std if self.cell.published else None
+        return hypot(self.std or 0.0, theirs or 0.0)
+
+
+def collect(sweep: Sweep, cells: Sequence[Cell] | None = None) -> tuple[Result, ...]:
+    """What is finished of a sweep, cell by cell."""
+    chosen = sweep.experiment.cells if cells is None else cells
+    done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
+    for run in sweep.runs(chosen):
+        if run.finished:
+            done[run.cell.slug].append(summarise(run.folder))
+    return tuple(Result(cell, tuple(done[cell.slug])) for cell in chosen)
+
+
+def verdict(result: Result, experiment: Experiment) -> str:
+    """What the comparison with the printed value says; where there can be none, why."""
+    difference = result.difference
+    if difference is None:
+        return "not printed" if result.runs else "not run"
+    if reason := obstacle(result.cell, experiment):
+        return f"not comparable: {reason}"
+    if not result.spread:
+        return "no spread known: one seed, none printed"
+    if abs(difference) <= 2 * result.spread:
+        return "within 2 std"
+    return "above" if difference > 0 else "below"
+
+
+def obstacle(cell: Cell, experiment: Experiment) -> str:
+    """Why a value cannot be compared with the printed one; empty if it can."""
+    scaled = f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
+    return "; ".join(filter(None, (scaled, cell.differs, experiment.differs)))
+
+
+def table(experiment: Experiment, results: Sequence[Result]) -> Table:
+    """Ours, theirs in brackets, and the difference; the best of those compared in bold, the second underlined."""
+    by_place = {(r.cell.row, r.cell.column): r for r in results}
+    rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
+    columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]
+    places = ranks(experiment, results)
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
+    made.add_column("")
+    for column in columns:
+        made.add_column(Text(column), justify="right")
+    for row in rows:
+        found = [by_place.get((row, column)) for column in columns]
+        made.add_row(Text(row), *(_text(r, places.get(r.cell.slug)) if r else "" for r in found))
+    return made
+
+
+def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
+    """The same with a line for each cell, for tables that are too wide."""
+    places = ranks(experiment, results)
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
+    for name in ("row", "column", "ours", "seeds", "printed", "difference"):
+        made.add_column(name, justify="left" if name in ("row", "column") else "right")
+    for r in results:
+        value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else "not run"
+        difference = "" if r.difference is None else f"{r.difference:+.2f}"
+        made.add_row(Text(r.cell.row), Text(r.cell.column), value, str(len(r.runs)), theirs(r.cell), difference)
+    return made
+
+
+def heading(experiment: Experiment, results: Sequence[Result]) -> str:
+    """What the table shows, and what was made less for it."""
+    scaled = sorted({str(s) for r in results for s in r.cell.scaled})
+    lines = [f"{experiment.title}: % as mean ± std over seeds (printed, difference)"]
+    if experiment.budget != "paper":
+        seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
+        lines.append(f"budget {experiment.budget}: {', '.join([*scaled, seeds])}")
+    return "\n".join(lines)
+
+
+def ranks(experiment: Experiment, results: Sequence[Result]) -> dict[str, int]:
+    """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.runs:
+            key = result.cell.column if experiment.methods_in_rows else result.cell.row
+            groups.setdefault(key, []).append(result)
+    return {
+        r.cell.slug: 1 + sum(other.mean > r.mean for other in group)
+        for group in groups.values()
+        if len(group) > 1
+        for r in group
+    }
+
+
+def ours(result: Result) -> str:
+    """Mean ± standard deviation, the mean alone of one value."""
+    return f"{result.mean:.2f}" if result.std is None else f"{result.mean:.2f} ± {result.std:.2f}"
+
+
+def theirs(cell: Cell) -> str:
+    """The printed value, "-" if there is none."""
+    if cell.published is None:
+        return "-"
+    return " ± ".join(_digits(v) for v in (cell.published.mean, cell.published.std) if v is not None)
+
+
+def _digits(value: float) -> str:
+    """Two digits after the point, or as many as were printed."""
+    return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
+
+
+def _text(result: Result, place: int | None) -> str:
+    value = _marked(ours(result), place) if result.runs else "not run"
+    printed = theirs(result.cell)
+    if printed == "-":
+        return value
+    difference = "" if result.difference is None else f", {result.difference:+.2f}"
+    return f"{value}\n[dim]({printed}{difference})[/dim]"
+
+
+def _marked(value: str, place: int | None) -> str:
+    """The best in bold, the second underlined."""
+    style = {1: "bold", 2: "underline"}.get(place or 0)
+    return f"[{style}]{value}[/{style}]" if style else value

@@ -1,0 +1,250 @@
+"""Sweeps: the runs of an experiment file, each in a folder of its own, so that any number of attempts add up."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ekiden.core.files import write
+from ekiden.core.method import Method
+from ekiden.errors import UserError, unknown
+from ekiden.experiments import experiment
+from ekiden.experiments.budget import PAPER
+from ekiden.experiments.experiment import Cell, Experiment
+from ekiden.experiments.launch import Job
+from ekiden.experiments.plan import Plan, stored
+from ekiden.experiments.summary import summarise
+
+FORMAT = 1
+MARK, COPY = "sweep.json", "experiment.toml"
+"""What a sweep folder holds beside its run folders: file and budget, and the file as it was when last run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell with one seed, and the folder that is its own."""
+
+    cell: Cell
+    seed: int
+    folder: Path
+
+    @property
+    def plan(self) -> Plan[Method]:
+        """What to run."""
+        assert self.cell.plan is not None
+        return replace(self.cell.plan, seed=self.seed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.folder / "config.json").exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the folder holds this run with its result."""
+        return self.begun and not differences(self) and summarise(self.folder).finished
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An experiment and the folder of its runs.
+
+    Attributes:
+        experiment: at one of its budgets.
+        folder: where its runs are.
+        file: path of the experiment file, as given.
+    """
+
+    experiment: Experiment
+    folder: Path
+    file: str
+
+    def runs(self, cells: Iterable[Cell] | None = None) -> tuple[Run, ...]:
+        """All runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
+        chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
+        return tuple(
+            Run(cell, seed, self.folder / f"{cell.slug}--seed{seed}")
+            for seed in self.experiment.seeds
+            for cell in chosen
+        )
+
+    @property
+    def command(self) -> str:
+        """What runs it."""
+        budget = "" if self.experiment.budget == PAPER else f" --budget {self.experiment.budget}"
+        return f"ekiden sweep {self.file}{budget}"
+
+
+def plan_sweep(file: Path, budget: str, out: Path | None) -> Sweep:
+    """The sweep over a file; nothing is written.
+
+    Raises:
+        UserError: the file is wrong, or the folder belongs to something else.
+    """
+    found = experiment.read(file, budget)
+    name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
+    sweep = Sweep(found, out or Path("runs") / name, _short(file))
+    if (sweep.folder / MARK).exists():
+        mark = _mark(sweep.folder)
+        if (Path(mark["file"]).stem, mark["budget"]) != (file.stem, budget):
+            raise UserError(
+                f"{sweep.folder} holds {mark['file']} at budget {mark['budget']}: give another folder by --out"
+            )
+    elif sweep.folder.exists() and (not sweep.folder.is_dir() or any(sweep.folder.iterdir())):
+        raise UserError(f"{sweep.folder} is not empty and no sweep folder: give another one by --out")
+    return sweep
+
+
+def opened(folder: Path) -> Sweep:
+    """The sweep in a folder, from the copy of its file there.
+
+    Raises:
+        UserError: it is no sweep folder.
+    """
+    if not (folder / MARK).exists():
+        raise UserError(f"{folder} is no sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
+    mark = _mark(folder)
+    copy = folder / COPY
+    name = Path(mark["file"]).stem
+    return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
+
+
+def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
+    """The cells that `only` names, all if empty, less those that `without` names.
+
+    Each is ROW, COLUMN or ROW/COLUMN, where a label or a part of labels stands for a row or column.
+
+    Raises:
+        UserError: a text names none, or nothing is left.
+    """
+
+    def named(texts: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for text in texts:
+            slugs = {c.slug for c in cells if _named(c, text, cells)}
+            if not slugs:
+                raise unknown("cell", text, {t for c in cells for t in (c.row, c.column)})
+            found |= slugs
+        return found
+
+    kept = named(only) if only else {c.slug for c in cells}
+    kept -= named(without)
+    if not kept:
+        raise UserError("--without leaves no cell: name fewer")
+    return tuple(c for c in cells if c.slug in kept)
+
+
+def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
+    """What is left to do of these runs; begun ones go on as they began.
+
+    Raises:
+        UserError: a folder holds a run with other settings.
+    """
+    changed = [(run, different) for run in runs if run.begun and (different := differences(run))]
+    if changed:
+        run, different = changed[0]
+        more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
+        raise UserError(
+            f"{sweep.file} has changed since {run.folder} was run{more}: {'; '.join(different[:3])}. "
+            "Delete that folder to run it anew, or give another one for the whole sweep by --out"
+        )
+    return [_job(sweep, run, device) for run in runs if not run.finished]
+
+
+def begin(sweep: Sweep, content: str) -> None:
+    """Make the sweep folder, with a copy of the file in it."""
+    mark = {"format": FORMAT, "file": sweep.file, "budget": sweep.experiment.budget}
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out") from None
+    write(sweep.folder / COPY, [content.encode()])
+    write(sweep.folder / MARK, [json.dumps(mark).encode()])
+
+
+def differences(run: Run) -> list[str]:
+    """Settings of the run in the folder that are not those wanted, hardware apart, as text."""
+    there, here = (_flat(p) for p in (stored(run.folder), run.plan))
+    return [
+        f"{k} is {there.get(k)} there, {here.get(k)} in the file"
+        for k in sorted(there.keys() | here.keys())
+        if there.get(k) != here.get(k)
+    ]
+
+
+def expand(paths: Iterable[Path]) -> list[Path]:
+    """Run folders, from run folders and sweep folders."""
+    found: list[Path] = []
+    for path in paths:
+        if (path / MARK).exists():
+            found += [run.folder for run in opened(path).runs() if run.begun]
+        elif path.name not in (MARK, COPY):  # runs/sweep/* names them too
+            found.append(path)
+    return found
+
+
+def _job(sweep: Sweep, run: Run, device: str) -> Job:
+    plan = stored(run.folder) if run.begun else run.plan
+    if device and not run.begun:
+        plan = replace(plan, hardware=replace(plan.hardware, device=device))
+    about = {
+        "experiment": sweep.experiment.name,
+        "row": run.cell.row,
+        "column": run.cell.column,
+        "metric": run.cell.metric,
+        "budget": sweep.experiment.budget,
+        "scaled": [asdict(s) for s in run.cell.scaled],
+    }
+    return Job(plan, run.folder, {"sweep": about})
+
+
+def _flat(plan: Plan[Method]) -> dict[str, Any]:
+    values: dict[str, Any] = plan.to_json()
+    training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
+    del values["hardware"]
+    values |= training
+    return values | dict(hyperparameters)
+
+
+def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
+    row, slash, column = (part.strip() for part in text.partition("/"))
+    if slash and not any(text.strip() in (c.row, c.column) for c in cells):
+        return _is(row, cell.row, [c.row for c in cells]) and _is(column, cell.column, [c.column for c in cells])
+    text = text.strip()
+    labels = [label for c in cells for label in (c.row, c.column)]
+    return _is(text, cell.row, labels) or _is(text, cell.column, labels)
+
+
+def _is(text: str, label: str, labels: Sequence[str]) -> bool:
+    """Whether a label is meant: the one that is exactly so, or else all that have it as words, or else as a part."""
+    if text in labels:
+        return label == text
+    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
+    if any(words.search(one) for one in labels):
+        return words.search(label) is not None
+    return text.lower() in label.lower()
+
+
+def _mark(folder: Path) -> dict[str, str]:
+    try:
+        mark = json.loads((folder / MARK).read_text())
+        if mark["format"] == FORMAT and isinstance(mark["file"], str) and isinstance(mark["budget"], str):
+            return dict(mark)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{folder / MARK} is damaged or of another version: run the sweep again with another --out")
+
+
+def _short(file: Path) -> str:
+    """Its path from here, where it is below."""
+    here = Path.cwd()
+    return str(file.absolute().relative_to(here) if file.absolute().is_relative_to(here) else file)
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path} ({error}): run the sweep again, it writes it anew") from None
