@@ -40,7 +40,7 @@ class FedELMYParallel(Method):
     server: bool = False
     """send to a server that averages, instead of everyone to everyone: N·M instead of N(N-1)·M"""
     form: Literal["paper", "released"] = "paper"
-    """distances and their scale as in the authors' code, or as in the text"""
+    """distances and their scale as in the text, or as in the authors' code"""
     measure: Measure = "l2"
     """distance of two models in the paper's form (Fig. 8); the released form is squared_l2 throughout"""
     average_start: bool = True
