@@ -11,10 +11,10 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Model, Ref, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
-from ekiden.learning.fit import Objective, cross_entropy
-from ekiden.learning.glam import GLAM
+from ekiden.learning.fit import Objective
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
+from ekiden.methods._alignment import alignment
 from ekiden.methods._host import Closing, Host, Local, Round, Vectors
 from ekiden.methods._hosts import host_named
 from ekiden.methods._rounds import at_server, local_training, participants, require_rounds, sample
@@ -225,11 +225,7 @@ class SPFL(Method):
     def alignment(self, client: Client, model: Weights, kept: Kept) -> tuple[Objective, int]:
         """GLAM, or the loss of the labels alone, and its further passes."""
         previous = model if self.previous == "received" else kept.earlier
-        tau = self.align_previous if previous is not None else 0.0
-        if kept.opening.start is None or not (tau or self.align_global):
-            return cross_entropy, 0
-        reference = client.network(kept.opening.start)
-        return GLAM(reference, client.network(model if previous is None else previous), tau, self.align_global), 2
+        return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
 
     @property
     def glam(self) -> bool:
