@@ -1,7 +1,7 @@
 """What methods of many rounds share: who takes part, how they train, and how the server takes models together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -62,6 +62,19 @@ def at_server(fed: Fed, model: Model | None) -> Weights:
 def local_training(client: Client, lr_decay: float, round: int) -> Training:
     """Training that ends with its last iterate, at the learning rate of the round."""
     return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
+
+
+def with_sizes(
+    fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
+) -> dict[str, int]:
+    """The numbers of samples known, and those of `clients`; who is met for the first time is asked by `count`."""
+    asked = {k: fed.call(count, k) for k in clients if k not in known}
+    return {**known, **{k: n for k, ref in asked.items() for n in fed.get([ref], at_least=0)}}
+
+
+def mean_size(sizes: Mapping[str, int]) -> float:
+    """n/N as far as it is known; 0 where nobody was asked."""
+    return sum(sizes.values()) / max(len(sizes), 1)
 
 
 def sample_weight(client: Client, weighting: Weighting) -> float:

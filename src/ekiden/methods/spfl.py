@@ -17,7 +17,15 @@ from ekiden.learning.weights import Weights, mean
 from ekiden.methods._alignment import alignment
 from ekiden.methods._host import Closing, Host, Local, Round, Vectors
 from ekiden.methods._hosts import host_named
-from ekiden.methods._rounds import at_server, local_training, participants, require_rounds, sample
+from ekiden.methods._rounds import (
+    at_server,
+    local_training,
+    mean_size,
+    participants,
+    require_rounds,
+    sample,
+    with_sizes,
+)
 
 Order = Literal["latin", "random", "fixed"]
 
@@ -39,11 +47,6 @@ class Chains(State):
     ends: tuple[Model, ...] = ()
     memory: tuple[Tensor, ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def size(self) -> float:
-        """Mean number of samples of the clients met so far."""
-        return sum(self.sizes.values()) / len(self.sizes) if self.sizes else 0.0
 
 
 class Opening(NamedTuple):
@@ -144,7 +147,7 @@ class SPFL(Method):
             for sequence, end in zip(s.sequences, s.ends, strict=True):
                 client = sequence[position]
                 opening = self.opening(host, start, s) if client not in seen else None
-                ends.append(fed.call(self.train, client, end, opening, s.size, round))
+                ends.append(fed.call(self.train, client, end, opening, mean_size(s.sizes), round))
                 seen.add(client)
             s = self.merged(fed, s, ends, round) if position == length - 1 else s.next(ends=tuple(ends))
             yield s
@@ -155,9 +158,7 @@ class SPFL(Method):
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
         if not host_named(self.host).counts:
             return s
-        asked = {k: fed.call(self.count, k) for k in visited(sequences) if k not in s.sizes}
-        answers = {k: n for k, ref in asked.items() for n in fed.get([ref], at_least=0)}
-        return replace(s, sizes=s.sizes | answers)
+        return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
 
     def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
         """What comes with the first visit of a round to a client; nothing where nobody needs it."""
@@ -168,7 +169,7 @@ class SPFL(Method):
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
         """The state after a round: every client visited closes it, the host's server takes the ends together."""
         host, everyone = host_named(self.host), visited(s.sequences)
-        asked = {k: fed.call(self.close, k, s.size, round) for k in everyone} if host.closes else {}
+        asked = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in everyone} if host.closes else {}
         came = [fed.get([end], at_least=0) for end in ends]
         closings = {k: closing for k, ref in asked.items() for closing in fed.get([ref], at_least=0)}
         if not any(came):
