@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `topology`, `silo`."""
 
 import contextlib
 import io
@@ -238,6 +238,13 @@ def sweep(args: Sequence[str]) -> None:
     cli_sweeps.run_sweep(args)
 
 
+def topology(args: Sequence[str]) -> None:
+    """`ekiden topology NAME`."""
+    from ekiden import cli_topology  # noqa: PLC0415  (it imports this module)
+
+    cli_topology.show_topology(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
@@ -247,6 +254,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "data": data,
     "list": list_all,
     "sweep": sweep,
+    "topology": topology,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -258,6 +266,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   compare RUN...  runs side by side
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  topology NAME   a graph of clients: its mixing matrix, checked, and spectral gap
   sweep FILE      run a published table             ekiden sweep --help
   silo start      take part in runs between machines    ekiden silo --help
 """

@@ -5,6 +5,7 @@ from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
+from ekiden.methods.criticalfl_server import CriticalFLServer
 from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
@@ -50,6 +51,7 @@ METHODS: tuple[type[Method], ...] = (
     FedDC,
     MOON,
     FedDisco,
+    CriticalFLServer,
     DFedAvgM,
     DFedSAM,
     FedPer,
@@ -84,6 +86,7 @@ __all__ = [
     "Average",
     "Centralized",
     "CriticalFL",
+    "CriticalFLServer",
     "DFedAvgM",
     "DFedSAM",
     "DisPFL",
