@@ -237,7 +237,8 @@ class FedDisco(Host):
         n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
         weights = feddisco.disco_weights(n, feddisco.normalised(d, self.measure), self.a, self.b)
         p = dict(zip(r.closings, weights, strict=True))
-        middle = mean(r.ends, [sum(p.get(client, 0.0) for client in chain) / len(chain) for chain in r.chains])
+        along = [sum(p.get(client, 0.0) for client in chain) / len(chain) for chain in r.chains]
+        middle = mean(r.ends, along if any(along) else None)
         return After(middle, middle)
 
 

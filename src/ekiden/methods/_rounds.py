@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights, mean
 
 Weighting = Literal["samples", "uniform"]
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Reply(NamedTuple):
@@ -64,12 +66,24 @@ def local_training(client: Client, lr_decay: float, round: int) -> Training:
     return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
 
 
+def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
+    """The values that came, under the keys of their Refs.
+
+    Raises:
+        ClientMissing: fewer came.
+    """
+    came = {key: value for key, ref in asked.items() for value in fed.get([ref], at_least=0)}
+    if len(came) < min(at_least, len(asked)):
+        fed.get(asked.values(), at_least=at_least)  # says who is missing
+    return came
+
+
 def with_sizes(
     fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
 ) -> dict[str, int]:
     """The numbers of samples known, and those of `clients`; who is met for the first time is asked by `count`."""
     asked = {k: fed.call(count, k) for k in clients if k not in known}
-    return {**known, **{k: n for k, ref in asked.items() for n in fed.get([ref], at_least=0)}}
+    return {**known, **arrived(fed, asked, at_least=0 if known else 1)}
 
 
 def mean_size(sizes: Mapping[str, int]) -> float:

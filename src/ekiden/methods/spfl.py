@@ -18,6 +18,7 @@ from ekiden.methods._alignment import alignment
 from ekiden.methods._host import Closing, Host, Local, Round, Vectors
 from ekiden.methods._hosts import host_named
 from ekiden.methods._rounds import (
+    arrived,
     at_server,
     local_training,
     mean_size,
@@ -168,15 +169,13 @@ class SPFL(Method):
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
         """The state after a round: every client visited closes it, the host's server takes the ends together."""
-        host, everyone = host_named(self.host), visited(s.sequences)
-        asked = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in everyone} if host.closes else {}
-        came = [fed.get([end], at_least=0) for end in ends]
-        closings = {k: closing for k, ref in asked.items() for closing in fed.get([ref], at_least=0)}
-        if not any(came):
-            fed.get(ends, at_least=1)
-        arrived = [(end, chain) for values, chain in zip(came, s.sequences, strict=True) for end in values]
-        models, chains = zip(*arrived, strict=True)
-        after = host.merge(Round(at_server(fed, s.cloud), models, chains, closings, len(fed.clients), s.memory))
+        host, n = host_named(self.host), len(fed.clients)
+        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in visited(s.sequences) if host.closes}
+        came = arrived(fed, dict(enumerate(ends)))
+        chains = [s.sequences[j] for j in came]
+        closings = arrived(fed, closing)
+        start = at_server(fed, s.cloud)
+        after = host.merge(Round(start, list(came.values()), chains, closings, n, s.memory))
         return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
 
     @on_client
