@@ -24,9 +24,11 @@ from ekiden.core.worker import Setup, Watch, Worker
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.learning.weights import Weights
+from ekiden.models.widen import Widened
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes
 from ekiden.transports.simulation import Executor, Simulation
@@ -93,6 +95,7 @@ def run(
     stop_after: int | None = None,
     processes: bool | None = None,
     absent: Callable[[int, str], bool] = lambda step, client: False,
+    keep_trained: bool = False,
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -113,6 +116,7 @@ def run(
         stop_after: stop after so many steps, to go on later.
         processes: use worker processes even if there is one worker, or never.
         absent: which clients do not answer in which step, to try a method with.
+        keep_trained: keep in the folder, at each client, the models that its last task trained.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -120,9 +124,9 @@ def run(
     clients = _pool(data) if method.pools_data else data.clients
     check_clients(clients)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed)
+    build = builder(model, data, seed, method.extra_outputs)
     hardware = resolve(hardware or Hardware(), workers, build)
-    setup = Setup(method, build, data.dataset, training or Training(), hardware, seed)
+    setup = Setup(method, build, data.dataset, training or Training(), hardware, seed, keep_trained)
     held = {c.name: c for c in clients}
     worker = Worker(setup, held, watch)
     check_model(worker, data)
@@ -210,16 +214,21 @@ class Made:
 
 
 def builder(
-    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int
+    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, extra_outputs: int = 0
 ) -> Callable[[], nn.Module]:
     """What makes the initial network, the same at every call."""
     if isinstance(model, nn.Module):
-        return Given(model)
+        return widened(Given(model), extra_outputs, seed)
     if callable(model):
-        return Made(model, seed)
+        return widened(Made(model, seed), extra_outputs, seed)
     dataset = data.dataset
     name = models.default_for(dataset.name, dataset.shape) if model == "auto" else model
-    return Named(name, dataset.shape, len(dataset.classes), seed)
+    return widened(Named(name, dataset.shape, len(dataset.classes), seed), extra_outputs, seed)
+
+
+def widened(build: Callable[[], nn.Module], extra_outputs: int, seed: int) -> Callable[[], nn.Module]:
+    """`build`, or what makes the same network with so many more outputs."""
+    return Widened(build, extra_outputs, seed) if extra_outputs else build
 
 
 def initial_weights(setup: Setup) -> Weights:
@@ -234,7 +243,7 @@ def model_bytes(setup: Setup) -> int:
 
 def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
     """A module that holds `weights`, in evaluation mode."""
-    network = Network(build())
+    network = Network(adapted(build(), weights))
     network.load(weights)
     return network.module.eval()
 
@@ -278,7 +287,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
             declare the head that the method needs.
     """
-    dataset, classes = data.dataset, len(data.dataset.classes)
+    dataset, classes, extra = data.dataset, len(data.dataset.classes), worker.setup.method.extra_outputs
     bench = worker.bench("check")
     if worker.setup.method.splits_model:
         _ = worker.network.head
@@ -291,12 +300,17 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes):
-        found = tuple(out.shape[1:]) if isinstance(out, torch.Tensor) else type(out).__name__
+    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes + extra):
+        found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         raise UserError(
             f"the model gives {found} per sample, but the data have {classes} classes: "
             f"give its last layer {classes} outputs"
         )
+
+
+def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
+    """The outputs per sample of the network as the user knows it, without those that the method added."""
+    return (*outputs[:-1], outputs[-1] - extra) if outputs else ()
 
 
 def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
@@ -342,8 +356,8 @@ def write_models(
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
-    """Write results as named state dicts."""
-    if model is not None:
-        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
+    """Write results as named state dicts; the global model last, so that where it is, all are."""
     for name, weights in zip(clients, personal, strict=False):
         folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
+    if model is not None:
+        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))

@@ -1,4 +1,4 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `topology`, `silo`."""
+"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `list`, `silo`, `sweep`, ..."""
 
 import contextlib
 import io
@@ -26,6 +26,7 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
+from ekiden.experiments.sweep import expand
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
@@ -79,7 +80,7 @@ class CompareOptions:
     """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders"""
+    """run folders and sweep folders"""
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def show(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
     options = parse(CompareOptions, args, "ekiden compare")
-    console.print(summary.comparison(summary.summarise(folder) for folder in options.runs))
+    console.print(summary.comparison(summary.summarise(folder) for folder in expand(options.runs)))
 
 
 def data(args: Sequence[str]) -> None:
@@ -245,6 +246,27 @@ def topology(args: Sequence[str]) -> None:
     cli_topology.show_topology(args)
 
 
+def results(args: Sequence[str]) -> None:
+    """`ekiden results SWEEP...`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.list_results(args)
+
+
+def export(args: Sequence[str]) -> None:
+    """`ekiden export RUN... OUT`."""
+    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+
+    cli_sweeps.export_runs(args)
+
+
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    from ekiden import cli_report  # noqa: PLC0415  (it imports this module)
+
+    cli_report.report(args)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "resume": resume,
@@ -255,6 +277,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "list": list_all,
     "sweep": sweep,
     "topology": topology,
+    "results": results,
+    "export": export,
+    "report": report,
     "silo": silo,
 }
 _HELP = """usage: ekiden COMMAND [arguments]
@@ -268,6 +293,9 @@ _HELP = """usage: ekiden COMMAND [arguments]
   list            methods, networks, data sets
   topology NAME   a graph of clients: its mixing matrix, checked, and spectral gap
   sweep FILE      run a published table             ekiden sweep --help
+  results SWEEP.. what sweeps gave, beside the printed values
+  export RUN.. OUT  metrics as Parquet or CSV
+  report RUN...   one page of tables and figures, from runs and sweeps
   silo start      take part in runs between machines    ekiden silo --help
 """
 
@@ -289,7 +317,8 @@ def main() -> None:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nekiden: stopped; `ekiden resume` goes on from the last saved step", file=sys.stderr)
+        hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
+        print(f"\nekiden: stopped; {hint} goes on from the last saved step", file=sys.stderr)
         sys.exit(130)
 
 

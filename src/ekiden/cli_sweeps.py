@@ -1,4 +1,4 @@
-"""The command line for experiment files: `ekiden sweep`."""
+"""The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,19 @@ from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional
 
 from ekiden import api
 from ekiden.cli import console, parse
+from ekiden.core.files import write
 from ekiden.errors import UserError
-from ekiden.experiments import launch, results, sweep
+from ekiden.experiments import export, launch, ledger, results, sweep
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
-from ekiden.experiments.experiment import Cell
+from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Outcome
+from ekiden.experiments.summary import summarise
 from ekiden.experiments.sweep import Run, Sweep
 
 
@@ -55,8 +58,8 @@ def run_sweep(args: Sequence[str]) -> None:
         console.print(f"{len(runs)} runs, {len(runs) - len(jobs)} of them finished; folder {swept.folder}")
         return
     sweep.begin(swept, options.file.read_text())
-    failed = _do(swept, runs, jobs, options.cores or api.cores()) if jobs else []
-    console.print(results.table(swept.experiment, results.collect(swept, cells)))
+    failed = _do(runs, jobs, options.cores or api.cores()) if jobs else []
+    console.print(_table(swept.experiment, results.collect(swept, cells)))
     for cell in (c for c in cells if c.skip):
         console.print(f"not run: {cell.label}: {cell.skip}", markup=False, soft_wrap=True)
     console.print(f"sweep folder: {swept.folder}", soft_wrap=True)
@@ -68,20 +71,20 @@ def run_sweep(args: Sequence[str]) -> None:
         )
 
 
-def _do(swept: Sweep, runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Outcome]:
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Outcome]:
     """Do what is left; gives what failed."""
-    by_folder = {run.folder: run for run in runs}
-    left = [by_folder[job.folder] for job in jobs]
-    if done := len(runs) - len(jobs):
-        console.print(f"{done} of {len(runs)} runs are finished already")
+    folders = {job.folder for job in jobs}
+    left = [run for run in runs if run.folder in folders]
+    if done := [run for run in runs if run.folder not in folders]:
+        console.print(f"{len(done)} of {len(runs)} runs are finished already")
     known: dict[str, list[float]] = {}
-    for result in results.collect(swept, [run.cell for run in runs if run.folder not in {r.folder for r in left}]):
-        known.setdefault(result.cell.slug, []).extend(s.seconds for s in result.runs)
+    for run in done:
+        known.setdefault(run.cell.slug, []).append(summarise(run.folder).seconds)
     board = Board(
         console,
         [f"{run.cell.label}, seed {run.seed}" for run in left],
         [run.cell.slug for run in left],
-        {group: mean(seconds) for group, seconds in known.items() if seconds},
+        {group: mean(seconds) for group, seconds in known.items()},
         min(cores, len(jobs)),
     )
     with board.progress:
@@ -89,13 +92,70 @@ def _do(swept: Sweep, runs: Sequence[Run], jobs: Sequence[launch.Job], cores: in
     return [outcome for outcome in outcomes if outcome.error]
 
 
+def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
+    """As in the paper, where the terminal is wide enough for that."""
+    table = results.table(found, came)
+    wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
+    return results.listing(found, came) if wide else table
+
+
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
-    table = Table(title=swept.experiment.title, title_justify="left")
+    table = Table(title=Text(swept.experiment.title), title_justify="left")
     for column in ("row", "column", "method", "printed", "scaled", "finished"):
         table.add_column(column)
     for cell in cells:
         runs = swept.runs([cell])
         done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
         method = cell.plan.method.title() if cell.plan else ""
-        table.add_row(cell.row, cell.column, method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done)
+        table.add_row(
+            Text(cell.row), Text(cell.column), method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done
+        )
     return table
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Metrics of runs as one table, a row for each run and step, for pandas, Polars, ...; or for TensorBoard."""
+
+    paths: Positional[tuple[Path, ...]]
+    """run folders and sweep folders, then the file to write, OUT.parquet or OUT.csv"""
+    tensorboard: Path | None = None
+    """folder to write event files to, one folder for each run in it; needs the extra ekiden[tensorboard]"""
+
+
+@dataclass(frozen=True)
+class ResultsOptions:
+    """The ledger of reproduction: what finished runs of sweeps gave, beside the printed values."""
+
+    sweeps: Positional[tuple[Path, ...]]
+    """sweep folders"""
+    write: Path | None = None
+    """Markdown file to write; by default it is printed"""
+
+
+def export_runs(args: Sequence[str]) -> None:
+    """`ekiden export RUN... OUT`."""
+    options = parse(ExportOptions, args, "ekiden export")
+    files = [path for path in options.paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
+    if len(files) > 1 or not (files or options.tensorboard):
+        raise UserError("name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard")
+    folders = sweep.expand(path for path in options.paths if path not in files)
+    if not folders:
+        raise UserError("name the run folders or sweep folders to export")
+    runs = [summarise(folder) for folder in folders]
+    if options.tensorboard:
+        export.tensorboard(runs, options.tensorboard)
+        console.print(f"{len(runs)} runs written to {options.tensorboard}: tensorboard --logdir {options.tensorboard}")
+    for file in files:
+        console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")
+
+
+def list_results(args: Sequence[str]) -> None:
+    """`ekiden results SWEEP...`."""
+    options = parse(ResultsOptions, args, "ekiden results")
+    page = ledger.page([sweep.opened(folder) for folder in options.sweeps])
+    if options.write is None:
+        print(page)
+        return
+    write(options.write, [page.encode()])
+    console.print(f"written to {options.write}")

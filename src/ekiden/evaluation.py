@@ -12,6 +12,7 @@ from ekiden.core.method import Method
 from ekiden.core.worker import Worker
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.learning import fit as fitting
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights, distance, mean
 
@@ -65,19 +66,37 @@ class TestSet:
         setup = worker.setup
         self.build = Built(setup.method, setup.build, len(data.clients) if clients is None else clients)
         self.own = setup.build
-        # One network serves both where the result is one of the clients' own kind.
-        self._network = worker.network
-        if type(setup.method).result_network is not Method.result_network:
-            self._network = Network(self.build(), setup.hardware.device)
         self._data = data
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
-    def scores(self, model: Weights, *, personal: bool = False) -> Scores:
-        """One pass of `model` (of the run, or a client's own) over all test samples."""
+    def scores(self, model: Weights, *, personal: bool = False, rows: Tensor | None = None) -> Scores:
+        """One pass of `model` (of the run, or a client's own) over all test samples, or those in `rows`."""
+        return Scores(*fitting.evaluate(self._bench(model, personal), self._subset(rows)))
+
+    def features(self, model: Weights, rows: Tensor, *, personal: bool = False) -> Tensor:
+        """What enters the head (k, A), for some test samples, on the CPU.
+
+        Raises:
+            UserError: the network does not declare its head.
+        """
+        bench = self._bench(model, personal)
+        with torch.no_grad(), bench.autocast():
+            parts = [
+                bench.network.probe(bench.feed.batch(self._subset(part), slice(None), train=False)[0])[0]
+                for part in torch.split(rows, 512)
+            ]
+        return torch.cat(parts).flatten(1).float().cpu()
+
+    def _bench(self, model: Weights, personal: bool) -> fitting.Bench:
         bench = self._worker.bench("evaluation")
-        bench.network = self._worker.network if personal else self._network
+        setup = self._worker.setup
+        if setup.method.changes_network and not personal:
+            bench.network = Network(adapted(self.build(), model), setup.hardware.device)
         bench.network.load(model)
-        return Scores(*fitting.evaluate(bench, self._all))
+        return bench
+
+    def _subset(self, rows: Tensor | None) -> Subset:
+        return self._all if rows is None else Subset(self._data.dataset.test, rows)
 
     def __call__(self, model: Weights | None, personal: Sequence[Weights]) -> dict[str, Any]:
         """The row of metrics for a global model and for personal ones.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.api import Result
+from ekiden.api import Result, widened
 from ekiden.cli import RunOptions
 from ekiden.cli_silos import RemoteOptions
 from ekiden.core.federation import Request
@@ -119,7 +119,7 @@ def test_trains_and_reports(kind: type[Method], blobs: FederatedData) -> None:
 def test_ledger_equals_the_declared_cost(kind: type[Method], blobs: FederatedData) -> None:
     method = small(kind)
     result = run(method, blobs, Tiny, **settings(kind))
-    size = Size.of(Network(Tiny()), (4,))
+    size = Size.of(Network(widened(Tiny, kind.extra_outputs, 3)()), (4,))
     assert result.bytes == method.moved(result.state, 4, size)
     assert result.bytes <= method.cost(4, size)
 

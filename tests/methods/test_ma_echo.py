@@ -3,7 +3,8 @@
 import itertools
 import logging
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load, models, run
-from ekiden.core.method import Size
+from ekiden.core.method import Method, Size
+from ekiden.data import federate
 from ekiden.data.samples import ClientData, Subset
 from ekiden.learning.network import Network
-from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors
+from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
+from ekiden.learning.qp import min_norm
 from ekiden.learning.weights import mean
 from ekiden.methods import Average, MAEcho
-from ekiden.methods.ma_echo import Contribution, aligned, carried, min_norm, project, unit_rows
+from ekiden.methods.ma_echo import Contribution, aligned, carried, project, unit_rows
 from tests.conftest import Tiny
 from tests.methods.test_ot_fusion import shuffled
+from tests.transports.test_remote import assert_equal, far, nodes_in
+from tests.transports.test_remote import here as in_one_process
 
 
 def f64(values: Any) -> Tensor:
@@ -177,6 +182,20 @@ def test_compressed_projectors() -> None:
     assert compress(p, 7) is p
     d = torch.randn(2, 3, 7, dtype=torch.float64)
     torch.testing.assert_close(project(d, [p, factor]), d @ p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_projectors_of_low_rank_are_factorised(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = recursion(torch.cat([x, x[:4] * 0.01]), 0.5, 0.02).to(dtype)
+    factor = thin(p)
+    assert factor.shape == (40, 9)
+    torch.testing.assert_close(factor @ factor.T, p, atol=1e-6, rtol=1e-5)
+    assert thin(torch.zeros(7, 7)).shape == (7, 0)
+    for whole in (torch.eye(40), closed(torch.randn(14, 40), 0.1), torch.ones(1, 1)):
+        assert thin(whole) is whole
+    d = torch.randn(2, 3, 7)
+    assert torch.equal(project(d, [thin(torch.zeros(7, 7))] * 2), torch.zeros(2, 3, 7))
 
 
 def test_projectors_under_a_permutation_that_is_not_symmetric() -> None:
@@ -339,10 +358,155 @@ def test_every_variant_runs_and_declares_its_bytes(blobs: FederatedData, fields:
     assert result.bytes == 4 * ((2 * rounds - 1) * size + rounds * (3 + 4 * 5 * rank))
 
 
+def by_the_book(models: list[nn.Sequential], batches: list[list[Tensor]], owns: Tensor) -> list[Tensor]:
+    """The released code as the note describes it, written anew over plain matrices: c = 0.5, λ = 1.6, 60 iterations."""
+    clients = [[m.weight.detach().double() for m in model if isinstance(m, nn.Linear)] for model in models]
+    result = []
+    for layer in range(len(clients[0]) - 1):
+        kept = []
+        for model, own in zip(models, batches, strict=True):
+            before = model[: [i for i, m in enumerate(model) if isinstance(m, nn.Linear)][layer]]
+            q = torch.eye(clients[0][layer].shape[1]).double()
+            for x in own:
+                r = before(x).detach().mean(0).double()
+                k = q @ r
+                q -= 0.5 * torch.outer(k, k) / (0.01**0.8 + r @ k)
+            kept.append(q)
+        v = [c[layer] for c in clients]
+        w = sum(v, torch.zeros(())) / len(v)
+        for _ in range(60):
+            w = w - 1.6 / len(v) * sum(((w - a) @ (torch.eye(len(q)) - q) for a, q in zip(v, kept, strict=True)), 0)
+            v = [a + 1.6 * (w - a) @ q for a, q in zip(v, kept, strict=True)]
+        result.append(sum(v, torch.zeros(())) / len(v))
+    head = torch.stack([c[-1] for c in clients])
+    return [*result, (head * owns[:, :, None]).sum(0) / owns.sum(0)[:, None].clamp(min=1)]
+
+
+@torch.no_grad()
+def test_equals_a_plain_rewrite_of_the_released_form() -> None:
+    torch.manual_seed(0)
+    owns = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 0]])
+    networks, sent, models, batches = [], [], [], []
+    for own in owns:
+        module = nn.Sequential(nn.Linear(9, 7, bias=False), nn.ReLU(), nn.Linear(7, 5, bias=False), nn.ReLU())
+        module.append(nn.Linear(5, 4, bias=False))
+        networks.append(Network(module))
+        given = [torch.rand(6, 9) for _ in range(4)]
+        found = projectors(module.eval(), networks[-1].layout.hidden, [(x, x) for x in given], 0.5)
+        sent.append(Contribution(networks[-1].weights(), [p.float() for p in found], own > 0))
+        models.append(module)
+        batches.append(given)
+    layout = networks[0].layout
+    result = MAEcho().aggregate(sent, layout)
+    for layer, expected in zip(layout.dense, by_the_book(models, batches, owns), strict=True):
+        torch.testing.assert_close(layer.matrix(result.params), expected.float(), atol=1e-5, rtol=1e-4)
+    assert layout.head.matrix(result.params)[3].tolist() == [0.0] * 5  # a class nobody has
+
+
+PEERS: list[dict[str, Any]] = [
+    {},
+    {"rounds": 2, "ranks": "2"},
+    {"align": True, "init": "different"},
+    {"origin": "random", "form": "paper", "step": 0.5, "alpha": "qp"},
+]
+
+
+@pytest.mark.parametrize("fields", PEERS, ids=str)
+def test_every_client_to_every_other(blobs: FederatedData, fields: dict[str, Any]) -> None:
+    method = MAEcho(epochs=2, iterations=5, **fields)
+    peers = replace(method, decentralised=True)
+    central, result = (run(m, blobs, Tiny, **settings()) for m in (method, peers))
+    assert central.weights is not None
+    assert result.weights is None
+    assert len(result.personal) == 4
+    for model in result.personal:
+        assert torch.equal(model.params, central.weights.params)
+        assert torch.equal(model.buffers, central.weights.buffers)
+    assert result.accuracy == central.accuracy
+    names = {c.name for c in blobs.clients}
+    assert {r.source for r in result.ledger} == {r.target for r in result.ledger} == names, "the server reads nothing"
+    assert {r.task for r in result.ledger} == {"gather"}
+    size = Size.of(Network(Tiny()))
+    each = size + peers.payload(size.layout)
+    assert result.bytes == peers.cost(4, size) == peers.rounds * 4 * 3 * each
+
+
+def test_the_decentralised_form_between_processes_and_silos(blobs: FederatedData, tmp_path: Path) -> None:
+    method = MAEcho(epochs=1, iterations=2, rounds=2, decentralised=True)
+    here, there = (run(method, blobs, Tiny, processes=p, **settings()) for p in (False, True))
+    assert all(torch.equal(a.params, b.params) for a, b in zip(here.personal, there.personal, strict=True))
+    assert here.ledger == there.ledger
+    once = replace(method, rounds=1, ranks="3")
+    silos = nodes_in(tmp_path, '[limits]\nmethods = ["maecho"]\n')
+    assert_equal(far(once, silos, tmp_path / "run"), in_one_process(once))
+
+
+def test_alone_there_is_nobody_to_send_to(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    result = run(MAEcho(epochs=1, decentralised=True, head="mean"), alone, Tiny, **settings())
+    assert result.bytes == 0
+    trained = run(Average(epochs=1), alone, Tiny, **settings()).weights
+    assert trained is not None
+    assert torch.equal(result.personal[0].params, trained.params)
+
+
+def test_some_clients_a_round(blobs: FederatedData) -> None:
+    method = MAEcho(epochs=1, iterations=2, rounds=3, participation=0.5)
+    result = run(method, blobs, Tiny, **settings())
+    assert result.bytes == method.cost(4, Size.of(Network(Tiny())))
+    assert [len({r.source for r in result.ledger if r.step == t and r.task == "get"}) for t in range(3)] == [2, 2, 2]
+    with pytest.raises(UserError, match=r"1/N = 0\.5"):
+        run(replace(method, alpha="qp", bound=0.4), blobs, Tiny, **settings())
+
+
+def images(side: int) -> FederatedData:
+    x = torch.rand(16, 3, side, side, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(16) % 3
+    return federate([(x[:8], y[:8]), (x[8:], y[8:])], test=(x, y))
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("mlp", 6), ("mlp_ma_echo", 6), ("lenet", 16), ("cnn", 18), ("cnn_tiny", 8), ("cnn_ma_echo", 8)]
+)
+def test_any_network(name: str, side: int) -> None:
+    result = run(MAEcho(epochs=1, iterations=2), images(side), name, **settings())
+    assert result.weights is not None
+    assert result.weights.is_finite()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "side"), [("resnet18", 8), ("resnet18_gn", 8), ("vgg11", 32)])
+def test_any_deep_network(name: str, side: int, caplog: pytest.LogCaptureFixture) -> None:
+    result = run(MAEcho(epochs=1, iterations=2), images(side), name, **settings())
+    assert result.weights is not None
+    assert result.weights.is_finite()
+    assert ("norm1" in caplog.text) == name.startswith("resnet")
+
+
+def test_layers_that_never_run_are_averaged(blobs: FederatedData) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle, self.head = nn.Linear(2, 2), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x)  # type: ignore[no-any-return]
+
+    method = MAEcho(epochs=1, init="different")
+    result, average = (run(m, blobs, Idle, **settings()) for m in (method, Average(epochs=1, init="different")))
+    assert result.weights is not None
+    assert average.weights is not None
+    torch.testing.assert_close(result.weights.params[:6], average.weights.params[:6])
+
+
+def test_a_network_without_linear_and_convolutional_layers_is_refused(blobs: FederatedData) -> None:
+    module = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
+    with pytest.raises(UserError, match="classifier"):
+        run(MAEcho(), blobs, module, **settings())
+
+
 def test_beats_the_average_on_disjoint_classes() -> None:
     """Two linearly separable halves of a problem, a class pair at each client."""
-    from ekiden.data import federate
-
     generator = torch.Generator().manual_seed(1)
     centres = 3 * torch.eye(4)
 
@@ -376,6 +540,8 @@ def test_layers_that_are_averaged_are_named(blobs: FederatedData, caplog: pytest
         {"mu": -1.0},
         {"ranks": "5,x"},
         {"ranks": "0"},
+        {"participation": 0.0},
+        {"decentralised": True, "participation": 0.5},
     ],
     ids=str,
 )
@@ -410,7 +576,10 @@ SHIPPED: list[dict[int, int]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("init", ["same", "different"])
 def test_class_counts_of_the_authors_log(data_home: object, init: Any) -> None:
-    """Their log has 81.90 % (different initial models) where the plain average has 19.09 %."""
+    """Their log has 81.90 % (different initial models) where the plain average has 19.09 %.
+
+    Seeds differ by several points: seven gave 76.6 to 84.8 (same) and 80.4 to 83.9 (different), 82 on average.
+    """
     dataset = replace(load("mnist"), mean=(0.1307,), std=(0.3081,))  # as in their code
     taken, clients = dict.fromkeys(range(10), 0), []
     none = Subset(dataset.train, torch.empty(0, dtype=torch.int64))
@@ -424,16 +593,13 @@ def test_class_counts_of_the_authors_log(data_home: object, init: Any) -> None:
         clients.append(ClientData(f"c{i}", Subset(dataset.train, torch.cat(rows)), none, own))
     data = FederatedData(dataset, tuple(clients))
 
-    def make() -> nn.Module:
-        linear = partial(nn.Linear, bias=False)
-        hidden = [linear(784, 400), nn.ReLU(), linear(400, 200), nn.ReLU(), linear(200, 100), nn.ReLU()]
-        return nn.Sequential(nn.Flatten(), *hidden, linear(100, 10))
+    def accuracy(method: Method, seed: int) -> float:
+        training = Training("sgd", lr=0.01, momentum=0.5, weight_decay=0, batch_size=64, select="last")
+        return run(method, data, "mlp_ma_echo", training=training, hardware=Hardware(threads=1), seed=seed).accuracy
 
-    training = Training("sgd", lr=0.01, momentum=0.5, weight_decay=0, batch_size=64, select="last")
-    echo, plain = (
-        run(m, data, make, training=training, hardware=Hardware(threads=1))
-        for m in (MAEcho(init=init), Average(epochs=10, head="class-wise", init=init))
-    )
-    print(f"{init}: MA-Echo {100 * echo.accuracy:.2f}, class-wise average {100 * plain.accuracy:.2f}")
-    assert echo.accuracy > 0.72
-    assert plain.accuracy < 0.4
+    echo = [accuracy(MAEcho(init=init), seed) for seed in range(3)]
+    plain = accuracy(Average(epochs=10, head="class-wise", init=init), 0)
+    print(f"{init}: MA-Echo {echo}, class-wise average {plain:.4f}")
+    assert fmean(echo) == pytest.approx(0.819, abs=0.03)
+    assert min(echo) > 0.75
+    assert plain < 0.4

@@ -13,7 +13,7 @@ from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights, mean
 from ekiden.methods import OTFusion
 from ekiden.methods.average import Trained
-from ekiden.methods.ot_fusion import activations, align, check_chain, transport
+from ekiden.methods.ot_fusion import activations, align, check_chain, costs, transport
 from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -47,7 +47,10 @@ def two_layers(first: list[list[float]], second: list[list[float]]) -> tuple[Wei
 def test_permuted_neurons() -> None:
     b, layout = two_layers([[1.0, 0], [0, 1], [1, 1]], [[1.0, 2, 3], [4, 5, 6]])
     a, _ = two_layers([[1.0, 1], [1, 0], [0, 1]], [[3.0, 1, 2], [6, 4, 5]])
-    plan = transport(layout.dense[0].matrix(a.params), layout.dense[0].matrix(b.params), True, False)
+    ours, theirs = (layout.dense[0].matrix(m.params) for m in (a, b))
+    expected = [[0.765367, 0.765367, 0], [0, 1.414214, 0.765367], [1.414214, 0, 0.765367]]
+    torch.testing.assert_close(costs(ours, theirs, True, False), torch.tensor(expected).double(), atol=1e-6, rtol=0)
+    plan = transport(ours, theirs, True, False)
     assert plan.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     aligned, inputs = align(a, b, layout, layout, by_weights)
     assert torch.equal(aligned.params, b.params)
@@ -62,6 +65,8 @@ def test_permuted_neurons() -> None:
 def test_swap(normalise: bool, squared: bool) -> None:
     a, b = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
     assert transport(a, b, normalise, squared).tolist() == [[0, 1], [1, 0]]
+    expected = torch.tensor([[0.894427, 0], [0, 0.894427]] if normalise else [[4.472136, 4], [0, 0.894427]]).double()
+    torch.testing.assert_close(costs(a, b, normalise, squared), expected ** (2 if squared else 1), atol=1e-5, rtol=0)
 
 
 def test_scale_matters_only_without_normalisation() -> None:
@@ -70,6 +75,29 @@ def test_scale_matters_only_without_normalisation() -> None:
     near, far = torch.tensor([[1.0], [10.0]]), torch.tensor([[9.0], [2.0]])
     assert transport(near, far, True, False).tolist() == [[1, 0], [0, 1]]  # all the same: identity
     assert transport(near, far, False, False).tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(("units", "factor"), [(100, 0.99999), (400, 0.99996)])
+def test_columns_with_the_authors_correction(units: int, factor: float) -> None:
+    rows = torch.randn(units, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    order = torch.randperm(units, generator=torch.Generator().manual_seed(1))
+    exact = transport(rows[order], rows, True, False)
+    assert torch.equal(exact, torch.eye(units).double()[order])
+    theirs = transport(rows[order], rows, True, False, correction=1e-7)
+    torch.testing.assert_close(theirs, exact / (1 + units * 1e-7), atol=1e-12, rtol=0)
+    torch.testing.assert_close(theirs.sum(0), torch.full((units,), factor).double(), atol=1e-7, rtol=0)
+
+
+def test_sinkhorn_approaches_the_exact_transport() -> None:
+    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+    exact = transport(rows[order], rows, True, False)
+    far, near = (float((transport(rows[order], rows, True, False, reg) - exact).abs().max()) for reg in (1.0, 0.01))
+    assert far > 0.3
+    assert near < 1e-6
+    uneven = transport(rows[:7], rows, True, False, sinkhorn=0.1)
+    torch.testing.assert_close(uneven.sum(0), torch.ones(12).double())
+    assert float(uneven.min()) >= 0
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(5, 3), torch.ones(5, 3), torch.eye(5)])
@@ -119,6 +147,35 @@ def test_permuting_hidden_units_leaves_the_fused_function(
     fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0]])
     assert not torch.allclose(module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3)
     torch.testing.assert_close(module_of(make, fused)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["model", "target"])
+@pytest.mark.parametrize("alignment", ["weights", "activations"])
+@pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=["bn", "mlp", "conv"])
+def test_the_fused_function_does_not_depend_on_the_order_of_hidden_units(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], alignment: str, which: str
+) -> None:
+    torch.manual_seed(4)
+    a, b = make().eval(), make().eval()  # two models that have nothing to do with one another
+    x, probe = torch.randn(8, *shape), torch.randn(20, *shape)
+
+    def fused(model: nn.Module, target: nn.Module) -> Tensor:
+        one, other = Network(copy.deepcopy(model)), Network(copy.deepcopy(target))
+        by = [activations(n.module, n.layout, probe) for n in (one, other)]
+
+        def by_activations(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
+            return transport(by[0][number], by[1][number], False, False)
+
+        matching = by_weights if alignment == "weights" else by_activations
+        moved, _ = align(one.weights(), other.weights(), one.layout, other.layout, matching)
+        result: Tensor = module_of(make, mean([other.weights(), moved]))(x)
+        return result
+
+    expected = fused(a, b)
+    found = fused(shuffled(a), b) if which == "model" else fused(a, shuffled(b))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    plain = module_of(make, mean([Network(shuffled(a)).weights(), Network(copy.deepcopy(b)).weights()]))(x)
+    assert not torch.allclose(plain, expected, atol=1e-3)
 
 
 def module_of(make: Callable[[], nn.Module], weights: Weights) -> nn.Module:

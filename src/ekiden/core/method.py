@@ -121,6 +121,9 @@ class Method(ABC):
     splits_model: ClassVar[bool] = False
     """Whether extractor and classifier are treated apart, so that the network must declare its head."""
 
+    extra_outputs: ClassVar[int] = 0
+    """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
+
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:
         """The outer loop, from state `s` on; yields the state after each step."""
@@ -140,6 +143,11 @@ class Method(ABC):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """The network that the run's model fits, made from the clients' own; by default that itself."""
         return network
+
+    @property
+    def changes_network(self) -> bool:
+        """Whether the result fits another network than the clients' own."""
+        return type(self).result_network is not Method.result_network
 
     def check(self, clients: Sequence[str]) -> None:  # noqa: B027
         """Refuse clients that the hyperparameters do not fit, before anything is written.

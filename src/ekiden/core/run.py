@@ -57,7 +57,10 @@ def drive(
         marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
-            row |= evaluate(*models(after, transport))
+            model, personal = models(after, transport)
+            row |= evaluate(model, personal)
+            if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
+                row["parameters"] = len(model.params)
         row |= {"bytes": marks.bytes, "forward": marks.forward, "backward": marks.backward}
         trace.metrics.append(row)
         if folder:

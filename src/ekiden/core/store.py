@@ -13,6 +13,10 @@ from torch import Tensor
 from ekiden.core import wire
 from ekiden.core.files import safetensors_chunks, write
 from ekiden.errors import UserError
+from ekiden.learning.weights import Weights
+
+TRAINED = "trained"
+"""Name in the journal of what a client's last task trained, for runs that keep it: it outlives the step."""
 
 
 class Store:
@@ -88,7 +92,12 @@ class Store:
             self._private_file(old).unlink()
         if versions:
             self._private, self._on_disk = None, self._private_file(versions[-1])
-        shutil.rmtree(self._folder / "journal", ignore_errors=True)
+        journal = self._folder / "journal"
+        if not (journal / f"{TRAINED}.safetensors").exists():
+            shutil.rmtree(journal, ignore_errors=True)
+        for file in journal.glob("*"):
+            if file.stem != TRAINED:
+                file.unlink(missing_ok=True)
 
     def _file(self, key: str) -> Path:
         assert self._folder is not None
@@ -133,6 +142,24 @@ class FolderJournal:
         """Replace what is under `key`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write(self._folder / f"{key}.safetensors", safetensors_chunks(tensors, {}), sync=False)
+
+
+def read_trained(client: Path) -> tuple[int, list[Weights]]:
+    """What the client with this folder last trained, where the run keeps it.
+
+    Returns:
+        The step; the model that its last task started from, and all that it trained.
+
+    Raises:
+        UserError: the file is missing, damaged or foreign; says which.
+    """
+    file = client / "journal" / f"{TRAINED}.safetensors"
+    try:
+        tensors = safetensors.torch.load_file(file)
+        step, parts = int(tensors.pop("step")), ("params", "buffers", "counters")
+        return step, [Weights(*(tensors[f"{i}.{p}"] for p in parts)) for i in range(len(tensors) // len(parts))]
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"{file} is damaged or no file of trained models ({error}): run again") from None
 
 
 def read(path: Path, expected: Any) -> Any:

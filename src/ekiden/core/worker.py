@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ekiden.core import wire
 from ekiden.core.method import Method
 from ekiden.core.seeds import derive
+from ekiden.core.store import TRAINED
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.errors import UserError
 from ekiden.learning import fit as fitting
@@ -38,6 +39,7 @@ class Setup:
         training: how clients train.
         hardware: on what.
         seed: of everything random.
+        keep_trained: whether each client keeps, beside what the method needs, the models that its last task trained.
     """
 
     method: Method
@@ -46,6 +48,7 @@ class Setup:
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
     seed: int = 0
+    keep_trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Client:
         seed: int,
         journal_key: str,
         most_epochs: float = float("inf"),
+        trained: list[Weights] | None = None,
     ) -> None:
         self.name = data.name
         self.data = data
@@ -108,6 +112,7 @@ class Client:
         self._key = journal_key
         self._fits = 0
         self._epochs_left = most_epochs
+        self._trained = trained
 
     @property
     def n(self) -> int:
@@ -138,16 +143,20 @@ class Client:
         extra_passes: int = 0,
         training: Training | None = None,
         train: Subset | None = None,
+        network: Network | None = None,
     ) -> Weights:
-        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`."""
+        """Train from `model` on this client's training data; see `ekiden.learning.fit.fit`.
+
+        `network` is what is trained where that is not the run's own: one of other widths, or with frozen layers.
+        """
         if epochs <= 0:
             return model
         self._epochs_left -= epochs
         if self._epochs_left < 0:
             raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
         self._fits += 1
-        return fitting.fit(
-            replace(self._bench, training=training or self.training),
+        trained = fitting.fit(
+            replace(self._bench, training=training or self.training, network=network or self._bench.network),
             model,
             self.data.train if train is None else train,
             self.data.val,
@@ -158,6 +167,9 @@ class Client:
             objective=objective,
             extra_passes=extra_passes,
         )
+        if self._trained is not None:
+            self._trained += [trained] if self._trained else [model, trained]
+        return trained
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty."""
@@ -189,6 +201,11 @@ class Client:
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
         return fitting.gradient(self._bench, model, Subset(train.samples, train.rows[rows]))
+
+    @property
+    def module(self) -> nn.Module:
+        """The network itself, for an objective of `fit` that looks inside it."""
+        return self._bench.network.module
 
     def network(self, model: Weights) -> nn.Module:
         """A network of its own that holds `model`, in evaluation mode: a teacher, say."""
@@ -267,8 +284,12 @@ class Worker:
         key = f"{job.step}-{job.call}-{digest}"
         # From the server, another process or a file they come on the CPU.
         private = wire.on_device(job.private, self._feed.device)
-        client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs)
+        trained: list[Weights] | None = [] if self.setup.keep_trained else None
+        client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs, trained)
         value = task(client, *wire.on_device(job.args, self._feed.device))
+        if trained and journal is not None:
+            parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}
+            journal.save(TRAINED, {"step": torch.tensor(job.step), **parts})
         return Outcome(value, client.state, bench.work)
 
     def bench(self, where: str) -> Bench:

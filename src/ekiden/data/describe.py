@@ -53,12 +53,12 @@ def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
 
 
 def draw(fed: FederatedData, path: Path | str) -> None:
-    """Write a bubble chart: classes across, clients down, area by number of training and validation samples.
+    """Write the bubble chart of `picture` to a PNG file."""
+    picture(fed).savefig(path, format="png", dpi=120)
 
-    Args:
-        fed: the divided data set.
-        path: of the PNG file.
-    """
+
+def picture(fed: FederatedData) -> Any:
+    """A matplotlib figure: classes across, clients down, bubbles by number of training and validation samples."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ def draw(fed: FederatedData, path: Path | str) -> None:
         handletextpad=max(0.5, wide / 2 - 0.5),
         borderpad=1.5,
     )
-    figure.savefig(path, format="png", dpi=120)
+    return figure
 
 
 def _ticks(axes: Any, fed: FederatedData) -> None:

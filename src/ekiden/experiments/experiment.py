@@ -249,12 +249,11 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     """The settings of a method. A layer that is not the method's own may hold what only other methods have."""
     merged: dict[str, Any] = {}
     known = settings.common() | settings.hyperparameters(kind)
-    anywhere = known.keys() | {name for m in METHODS for name in settings.hyperparameters(m)}
     for layer in layers:
         for name, value in layer.items():
             if name in known:
                 merged[name] = value
-            elif name not in _ROW and ("method" in layer or name not in anywhere):
+            elif name not in _ROW and ("method" in layer or name not in settings.known_anywhere()):
                 raise unknown(f"setting of {kind.title()}", name, known)
     return merged
 

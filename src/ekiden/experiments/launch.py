@@ -163,17 +163,17 @@ class _Children:
     """The processes of runs; after `kill` none is alive, and none starts."""
 
     def __init__(self) -> None:
-        self._lock, self._started, self._stopped = threading.Lock(), list[SpawnProcess](), False
+        self._lock, self._started, self.stopped = threading.Lock(), list[SpawnProcess](), False
 
     def start(self, process: SpawnProcess) -> None:
         with self._lock:
-            if not self._stopped:
+            if not self.stopped:
                 process.start()
                 self._started.append(process)
 
     def kill(self) -> None:
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             for process in self._started:
                 process.kill()
 
@@ -197,7 +197,8 @@ def _follow(run: int, job: Job, report: Report, children: _Children) -> Outcome:
             report(event)
     if process.pid is not None:
         process.join()
-    report(outcome)
+    if not children.stopped:
+        report(outcome)
     return outcome
 
 

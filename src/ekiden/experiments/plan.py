@@ -51,6 +51,9 @@ class Plan(Generic[M]):
     """processes for the independent tasks of one run"""
     evaluate_every: int = 1
     """steps between evaluations on the test data"""
+    keep_trained: bool = False
+    """keep at each client the models that its last task trained, for `ekiden report`: distances in a pool, the loss
+    around it"""
 
     def __post_init__(self) -> None:
         require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "at least 0 and below 1")
@@ -87,11 +90,15 @@ class Plan(Generic[M]):
             config={"plan": self.to_json(), **(about or {})},
             watch=watch,
             on_step=on_step,
+            keep_trained=self.keep_trained,
         )
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        if not self.keep_trained:  # as in runs that were begun before there was a choice
+            del values["keep_trained"]
+        return values
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
@@ -129,7 +136,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed)
+    build = api.builder(plan.model, own, plan.seed, plan.method.extra_outputs)
     hardware = api.resolve(plan.hardware, 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)

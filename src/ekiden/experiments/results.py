@@ -6,6 +6,7 @@ from math import hypot
 from statistics import mean, stdev
 
 from rich.table import Table
+from rich.text import Text
 
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.summary import Summary, summarise
@@ -87,13 +88,26 @@ def table(experiment: Experiment, results: Sequence[Result]) -> Table:
     rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
     columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]
     places = ranks(experiment, results)
-    made = Table(title=heading(experiment, results), title_justify="left")
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
     made.add_column("")
     for column in columns:
-        made.add_column(column, justify="right")
+        made.add_column(Text(column), justify="right")
     for row in rows:
         found = [by_place.get((row, column)) for column in columns]
-        made.add_row(row, *(_text(r, places.get(r.cell.slug)) if r else "" for r in found))
+        made.add_row(Text(row), *(_text(r, places.get(r.cell.slug)) if r else "" for r in found))
+    return made
+
+
+def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
+    """The same with a line for each cell, for tables that are too wide."""
+    places = ranks(experiment, results)
+    made = Table(title=Text(heading(experiment, results)), title_justify="left")
+    for name in ("row", "column", "ours", "seeds", "printed", "difference"):
+        made.add_column(name, justify="left" if name in ("row", "column") else "right")
+    for r in results:
+        value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else "not run"
+        difference = "" if r.difference is None else f"{r.difference:+.2f}"
+        made.add_row(Text(r.cell.row), Text(r.cell.column), value, str(len(r.runs)), theirs(r.cell), difference)
     return made
 
 
@@ -140,12 +154,15 @@ def _digits(value: float) -> str:
 
 
 def _text(result: Result, place: int | None) -> str:
-    value = ours(result) if result.runs else "not run"
-    if place in (1, 2):
-        style = "bold" if place == 1 else "underline"
-        value = f"[{style}]{value}[/{style}]"
+    value = _marked(ours(result), place) if result.runs else "not run"
     printed = theirs(result.cell)
     if printed == "-":
         return value
     difference = "" if result.difference is None else f", {result.difference:+.2f}"
     return f"{value}\n[dim]({printed}{difference})[/dim]"
+
+
+def _marked(value: str, place: int | None) -> str:
+    """The best in bold, the second underlined."""
+    style = {1: "bold", 2: "underline"}.get(place or 0)
+    return f"[{style}]{value}[/{style}]" if style else value

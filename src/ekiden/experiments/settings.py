@@ -12,7 +12,7 @@ from ekiden.data import parse
 from ekiden.errors import UserError, unknown
 from ekiden.experiments.plan import Plan
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import method_named
+from ekiden.methods import METHODS, method_named
 
 Values = Mapping[str, Any]
 
@@ -27,6 +27,12 @@ def common() -> dict[str, Any]:
 def hyperparameters(kind: type[Method]) -> dict[str, Any]:
     """Type of every hyperparameter of a method, by its name."""
     return _hints(kind)
+
+
+@cache
+def known_anywhere() -> frozenset[str]:
+    """Names of all settings of all methods."""
+    return frozenset(common()) | {name for kind in METHODS for name in hyperparameters(kind)}
 
 
 def is_grid(name: str, value: object) -> bool:
@@ -61,6 +67,7 @@ def plan(method: str, values: Values) -> Plan[Method]:
     return made
 
 
+@cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind)}

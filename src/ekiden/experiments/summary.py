@@ -36,7 +36,8 @@ class Summary:
         """Whether all steps are done and the result is there."""
         method = method_named(self.config["method"])(**self.config["hyperparameters"])
         done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
-        return done and any((self.folder / name).exists() for name in ("model.safetensors", "personal"))
+        personal = len(list(self.folder.glob("personal/*.safetensors")))
+        return done and ((self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"]))
 
     @property
     def last(self) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def steps(run: Summary) -> Table:
     for row in read_lines(run.folder / "ledger.jsonl"):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table = Table()
-    for column in ("step", "accuracy %", "loss", "worst client %"):
+    sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network
+    for column in ("step", "accuracy %", "loss", "worst client %", *(["parameters"] if sized else [])):
         table.add_column(column, justify="right")
     table.add_column("what moved")
     for row in run.metrics:
@@ -109,19 +111,28 @@ def steps(run: Summary) -> Table:
         worst = f"{100 * row['client_worst']:.2f}" if "client_worst" in row else ""
         transfers = moved[row["step"]]
         more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
-        table.add_row(str(row["step"]), *values, worst, ", ".join(transfers[:3]) + more)
+        count = [str(row.get("parameters", ""))] if sized else []
+        table.add_row(str(row["step"]), *values, worst, *count, ", ".join(transfers[:3]) + more)
     return table
 
 
 def label(config: dict[str, Any]) -> str:
-    """Method, with the hyperparameters and training fields that are not the default."""
+    """Method, with the hyperparameters and training fields that are not the default, and what a budget made less."""
     usual = asdict(method_named(config["method"])()) | asdict(Training())
     chosen = {
         k: v
         for k, v in (config["hyperparameters"] | asdict(Training(**config["training"]))).items()
         if usual.get(k) != v
     }
-    return f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+    name = f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+    return f"{name}{_budget(config)}"
+
+
+def _budget(config: dict[str, Any]) -> str:
+    """What a sweep made less for this run, if anything."""
+    scaled = config.get("sweep", {}).get("scaled", [])
+    less = ", ".join(f"{s['name']} {s['used']} of {s['full']}" for s in scaled)
+    return f", budget {config['sweep']['budget']}: {less}" if less else ""
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:

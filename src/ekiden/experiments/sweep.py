@@ -1,6 +1,7 @@
 """Sweeps: the runs of an experiment file, each in a folder of its own, so that any number of attempts add up."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -217,8 +218,13 @@ def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
 
 
 def _is(text: str, label: str, labels: Sequence[str]) -> bool:
-    """Whether a label is meant: the one that is exactly so, or else all that contain it."""
-    return label == text if text in labels else text.lower() in label.lower()
+    """Whether a label is meant: the one that is exactly so, or else all that have it as words, or else as a part."""
+    if text in labels:
+        return label == text
+    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
+    if any(words.search(one) for one in labels):
+        return words.search(label) is not None
+    return text.lower() in label.lower()
 
 
 def _mark(folder: Path) -> dict[str, str]:

@@ -25,7 +25,10 @@ def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: 
     """
     result = mean(models) if base is None else base
     if shares.shape != (len(models), layout.classes):
-        raise UserError(f"class counts of shape {tuple(shares.shape)} do not fit {len(models)} models of this network")
+        raise UserError(
+            f"counts of {shares.shape[1]} classes by {len(shares)} clients do not fit {len(models)} models whose last "
+            f"layer has {layout.classes} outputs: call the classifier `head`"
+        )
     params = result.params.clone()
     total, head = torch.zeros(layout.classes, dtype=torch.float64), layout.head
     rows = torch.zeros_like(head.matrix(params))

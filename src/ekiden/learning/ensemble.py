@@ -72,11 +72,20 @@ def join(module: nn.Module, models: Sequence[Weights], rule: Rule, counts: Tenso
     Raises:
         UserError: no model, models of different shape, or an unknown rule.
     """
+    ensemble = EnsembleModel(copies(module, models), counts.shape[1], rule)
+    ensemble.counts.copy_(counts)
+    return Network(ensemble).weights()
+
+
+def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
+    """`module` once with the values of each of `models`.
+
+    Raises:
+        UserError: models of different shape.
+    """
     members = []
     for model in models:
         network = Network(copy.deepcopy(module))
         network.load(model)
         members.append(network.module)
-    ensemble = EnsembleModel(members, counts.shape[1], rule)
-    ensemble.counts.copy_(counts)
-    return Network(ensemble).weights()
+    return members

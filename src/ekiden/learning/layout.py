@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from ekiden.errors import UserError
+
 Kind = Literal["linear", "conv", "norm", "other"]
 
 
@@ -90,10 +92,22 @@ class Layout:
         """The linear and convolutional layers."""
         return tuple(layer for layer in self.layers if layer.kind in ("linear", "conv"))
 
-    @property
+    @cached_property
     def head(self) -> Layer:
-        """The classifier: the last linear or convolutional layer."""
-        return self.dense[-1]
+        """The classifier: the last linear or convolutional layer, of what the model calls `head` if it does.
+
+        Raises:
+            UserError: there is none.
+        """
+        declared = [layer for layer in self.dense if layer.name.split(".")[0] == "head"]
+        if not self.dense:
+            raise UserError("the model has no linear or convolutional layer: this method does not know its classifier")
+        return (declared or self.dense)[-1]
+
+    @property
+    def hidden(self) -> tuple[Layer, ...]:
+        """The linear and convolutional layers without the classifier."""
+        return tuple(layer for layer in self.dense if layer is not self.head)
 
     @property
     def classes(self) -> int:

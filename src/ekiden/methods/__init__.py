@@ -17,7 +17,9 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedov import FedOV
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
@@ -27,6 +29,7 @@ from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
+from ekiden.methods.pfnm import PFNM
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.spfl import SPFL
 from ekiden.methods.ua_pdfl import UAPDFL
@@ -41,8 +44,11 @@ METHODS: tuple[type[Method], ...] = (
     Average,
     Ensemble,
     OTFusion,
+    PFNM,
+    FedMA,
     MAEcho,
     DENSE,
+    FedOV,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -80,6 +86,7 @@ __all__ = [
     "DENSE",
     "METHODS",
     "MOON",
+    "PFNM",
     "SCAFFOLD",
     "SPFL",
     "UAPDFL",
@@ -97,7 +104,9 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedMA",
     "FedNova",
+    "FedOV",
     "FedPer",
     "FedProx",
     "FedSeq",

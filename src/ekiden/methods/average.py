@@ -62,6 +62,7 @@ class Average(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, average."""
         if s.step == 0:
+            _ = self.head == "mean" or fed.layout.head  # refused before anybody trains
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             s = s.next(model=self.aggregate(sent, fed.layout))
             yield s

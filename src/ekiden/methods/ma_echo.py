@@ -3,26 +3,26 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Model, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.aggregate import class_mean, owned
+from ekiden.learning.ensemble import copies
 from ekiden.learning.layout import Layer, Layout
 from ekiden.learning.network import Network, fresh
-from ekiden.learning.projectors import compress, projectors
+from ekiden.learning.projectors import compress, projectors, thin
+from ekiden.learning.qp import min_norm
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
+from ekiden.methods._rounds import participants, sample
 from ekiden.methods.average import Init
 from ekiden.methods.ot_fusion import align, carry, check_chain, transport
-
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Contribution(NamedTuple):
@@ -30,7 +30,7 @@ class Contribution(NamedTuple):
 
     Attributes:
         model: its trained model.
-        projectors: one for each linear and convolutional layer but the last: P (d, d), or F (d, k) with P ≈ F Fᵀ.
+        projectors: one for each linear and convolutional layer but the classifier: P (d, d), or F (d, k) with P ≈ F Fᵀ.
         owns: (K,) bool, the classes of which it has more than one sample.
     """
 
@@ -91,12 +91,19 @@ class MAEcho(Method):
     """MA-Echo + OT: first align all models to the first client's by optimal transport"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+    participation: float = 1.0
+    """m/N, part of the clients drawn for each round, at least one"""
+    decentralised: bool = False
+    """every client sends to every other and aggregates by itself; the server reads nothing"""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "rounds", "iterations"):
             require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
         most = "above 0 and at most 1 in the paper's form" if self.form == "paper" else "above 0 and below 2"
         require(0 < self.step < 2 and (self.form == "released" or self.step <= 1), "step", self.step, most)
+        require(0 < self.participation <= 1, "participation", self.participation, "above 0 and at most 1")
+        everyone = "1, since with --decentralised all take part"
+        require(self.participation == 1 or not self.decentralised, "participation", self.participation, everyone)
         require(0 < self.bound <= 1, "bound", self.bound, "above 0 and at most 1")
         require(self.mu >= 0, "mu", self.mu, "0 or more")
         require(0 < self.damping <= 1, "damping", self.damping, "above 0 and at most 1")
@@ -104,8 +111,9 @@ class MAEcho(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """C must leave room for weights that sum to 1."""
-        wanted = f"at least 1/N = {1 / len(clients):.4g}, so that the weights can sum to 1"
-        require(self.alpha == "uniform" or self.bound * len(clients) >= 1 - 1e-9, "bound", self.bound, wanted)
+        m = participants(len(clients), self.participation)
+        wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
+        require(self.alpha == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
@@ -115,14 +123,15 @@ class MAEcho(Method):
         if self.align:
             check_chain(fed.network(fed.get(INITIAL)), fed.shape)
         while s.step < self.rounds:
-            sent = fed.get([fed.call(self.train, k, s.model, s.step == 0) for k in fed.clients])
-            if self.align:
-                sent = [aligned(c, sent[0].model, fed.layout) for c in sent]
-            start = None
-            if self.origin == "random":
-                seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
-                start = Network(fresh(fed.network(sent[0].model), seed)).weights()
-            s = s.next(model=self.aggregate(sent, fed.layout, start))
+            seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
+            clients = sample(fed, self.participation)
+            models: Sequence[Model | None] = s.personal or [s.model] * len(clients)
+            asked = [fed.call(self.train, k, m, s.step == 0) for k, m in zip(clients, models, strict=True)]
+            if self.decentralised:
+                s = s.next(model=None, personal=tuple(fed.call(self.gather, k, asked, seed) for k in clients))
+            else:
+                sent = fed.get(asked)
+                s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
             yield s
 
     @on_client
@@ -131,7 +140,7 @@ class MAEcho(Method):
         model = client.fresh() if first and self.init == "different" else model
         model = client.fit(model, epochs=self.epochs)
         damping = self.damping if self.projector == "recursion" else None
-        layers = client.layout.dense[:-1]
+        layers = client.layout.hidden
         found = projectors(client.network(model), layers, client.batches(), damping)
         ranks = self.rank_of(client.layout)
         return Contribution(
@@ -140,15 +149,30 @@ class MAEcho(Method):
             owned(client.class_counts()),
         )
 
+    @on_client
+    def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
+        """What each client makes of what all have sent it: the same at all of them."""
+        return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
+
+    def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
+        """Align if so wished, choose the start, aggregate."""
+        layout = Network(network).layout
+        if self.align:
+            sent = [aligned(c, sent[0].model, layout) for c in sent]
+        start = None
+        if self.origin == "random":
+            start = Network(fresh(network, seed), sent[0].model.params.device).weights()
+        return self.aggregate(sent, layout, start)
+
     def aggregate(self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None) -> Weights:
-        """What the server does, layer by layer; what is no such layer is averaged."""
+        """The common model, layer by layer; what is no such layer is averaged."""
         models = [c.model for c in sent]
         result = mean(models)
         params = result.params.clone()
         w = models[0] if self.origin == "first" else start or result
-        for i, layer in enumerate(layout.dense[:-1]):
+        for i, layer in enumerate(layout.hidden):
             v = torch.stack([layer.matrix(m.params) for m in models])
-            layer.put(params, self.harmonise(layer.matrix(w.params), v, [c.projectors[i].to(v) for c in sent]))
+            layer.put(params, self.harmonise(layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]))
         result = result.with_params(params)
         if self.head == "mean":
             return result
@@ -184,7 +208,7 @@ class MAEcho(Method):
         Raises:
             UserError: there are more or fewer numbers than layers.
         """
-        wanted, given = len(layout.dense) - 1, [int(k) for k in self._ranks]
+        wanted, given = len(layout.hidden), [int(k) for k in self._ranks]
         if len(given) not in (0, 1, wanted):
             raise UserError(f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give as many")
         return given if len(given) == wanted else (given or [0]) * wanted
@@ -203,14 +227,25 @@ class MAEcho(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """(2T - 1)·N·M, models up in every round and down in all but the first; and T·N·payload."""
-        return clients * ((2 * self.rounds - 1) * model + self.rounds * self.payload(model.layout))
+        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload.
+
+        Decentralised: T·N·(N - 1)·(M + payload).
+        """
+        payload = self.payload(model.layout)
+        if self.decentralised:
+            return self.rounds * clients * (clients - 1) * (model + payload)
+        return participants(clients, self.participation) * ((2 * self.rounds - 1) * model + self.rounds * payload)
 
     def payload(self, layout: Layout) -> int:
         """K + 4·Σ d·k: classes and projectors of a client, with k = d where projectors are sent whole."""
-        sizes = zip(layout.dense[:-1], self.rank_of(layout), strict=True)
+        sizes = zip(layout.hidden, self.rank_of(layout), strict=True)
         numbers = sum(layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes)
         return layout.classes + 4 * numbers
+
+
+def reduced(projector: Tensor) -> Tensor:
+    """A whole projector of low rank as a factor, which is cheaper to work with."""
+    return thin(projector) if projector.shape[0] == projector.shape[1] else projector
 
 
 def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
@@ -224,29 +259,6 @@ def unit_rows(move: Tensor, change: Tensor) -> Tensor:
     length = move.norm(dim=-1, keepdim=True)
     nothing = length <= 1e-5 * change.norm(dim=-1, keepdim=True)
     return torch.where(nothing, torch.zeros_like(move), move / length.clamp(min=1e-30))
-
-
-def min_norm(gram: Matrix, bound: float) -> Matrix:
-    """The minimum of ½αᵀGα with Σα = 1 and 0 <= α <= bound; uniform where all are equally good."""
-    from scipy.optimize import minimize  # noqa: PLC0415  takes a while, and few need it
-
-    n, scale = len(gram), float(np.trace(gram)) / len(gram)
-    uniform = np.full(n, 1 / n)
-    if bound * n <= 1 + 1e-9 or scale <= 0:
-        return uniform
-    g = gram / scale
-    found = minimize(
-        lambda a: 0.5 * a @ g @ a,
-        uniform,
-        jac=lambda a: g @ a,
-        bounds=[(0, bound)] * n,
-        constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones(n)},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 1000},
-    )
-    solution: Matrix = np.clip(found.x, 0, bound)
-    solution /= solution.sum()
-    return solution
 
 
 def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Contribution:

@@ -47,6 +47,10 @@ class OTFusion(Method):
     """compare weights without regard to their scale"""
     squared: bool = False
     """cost of a match: squared Euclidean distance instead of the distance"""
+    sinkhorn: float = 0.0
+    """entropic regularisation of the transport, 0.01 in the authors' script; 0: exact transport"""
+    correction: float = 0.0
+    """what is added to 1/n where columns of the transport are divided by it, 1e-7 in the authors' code"""
     target: int = 0
     """number of the client whose model the others are aligned to; 0 is the first"""
     head: Literal["mean", "class-wise"] = "mean"
@@ -57,7 +61,8 @@ class OTFusion(Method):
     def __post_init__(self) -> None:
         for name in ("epochs", "samples"):
             require(getattr(self, name) > 0, name, getattr(self, name), "1 or more")
-        require(self.target >= 0, "target", self.target, "0 or more")
+        for name in ("target", "sinkhorn", "correction"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
     def check(self, clients: Sequence[str]) -> None:
         """The target must be one of them."""
@@ -89,10 +94,11 @@ class OTFusion(Method):
 
     def matching(self, fed: Fed, model: Weights, target: Weights, probe: Tensor) -> Matching:
         """How units of `model` are matched to those of `target`."""
+        settings = self.squared, self.sinkhorn, self.correction
         if self.alignment == "weights":
-            return lambda i, a, b: transport(a, b, self.normalise, self.squared)
+            return lambda i, a, b: transport(a, b, self.normalise, *settings)
         ours, theirs = (activations(fed.network(m), fed.layout, probe) for m in (model, target))
-        return lambda i, a, b: transport(ours[i], theirs[i], False, self.squared)
+        return lambda i, a, b: transport(ours[i], theirs[i], False, *settings)
 
     def steps(self, clients: int) -> int:
         """One."""
@@ -168,24 +174,35 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
     return moved.T @ values
 
 
-def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
-    """The exact transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
+def transport(
+    ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0, correction: float = 0.0
+) -> Tensor:
+    """The transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1, or 1/(1 + b·correction).
 
-    Of equally good ones the identity is taken.
+    It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is above 0.
     """
     import ot  # noqa: PLC0415  takes seconds, and few need it
 
-    x, y = ours.double(), theirs.double()
-    if normalise:
-        x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
-    cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)
+    cost = costs(ours, theirs, normalise, squared)
     if not bool(torch.isfinite(cost).all()):
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     a, b = cost.shape
-    plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
-    if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
-        plan = torch.eye(a, dtype=cost.dtype, device=cost.device)
-    return (plan / plan.sum(0)).to(ours.dtype)
+    if sinkhorn:
+        found = ot.sinkhorn([], [], cost.cpu().numpy(), sinkhorn, method="sinkhorn_log", warn=False)
+        plan = torch.from_numpy(found).to(cost)
+    else:
+        plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
+        if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
+            plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
+    return (plan / (plan.sum(0) + correction)).to(ours.dtype)
+
+
+def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
+    """(a, b) float64 distances of units (a, d) from units (b, d), or their squares; of directions, if `normalise`."""
+    x, y = ours.double(), theirs.double()
+    if normalise:
+        x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)
 
 
 def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:

@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from torch import nn
+
 from ekiden._version import __version__
-from ekiden.api import Named
+from ekiden.api import Named, widened
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
 from ekiden.data.samples import Dataset
@@ -76,12 +78,17 @@ class Agreement:
 
     def setup(self, dataset: Dataset, hardware: Hardware) -> Setup:
         """What a worker needs, at a party that holds `dataset`."""
-        build = Named(self.model, self.shape, len(self.classes), self.seed)
         try:
             training = Training(**self.training)
         except (TypeError, ValueError) as error:
             raise UserError(f"the run's training settings cannot be read ({error})") from None
-        return Setup(self.build_method(), build, dataset, training, hardware, self.seed)
+        method = self.build_method()
+        return Setup(method, self.builder(method), dataset, training, hardware, self.seed)
+
+    def builder(self, method: Method) -> Callable[[], nn.Module]:
+        """What makes the initial network of a run of `method`, the same at every call."""
+        named = Named(self.model, self.shape, len(self.classes), self.seed)
+        return widened(named, method.extra_outputs, self.seed)
 
 
 def parse(text: str) -> Agreement:

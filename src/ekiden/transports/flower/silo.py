@@ -13,13 +13,14 @@ from torch import Tensor
 from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, Method, Ref
+from ekiden.core.method import EVERYONE, Ref
 from ekiden.core.store import FolderJournal
 from ekiden.core.worker import Job, Worker, payload_types, task_of
 from ekiden.data import ClientData, Dataset
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.learning import fit as fitting
+from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower import agreement as agreements
@@ -202,16 +203,16 @@ class Silo:
         self._check_length(body)
         models = wire.decode(body, list[Weights])
         setup = worker.setup
-        result = worker.network
-        if type(setup.method).result_network is not Method.result_network:
-            if not 0 < ask.clients <= _MOST_CLIENTS:
-                raise UserError(f"a run of {ask.clients} clients: refused")
-            result = Network(Built(setup.method, setup.build, ask.clients)(), setup.hardware.device)
+        changed = setup.method.changes_network
+        if changed and not 0 < ask.clients <= _MOST_CLIENTS:
+            raise UserError(f"a run of {ask.clients} clients: refused")
+        build = Built(setup.method, setup.build, ask.clients)
         _, client = self._held()
         counts = []
         for i, model in enumerate(models):
             bench = worker.bench("evaluation")
-            bench.network = result if i < ask.results else worker.network
+            if changed and i < ask.results:
+                bench.network = Network(adapted(build(), model), setup.hardware.device)
             _check(model, bench.network, whole=True)
             bench.network.load(model)
             right, loss = fitting.evaluate(bench, client.test)
@@ -264,7 +265,7 @@ def _records(value: Any) -> Iterator[Any]:
 def _model_bytes(agreed: Agreement) -> int:
     """Size of the model on the wire, found without allocating it."""
     with torch.device("meta"):
-        module = api.Named(agreed.model, agreed.shape, len(agreed.classes), agreed.seed)()
+        module = agreed.builder(agreed.build_method())()
     return sum(t.numel() * t.element_size() for t in module.state_dict().values())
 
 

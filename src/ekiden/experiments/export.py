@@ -1,0 +1,98 @@
+"""Metrics of runs as one tidy table, for pandas and Polars, and as TensorBoard event files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from ekiden.errors import UserError
+from ekiden.experiments.summary import Summary, label
+
+
+def table(runs: Sequence[Summary]) -> "pa.Table":
+    """One row for each run and step: what identifies the run, then its metrics; nothing where a run has no such metric.
+
+    Lists become one column each: clients as client_accuracy_NAME.
+    """
+    rows = [_identity(run) | _metrics(run, row) for run in runs for row in run.metrics]
+    if not rows:
+        raise UserError("none of these runs has finished a step: let them run first")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def write(runs: Sequence[Summary], file: Path) -> int:
+    """Write the table as Parquet or CSV, as the file's name ends; gives the number of rows.
+
+    Raises:
+        UserError: the name ends otherwise, or the file cannot be written.
+    """
+    if file.suffix not in (".parquet", ".csv"):
+        raise UserError(f"{file} must end in .parquet or .csv")
+    made = table(runs)
+    unfinished = file.with_name(f"{file.name}.tmp")
+    try:
+        if file.suffix == ".csv":
+            pyarrow.csv.write_csv(made, unfinished)
+        else:
+            pyarrow.parquet.write_table(made, unfinished)
+        unfinished.replace(file)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(f"cannot write {file} ({error.strerror or error}): choose another place") from None
+    return int(made.num_rows)
+
+
+def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
+    """Write the scalars of each run as event files in a folder of its own.
+
+    Raises:
+        UserError: the package tensorboard is not installed, or the place cannot be written to.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
+    except ImportError:
+        raise UserError("event files need an extra: pip install 'ekiden[tensorboard]'") from None
+    for run in runs:
+        if any((folder / run.folder.name).glob("*")):
+            raise UserError(f"{folder / run.folder.name} is not empty: give --tensorboard another folder")
+    for run in runs:
+        try:
+            with SummaryWriter(str(folder / run.folder.name)) as writer:
+                writer.add_text("run", label(run.config), 0)
+                for row in run.metrics:
+                    for name, value in _metrics(run, row).items():
+                        if name != "step":
+                            writer.add_scalar(name, value, row["step"])
+        except OSError as error:
+            raise UserError(f"cannot write to {folder} ({error.strerror or error}): choose another place") from None
+
+
+def _identity(run: Summary) -> dict[str, Any]:
+    """Columns that say which run it is."""
+    config = run.config
+    plan, swept = config.get("plan", {}), config.get("sweep", {})
+    return {
+        "run": str(run.folder),
+        "method": config["method"],
+        "data": config["dataset"],
+        "partition": plan.get("partition"),
+        "clients": len(config["clients"]),
+        "model": config["model"],
+        "seed": config["seed"],
+        "settings": label(config),
+        "row": swept.get("row"),
+        "column": swept.get("column"),
+        "budget": swept.get("budget"),
+        "finished": run.finished,
+    }
+
+
+def _metrics(run: Summary, row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a step, those of the clients by their names."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+    each = zip(run.config["clients"], row.get("clients", ()), strict=False)
+    return numbers | {f"client_accuracy_{name}": value for name, value in each if value is not None}

@@ -1,0 +1,76 @@
+"""The ledger of reproduction: what finished runs of sweeps gave, beside the printed values, as a Markdown page."""
+
+import json
+from collections.abc import Sequence
+from textwrap import fill
+
+from ekiden.experiments.budget import PAPER
+from ekiden.experiments.results import Result, collect, ours, theirs, verdict
+from ekiden.experiments.summary import duration
+from ekiden.experiments.sweep import Sweep
+
+_HEAD = """# Results
+
+Made by `ekiden results`; do not edit. Every number of ours is from finished runs: mean ± standard deviation over the
+seeds, in %. Printed values are from the papers. **Within 2 std**: the difference is at most twice √(ours² + theirs²) of
+the standard deviations, as far as they are known. With three seeds that is a coarse test: "above" and "below" say no
+more than that the values differ. A value at a smaller budget, or with other settings, is not compared. The command
+above a table makes all of it, with `--only "ROW/COLUMN"` one cell.
+"""
+
+
+def page(sweeps: Sequence[Sweep]) -> str:
+    """The ledger of these sweeps."""
+    sections = [section(sweep) for sweep in sweeps]
+    return "\n".join([_HEAD, *sections])
+
+
+def section(sweep: Sweep) -> str:
+    """What one sweep has to say."""
+    experiment, results = sweep.experiment, collect(sweep)
+    done = [r for r in results if r.runs]
+    source = f"[{experiment.source}]({experiment.link})" if experiment.link else experiment.source
+    lines = [f"## {experiment.title}", ""]
+    lines += [f"Printed: {source}.", ""] if source else []
+    lines += [f"    {sweep.command}", ""]
+    lines += [_budget(sweep), ""]
+    lines += [fill(experiment.note, 118), ""] if experiment.note else []
+    if done:
+        lines += ["| row | column | ours | seeds | printed | difference | verdict |", "|---|---|---|---|---|---|---|"]
+        lines += [_line(r, sweep) for r in done]
+        lines += [
+            "",
+            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} runs; {_environment(done)}.",
+        ]
+    else:
+        lines.append("No run is finished.")
+    notes = sorted({f"{r.cell.label}: {r.cell.note}" for r in done if r.cell.note})
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    return "\n".join([*lines, ""])
+
+
+def _budget(sweep: Sweep) -> str:
+    experiment = sweep.experiment
+    if experiment.budget == PAPER:
+        return "Budget: nothing scaled."
+    scaled = sorted({str(s) for cell in experiment.cells for s in cell.scaled})
+    seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
+    return f"Budget {experiment.budget}: {', '.join([*scaled, seeds])}."
+
+
+def _line(result: Result, sweep: Sweep) -> str:
+    difference = "" if result.difference is None else f"{result.difference:+.2f}"
+    seeds = ", ".join(str(run.config["seed"]) for run in result.runs)
+    values = (result.cell.row, result.cell.column, ours(result), seeds, theirs(result.cell), difference)
+    return f"| {' | '.join(values)} | {verdict(result, sweep.experiment)} |"
+
+
+def _environment(results: Sequence[Result]) -> str:
+    """On what they were run, and how long that took."""
+    runs = [run for result in results for run in result.runs]
+    versions = set()
+    for run in runs:
+        environment = json.loads((run.folder / "environment.json").read_text())
+        device = environment["gpu"] or "CPU" if run.config["hardware"]["device"] != "cpu" else "CPU"
+        versions.add(f"Ekiden {run.config['ekiden']}, PyTorch {environment['torch']}, {device}")
+    return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"

@@ -1,0 +1,149 @@
+"""PFNM: probabilistic federated neural matching."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.elastic import Elastic, Form, assemble, check, matrices
+from ekiden.learning.matching import Process, class_shares, match
+from ekiden.learning.network import Network
+from ekiden.learning.training import require
+from ekiden.learning.weights import Weights
+from ekiden.methods.average import Init, Trained
+
+
+@dataclass(frozen=True)
+class PFNM(Method):
+    """One-shot: hidden units of all models are matched to common ones, as few or as many as there seem to be.
+
+    Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman Khazaeni: Bayesian
+    Nonparametric Federated Learning of Neural Networks. ICML 2019. https://arxiv.org/abs/1905.12022.
+
+    A unit is one vector: its bias and its outgoing weights (in the first layer its incoming ones too). Global units
+    are a Beta-Bernoulli process with Gaussian values; those of a client are noisy copies of some of them. From the last
+    hidden layer to the first, each client's units are assigned in turn, given the others'.
+
+    Departures from the paper: written after the released code, which says σ² and σ0² where it has variances. One round;
+    γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are treated too: a weight becomes
+    a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and the result has
+    none. A single model stays as it is. A layer's every unit finds a place, also beyond `atoms`.
+    """
+
+    epochs: int = 10
+    """E, epochs at each client"""
+    gamma: float = 1.0
+    """γ, mass of the process: the larger, the more units remain separate"""
+    sigma: float = 1.0
+    """σ², variance of a client's units around the global ones"""
+    sigma0: float = 1.0
+    """σ0², variance of the global units"""
+    sweeps: int = 5
+    """it, how often every client is matched again"""
+    bias: float = 0.1
+    """prior mean of biases; that of weights is 0"""
+    popularity: float = 1.0
+    """factor of the log popularity of a unit: 1 as released, 2 in proportion to the other terms"""
+    atoms: int = 700
+    """global units of a layer above which few new ones are offered"""
+    init: Init = "different"
+    """initial models: one for all, or each client its own"""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+        _ = self.process  # checks the rest
+
+    @property
+    def process(self) -> Process:
+        """The model of the units."""
+        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.popularity, self.atoms, self.sweeps)
+
+    def start(self) -> State:
+        """There is no model of matched units before the matching."""
+        return State(model=None)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step: train at all clients, match, merge."""
+        if s.step == 0:
+            check(fed.network(fed.get(INITIAL)), fed.shape)
+            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
+            models = [matrices(Network(e)) for e in elastics]
+            shares = class_shares(torch.stack([t.counts for t in sent]))
+            merged = self.merge(models, elastics[0].forms, shares, fed.generator("order"))
+            s = s.next(model=assemble(elastics[0], merged).weights())
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Trained:
+        """Plain training."""
+        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        return Trained(model, client.class_counts().int())
+
+    def merge(
+        self, models: Sequence[Sequence[Tensor]], forms: Sequence[Form], shares: Tensor, generator: Generator
+    ) -> list[Tensor]:
+        """The layers of the global model, as matrices.
+
+        Args:
+            models: of each client, its layers.
+            forms: how these are made up.
+            shares: (N, K) of the samples of each class, those of each client.
+            generator: draws the orders.
+
+        Raises:
+            UserError: models that differ in more than the widths of hidden layers.
+        """
+        if len({(len(m), m[0].shape[1], len(m[-1])) for m in models}) != 1:
+            raise UserError("models of different shape cannot be matched: use the same network at every client")
+        if len(models) == 1:
+            return list(models[0])
+        above = [m[-1].double() for m in models]  # the layer that reads the units, its outputs in global order
+        precise = list(shares.double() / self.sigma)  # of each of its outputs
+        merged = [self.output_bias([forms[-1].split(layer)[1] for layer in above], shares)]
+        for i in reversed(range(len(forms) - 1)):
+            rows, precisions = [], []
+            for model, reader, known in zip(models, above, precise, strict=True):
+                own = model[i].double() if i == 0 else forms[i].split(model[i].double())[1]
+                out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)  # outgoing weights
+                rows.append(torch.cat([own, out], 1))
+                even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)
+                precisions.append(torch.cat([even, known.repeat_interleave(forms[i + 1].fan)]))
+            bias = int(forms[i].bias)
+            prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])
+            units, atoms = match(rows, precisions, prior, self.process, generator)
+            mine, outgoing = atoms[:, : own.shape[1]], atoms[:, own.shape[1] :]
+            incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
+            merged[0] = torch.cat([incoming, merged[0]], 1)
+            merged.insert(0, mine)
+            above = [rows_at(model[i].double(), u, len(atoms)) for model, u in zip(models, units, strict=True)]
+            precise = [torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)] * len(models)
+        return merged
+
+    def output_bias(self, biases: Sequence[Tensor], shares: Tensor) -> Tensor:
+        """(K, 1) the classifier's, each class by its shares (N, K); (K, 0) without biases."""
+        weights = shares.double()[:, :, None] / self.sigma
+        total = (weights * torch.stack(list(biases))).sum(0) + self.bias / self.sigma0
+        return total / (weights.sum(0) + 1 / self.sigma0)
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """As wide as the matching made it, without BatchNorm."""
+        return Elastic(network)
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·(M + 4·K): models and class counts."""
+        return clients * (model + 4 * model.layout.classes)
+
+
+def rows_at(matrix: Tensor, units: Tensor, width: int) -> Tensor:
+    """(width, d) the rows of `matrix` (n, d) at places `units` (n,), zero elsewhere."""
+    return matrix.new_zeros(width, matrix.shape[1]).index_copy(0, units, matrix)

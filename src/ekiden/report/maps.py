@@ -1,0 +1,188 @@
+"""Heat maps: accuracy by client, domain and class; forgetting along the hops; distances in a pool."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from ekiden.core.folder import read_lines
+from ekiden.core.method import SERVER
+from ekiden.experiments.summary import Summary
+from ekiden.report.runs import Group
+from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
+
+_LONGEST = 22  # letters of a label
+_FRAME = "#e4572e"  # seen on every colour of the map
+
+
+def heat(
+    values: NDArray[np.float64],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    unit: str,
+    form: str = "{:.0f}",
+    limits: tuple[float, float] | None = None,
+    labels: tuple[str, str] = ("", ""),
+) -> tuple[Any, Any]:
+    """A matrix as coloured cells, with its numbers in them where there is room; NaN is left open."""
+    n, m = values.shape
+    cell = 0.42 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
+    written = cell >= 0.3
+    beside, below = (0.3 + 0.085 * min(_LONGEST, max(map(len, names))) for names in (rows, columns))
+    high_cell = 0.8 * cell if written else max(cell, 0.22 if n <= 20 else 0)
+    room = 0.25 if written else 1.0
+    figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
+    low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none")
+    axes.invert_yaxis()
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    _names(axes, rows, columns)
+    axes.set(xlabel=labels[1], ylabel=labels[0])
+    if written:
+        for (i, j), value in np.ndenumerate(values):
+            text = form.format(value) if np.isfinite(value) else "–"
+            bright = not np.isfinite(value) or (value - low) / ((high - low) or 1) > 0.55
+            colour = MUTED if not np.isfinite(value) else "#101010" if bright else WHITE
+            axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8.5, color=colour)
+    else:
+        bar = figure.colorbar(mesh, ax=axes, fraction=0.03, aspect=25, pad=0.02, label=unit)
+        bar.outline.set_visible(False)
+    return figure, axes
+
+
+def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Write as many names as can be read."""
+    short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in columns]
+    across, down = (-(-len(names) // 40) for names in (columns, rows))
+    turned = 90 if max(map(len, short)) > 3 else 0
+    axes.set_xticks(np.arange(0, len(columns), across) + 0.5, short[::across], rotation=turned)
+    short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in rows]
+    axes.set_yticks(np.arange(0, len(rows), down) + 0.5, short[::down])
+    axes.tick_params(length=0)
+
+
+def matrix_rows(values: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str]) -> list[list[Value]]:
+    """The numbers of a heat map, one line a row."""
+    return [
+        [name, *(float(v) if np.isfinite(v) else None for v in line)] for name, line in zip(rows, values, strict=True)
+    ]
+
+
+def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | Missing:
+    """Final accuracy of every method on each client's own test data."""
+    known = [g for g in groups if g.first.last.get("clients")]
+    if not known:
+        return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
+    named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client, of all data
+    clients = list(named[0]) if named else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
+    values = np.array([_percent(g.first.last["clients"]) for g in known])
+    names = [g.name for g in known]
+    figure, _ = heat(values, names, clients, unit="accuracy %", limits=(0, 100))
+    seed = known[0].first.config["seed"]
+    note = (
+        f"Accuracy in per cent on each client's own test data, of its personal model where there is one; seed {seed}."
+    )
+    return Drawing(
+        f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
+    )
+
+
+def by_group(kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]]) -> Drawing:
+    """Final accuracy of every method on each class or domain.
+
+    Args:
+        kind: "class" or "domain".
+        name: of the files.
+        accuracies: by method, number of test samples and accuracy of each group.
+    """
+    methods = list(accuracies)
+    groups = list(accuracies[methods[0]])
+    values = np.array([[100 * accuracies[m][g][1] for g in groups] for m in methods])
+    figure, _ = heat(values, methods, groups, unit="accuracy %", limits=(0, 100))
+    note = "Accuracy in per cent of the final models; of personal models, their mean."
+    return Drawing(name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups))
+
+
+def hops(run: Summary) -> list[str] | None:
+    """Who trained in each step, where the model went from client to client and nothing else moved; else None."""
+    clients: list[str] = []
+    for row in read_lines(run.folder / "ledger.jsonl"):
+        source, target, step = row["source"], row["target"], row["step"]
+        if SERVER in (source, target):
+            return None
+        if not clients:
+            clients.append(source)
+        if step == len(clients) and source == clients[-1]:
+            clients.append(target)
+        elif step != len(clients) - 1 or target != clients[-1]:
+            return None
+    return clients if len(clients) == len(run.metrics) > 1 else None
+
+
+def forgetting(group: Group, number: int) -> Drawing | Missing | None:
+    """Accuracy on every client's data after each hop, clients in the order of their first hop; None: no hops."""
+    run = group.first
+    path = hops(run)
+    if path is None:
+        return None
+    rows = [(i, row["clients"]) for i, row in enumerate(run.metrics) if row.get("clients")]
+    if len(rows) < 2:
+        return Missing(group.name, "run with --evaluate-every 1, up to 100 clients")
+    names = list(run.config["clients"])
+    order = list(dict.fromkeys(path))
+    values = np.array([_percent(line) for _, line in rows])[:, [names.index(client) for client in order]]
+    down = [f"{i + 1} · {path[i]}" for i, _ in rows]
+    figure, axes = heat(values, down, order, unit="accuracy %", limits=(0, 100), labels=("after hop", "on the data of"))
+    trained = [order.index(path[i]) for i, _ in rows]
+    for place, column in enumerate(trained):
+        axes.add_patch(_frame(column, place))
+    lost = lost_points(values, trained) if len(rows) == len(path) else None
+    note = f"Seed {run.config['seed']}; accuracy in per cent. Framed: the client that has just trained. " + (
+        f"Mean forgetting: {lost:.1f} points." if lost is not None else "Not every hop was measured."
+    )
+    return Drawing(
+        f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)
+    )
+
+
+def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | None:
+    """Mean forgetting: over clients trained before the last hop, the best accuracy since they trained minus the last.
+
+    Args:
+        values: (hops, clients) accuracies.
+        trained: (hops,) column of the client that trained in each hop.
+    """
+    losses = []
+    for column in set(trained[:-1]) - {trained[-1]}:
+        since = values[list(trained).index(column) :, column]
+        if np.isfinite(since).all():
+            losses.append(float(since.max() - since[-1]))
+    return float(np.mean(losses)) if losses else None
+
+
+def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.float32]], names: Sequence[str]) -> Drawing:
+    """Euclidean distance of every two models."""
+    flat = np.stack(models).astype(np.float64)
+    values = np.array([[float(np.linalg.norm(a - b)) for b in flat] for a in flat])
+    largest = float(values.max())
+    figure, _ = heat(
+        values,
+        names,
+        names,
+        unit="‖difference‖",
+        form="{:.2f}" if largest < 10 else "{:.1f}" if largest < 100 else "{:.0f}",
+    )
+    return Drawing(name, title, note, figure, ["model", *names], matrix_rows(values, names, names))
+
+
+def _percent(shares: Sequence[float | None]) -> list[float]:
+    return [float("nan") if a is None else 100 * a for a in shares]
+
+
+def _frame(column: int, row: int) -> Rectangle:
+    return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)

@@ -1,0 +1,221 @@
+"""What is computed anew from the models that a run has written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.core.store import read_trained
+from ekiden.data import Dataset, FederatedData, load, parse, split
+from ekiden.errors import UserError
+from ekiden.evaluation import TestSet
+from ekiden.experiments.plan import judge, read_model, stored
+from ekiden.experiments.summary import Summary
+from ekiden.learning.weights import Weights, mean
+
+SHOWN = 400  # test samples in a picture of features
+_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples
+_FLOPS = 2e11  # of one loss surface: seconds on one core
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A finished run with its data and models.
+
+    Attributes:
+        run: which.
+        data: who holds what.
+        test: measures models.
+        models: the global model, or else the personal ones.
+        personal: whether they are personal.
+    """
+
+    run: Summary
+    data: FederatedData
+    test: TestSet
+    models: tuple[Weights, ...]
+    personal: bool
+
+    @property
+    def whose(self) -> str:
+        """Whose model a figure of one model shows."""
+        return f"the model of {next(iter(self.run.config['clients']))}" if self.personal else "the final model"
+
+
+def open_run(run: Summary) -> Opened:
+    """Read data and models of a run.
+
+    Raises:
+        UserError: it was made with data that are not here, or its models cannot be read.
+    """
+    plan = stored(run.folder)
+    data = _federation(plan.data, plan.size, plan.partition, plan.clients, plan.seed, plan.val_fraction)
+    test = judge(plan, data, data)
+    names = [f"personal/{client}.safetensors" for client in run.config["clients"]]
+    personal = (run.folder / names[0]).exists()
+    build = test.own if personal else test.build
+    files = names if personal else ["model.safetensors"]
+    return Opened(run, data, test, tuple(read_model(run.folder, name, build) for name in files), personal)
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, size: int | None) -> Dataset:
+    return load(name, size=size)
+
+
+@lru_cache(maxsize=8)
+def _federation(
+    name: str, size: int | None, partition: str, clients: int | None, seed: int, val_fraction: float
+) -> FederatedData:
+    """What `Plan.federation` gives, decoded once for all runs of a report."""
+    dataset = _dataset(name, size)
+    auto = "domains" if dataset.domains else "dirichlet:0.5"
+    return split(
+        dataset, parse(auto if partition == "auto" else partition), clients, seed=seed, val_fraction=val_fraction
+    )
+
+
+def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
+    """By class, and by domain where there are any: test samples and accuracy (of personal models, their mean)."""
+    scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
+    kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
+    found: dict[str, Mapping[str, tuple[int, float]]] = {}
+    for kind, measure in kinds.items():
+        each = [measure(s) for s in scores]
+        found[kind] = {g: (n, float(np.mean([one[g][1] for one in each]))) for g, (n, _) in each[0].items()}
+    return found
+
+
+def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
+    """t-SNE of what enters the head: (k, 2) places and the (k,) rows of the test samples.
+
+    Raises:
+        UserError: the network does not declare its head, or there are too few test samples.
+    """
+    from sklearn.manifold import TSNE  # noqa: PLC0415  (it takes a second)
+
+    rows = _rows(opened, SHOWN)
+    if len(rows) < 30:
+        raise UserError("fewer than 30 test samples")
+    try:
+        features = opened.test.features(opened.models[0], rows, personal=opened.personal).numpy()
+    except UserError:
+        raise UserError("the result does not say which part of it is the classifier") from None
+    if not np.isfinite(features).all():
+        raise UserError("the features are not finite")
+    places = TSNE(perplexity=min(30.0, len(rows) / 4), init="pca", random_state=0, max_iter=500).fit_transform(features)
+    return places, rows
+
+
+def trained(opened: Opened) -> list[tuple[str, list[Weights]]]:
+    """For each client that trained, the last one last: the model its last task started from and all that it trained.
+
+    Raises:
+        UserError: the run did not keep them.
+    """
+    found = []
+    for client in opened.run.config["clients"]:
+        folder = opened.run.folder / "clients" / client
+        if (folder / "journal").exists():
+            step, models = read_trained(folder)
+            found.append((step, client, models))
+    if not found:
+        raise UserError("run with --keep-trained")
+    return [(client, models) for _, client, models in sorted(found, key=lambda one: one[0])]
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The loss over the plane through three models.
+
+    Attributes:
+        x: (side,) first coordinate of the grid, in units of distance between parameters.
+        y: (side,) second coordinate.
+        loss: (side, side) mean cross-entropy at [y, x].
+        accuracy: (side, side) in per cent.
+        places: (k, 2) where the models are.
+        samples: number of test samples.
+    """
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+    places: NDArray[np.float64]
+    samples: int
+
+
+def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = (), *, own: bool) -> Surface:
+    """Measure the plane through three models, of clients' `own` kind or results.
+
+    `others` are shown where they fall on it. Running statistics at a point are those of the corners, mixed by its
+    barycentric coordinates cut off at 0.
+
+    Raises:
+        UserError: the models are of different networks or lie on a line, or the network is too large for
+            a figure that is drawn in seconds.
+    """
+    if len({len(model.params) for model in corners}) > 1 or not _fits(opened, corners[0], own):
+        raise UserError("the three models are of different networks, or parts of one")
+    origin, first, second = (model.params.double() for model in corners)
+    u = first - origin
+    v = second - origin
+    side = float(u.norm())
+    v = v - u * (v.dot(u) / side**2) if side else v
+    if not side or float(v.norm()) < 1e-3 * side:
+        raise UserError("the three models lie on one line")
+    u, v = u / side, v / v.norm()
+    places = np.array([_place(m.params.double() - origin, u, v) for m in (*corners, *others)])
+    points, samples = _effort(opened, corners[0], own)
+    rows = _rows(opened, samples)
+    centre, reach = (places.max(0) + places.min(0)) / 2, 0.7 * float(np.ptp(places, axis=0).max())
+    x, y = (np.linspace(c - reach, c + reach, points) for c in centre)
+    loss, accuracy = np.empty((points, points)), np.empty((points, points))
+    for i, b in enumerate(y):
+        for j, a in enumerate(x):
+            mixed = mean(corners, _barycentric(places[:3], a, b))
+            point = mixed.with_params((origin + a * u + b * v).float())
+            scores = opened.test.scores(point, personal=own, rows=rows)
+            loss[i, j], accuracy[i, j] = float(scores.loss.double().mean()), 100 * scores.accuracy()
+    return Surface(x, y, loss, accuracy, places, len(rows))
+
+
+def _fits(opened: Opened, model: Weights, own: bool) -> bool:
+    """Whether it is a model of the clients' network, or of the result's."""
+    module = opened.test.own() if own else opened.test.build()
+    return sum(p.numel() for p in module.parameters() if p.requires_grad) == len(model.params)
+
+
+def _effort(opened: Opened, model: Weights, own: bool) -> tuple[int, int]:
+    """How fine a grid and how many samples the network allows; the same on every machine."""
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (it takes a second)
+
+    counter = FlopCounterMode(display=False)
+    with counter:
+        opened.test.scores(model, personal=own, rows=_rows(opened, 8))
+    cost = counter.get_total_flops() / 8
+    for points, samples in _GRIDS:
+        if points**2 * samples * cost <= _FLOPS:
+            return points, samples
+    raise UserError("the network is too large to be measured at many points in seconds")
+
+
+def _rows(opened: Opened, most: int) -> Tensor:
+    """Some test samples, the same at every call."""
+    n = len(opened.data.dataset.test)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
+def _place(vector: Tensor, u: Tensor, v: Tensor) -> tuple[float, float]:
+    return float(vector.dot(u)), float(vector.dot(v))
+
+
+def _barycentric(corners: NDArray[np.float64], x: float, y: float) -> list[float]:
+    """Weights of three corners at a point of their plane, negative ones cut off."""
+    system = np.vstack([corners.T, np.ones(3)])
+    weights = np.linalg.solve(system, np.array([x, y, 1.0])).clip(min=0)
+    return [float(w) for w in weights]

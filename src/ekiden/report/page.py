@@ -1,0 +1,116 @@
+"""The page: one HTML file that needs no network, and the files behind it."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from ekiden._version import __version__
+from ekiden.core.files import disk_error
+from ekiden.errors import UserError
+from ekiden.report.compose import Item, Section, compose
+from ekiden.report.runs import Found, collect
+from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
+from ekiden.report.tables import ResultTable
+
+_MADE_BY = '<meta name="generator" content="ekiden report">'
+
+
+@dataclass(frozen=True)
+class View:
+    """An item as the template shows it.
+
+    Attributes:
+        kind: figure, results, table or missing.
+        item: what it is.
+        csv: a link that downloads its numbers.
+        svg: of a figure.
+    """
+
+    kind: str
+    item: Any
+    csv: str = ""
+    svg: str = ""
+
+
+def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], None] = lambda what: None) -> Found:
+    """Write the report on some runs into a folder; what was there of an older report is replaced.
+
+    Args:
+        paths: run folders, or folders that hold them.
+        out: gets `index.html`, `figures/` (PNG and SVG) and `data/` (CSV).
+        details: how many methods get figures of their own.
+        say: tells the user what is being done.
+
+    Raises:
+        UserError: there is no finished run, or `out` holds something else.
+    """
+    _check(out)
+    found = collect(paths)
+    building = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        for part in ("figures", "data"):
+            (building / part).mkdir(parents=True)
+        with look():
+            sections = [
+                (section, [_view(item, building) for item in section.items])
+                for section in compose(found, details, say)
+                if section.items
+            ]
+        (building / "index.html").write_text(_render(found, sections))
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(building, out)
+    except OSError as error:
+        raise disk_error(error, out) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return found
+
+
+def _check(out: Path) -> None:
+    """Refuse to write over anything but an older report."""
+    if out.suffix.lower() in (".html", ".htm"):
+        raise UserError(f"--out names a folder, which gets index.html and its figures: try --out {out.with_suffix('')}")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is a file: choose another folder with --out")
+    page = out / "index.html"
+    if any(out.iterdir()) and not (page.exists() and _MADE_BY in page.read_text(errors="replace")[:2000]):
+        raise UserError(f"{out} is not empty and no report: choose another folder with --out")
+
+
+def _view(item: Item, folder: Path) -> View:
+    """Write the files of an item."""
+    if isinstance(item, (Missing, Heading)):
+        return View(type(item).__name__.lower(), item)
+    if isinstance(item, Drawing):
+        published = publish(item, folder)
+        return View("figure", item, published.data, published.svg)
+    header, rows = (
+        item.csv() if isinstance(item, ResultTable) else (item.numbers or item.header, item.data or item.rows)
+    )
+    table = as_csv(header, rows)
+    (folder / "data" / f"{item.name}.csv").write_text(table)
+    return View("results" if isinstance(item, ResultTable) else "table", item, data_uri(table))
+
+
+def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
+    """The page; whatever comes from runs is escaped."""
+    template = files("ekiden.report").joinpath("page.html").read_text()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        made_by=_MADE_BY,
+        version=__version__,
+        runs=sum(len(group.runs) for group in found.groups),
+        methods=list(dict.fromkeys(group.name for group in found.groups)),
+        settings=list(found.by_setting()),
+        sections=sections,
+        left_out=len(found.left_out),
+    )

@@ -1,0 +1,239 @@
+"""Which runs a report is about: found, read, and grouped by all but the seed."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ekiden.data import NAMED
+from ekiden.errors import UserError
+from ekiden.experiments.results import Result
+from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.sweep import COPY, MARK, Sweep, differences, opened
+from ekiden.methods import method_named
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Finished runs that differ in nothing but the seed.
+
+    Attributes:
+        name: what the reader calls it, unique within its setting.
+        setting: data, partition, clients, network.
+        runs: by seed.
+        place: number of its name, which gives its colour.
+    """
+
+    name: str
+    setting: str
+    runs: tuple[Summary, ...]
+    place: int = 0
+
+    @property
+    def first(self) -> Summary:
+        """The run that figures of one run show."""
+        return self.runs[0]
+
+    @property
+    def yardstick(self) -> bool:
+        """Whether it is no federated method."""
+        return method_named(self.first.config["method"]).pools_data
+
+    @property
+    def metric(self) -> str:
+        """What of the metrics is compared."""
+        return str(_swept(self.first.config).get("metric", "accuracy"))
+
+    def values(self, key: str, scale: float = 1.0) -> list[float]:
+        """The last value of a metric in each run that has it."""
+        return [scale * run.last[key] for run in self.runs if run.last.get(key) is not None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the given folders hold.
+
+    Attributes:
+        groups: of finished runs.
+        sweeps: with what is finished of their cells.
+        loose: groups of runs that are in none of the sweeps.
+        left_out: folders that are in no table or figure, and why.
+    """
+
+    groups: tuple[Group, ...]
+    sweeps: tuple[tuple[Sweep, tuple[Result, ...]], ...]
+    loose: tuple[Group, ...]
+    left_out: tuple[tuple[Path, str], ...]
+
+    def by_setting(self) -> dict[str, list[Group]]:
+        """The groups of each setting."""
+        settings: dict[str, list[Group]] = defaultdict(list)
+        for group in self.groups:
+            settings[group.setting].append(group)
+        return settings
+
+
+def collect(paths: Sequence[Path]) -> Found:
+    """Read all runs and sweeps in or below the given folders.
+
+    Raises:
+        UserError: a path holds no run, or no run is finished.
+    """
+    paths = [path for path in paths if path.name not in (MARK, COPY)]  # runs/sweep/* names them too
+    if not paths:
+        raise UserError("name the run folders and sweep folders to report")
+    left_out: list[tuple[Path, str]] = []
+    runs: dict[Path, Summary] = {}
+    alike: dict[str, dict[int, Summary]] = defaultdict(dict)
+    for folder in dict.fromkeys(folder for path in paths for folder in find(path)):
+        try:
+            run = _read(folder)
+            twin = alike[_alike(run.config)].setdefault(run.config["seed"], run)
+            if twin is not run:
+                raise UserError(f"the same run as {twin.folder}")
+            runs[folder] = run
+        except UserError as error:
+            left_out.append((folder, str(error)))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            left_out.append((folder, f"cannot be read ({type(error).__name__}: {error}): the run folder is damaged"))
+    if not runs:
+        folder, why = left_out[0]
+        more = f"; {len(left_out) - 1} more are left out too" if len(left_out) > 1 else ""
+        raise UserError(f"no finished run to report: {folder}: {why}{more}")
+    sweeps = []
+    for folder in dict.fromkeys(file.parent for path in paths for file in sorted(path.rglob(MARK))):
+        try:
+            sweeps.append(_results(opened(folder), runs, left_out))
+        except UserError as error:
+            left_out.append((folder, f"its table is missing: {error}"))
+    seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
+    order = [run.folder for _, results in sweeps for result in results for run in result.runs]
+    seeded.sort(key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order))
+    columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
+    groups = _named(seeded, columns)
+    loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
+    return Found(groups, tuple(sweeps), loose, tuple(left_out))
+
+
+def find(path: Path) -> list[Path]:
+    """The run folders at or below a path, in the order of their names.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (path / "config.json").exists():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist: give run folders, or a folder that holds them")
+    found = sorted(file.parent for file in path.rglob("config.json"))
+    if not found:
+        raise UserError(f"{path} holds no run (no config.json in or below it): give the path that the run printed")
+    return found
+
+
+def partition(config: Mapping[str, Any]) -> str:
+    """How the data were divided; what `auto` meant, where that is known."""
+    plan = config.get("plan", {})
+    given = str(plan.get("partition", ""))
+    if given == "auto" and plan.get("data") in NAMED:
+        return "domains" if NAMED[plan["data"]].domains else "dirichlet:0.5"
+    return given
+
+
+def _read(folder: Path) -> Summary:
+    """A finished run.
+
+    Raises:
+        UserError: it is none.
+    """
+    run = summarise(folder)
+    if not run.finished:
+        raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` goes on")
+    if any(run.last.get(key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
+        raise UserError("its test data were not measured")
+    return run
+
+
+def _results(
+    sweep: Sweep, runs: Mapping[Path, Summary], left_out: list[tuple[Path, str]]
+) -> tuple[Sweep, tuple[Result, ...]]:
+    """The finished runs of each cell."""
+    done: dict[str, list[Summary]] = defaultdict(list)
+    for one in sweep.runs():
+        if one.folder in runs:
+            if different := differences(one):
+                left_out.append((one.folder, f"not in its table: {different[0]}"))
+            else:
+                done[one.cell.slug].append(runs[one.folder])
+    return sweep, tuple(Result(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
+
+
+def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a sweep noted in a run."""
+    swept = config.get("sweep")
+    return swept if isinstance(swept, dict) else {}
+
+
+def _alike(config: Mapping[str, Any]) -> str:
+    """All that makes a run, but the seed and what does not change its result."""
+    plan = {k: v for k, v in config.get("plan", {}).items() if k in ("data", "size", "val_fraction")}
+    fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]
+    cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
+    return json.dumps([fields, plan, partition(config), list(config["clients"]), cell], sort_keys=True)
+
+
+def _setting(run: Summary) -> str:
+    config = run.config
+    pooled = method_named(config["method"]).pools_data  # to one client; the test data are still those of all
+    clients = len((pooled and run.last.get("clients")) or config["clients"])
+    parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
+    parts += [config["model"]] if config["model"] != "auto" else []
+    plan = config.get("plan", {})
+    parts += [f"{plan['size']} pixels"] if plan.get("size") else []
+    return " · ".join(part for part in parts if part)
+
+
+def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
+    """Give each group a name that says how it differs from the others of its setting.
+
+    Args:
+        groups: runs that belong together.
+        columns: experiments that have the methods in their columns.
+    """
+    bare = [Group("", _setting(runs[0]), runs) for runs in groups]
+    named: list[Group] = []
+    places: dict[str, int] = {}
+    for setting in dict.fromkeys(group.setting for group in bare):
+        peers = [group for group in bare if group.setting == setting]
+        names = _unique([_name(group, peers, columns) for group in peers])
+        for group, name in zip(peers, names, strict=True):
+            named.append(replace(group, name=name, place=places.setdefault(name, len(places))))
+    return tuple(named)
+
+
+def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
+    """Its place in the table of a sweep; else its method, with the settings in which others of that method differ."""
+    swept = _swept(group.first.config)
+    labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
+    if len(labels) == 2:
+        labels = labels[::-1] if swept.get("experiment") in columns else labels
+        twins = [_swept(p.first.config) for p in peers if p is not group]
+        return " · ".join(labels) if any(labels[0] in (t.get("row"), t.get("column")) for t in twins) else labels[0]
+    mine = _settings(group)
+    others = [_settings(p) for p in peers if p.first.config["method"] == group.first.config["method"]]
+    differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
+    title = method_named(group.first.config["method"]).__name__
+    return f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
+
+
+def _settings(group: Group) -> dict[str, Any]:
+    config = group.first.config
+    return {**config["hyperparameters"], **config["training"]}
+
+
+def _unique(names: Sequence[str]) -> Iterator[str]:
+    """Number those that occur more than once."""
+    for i, name in enumerate(names):
+        yield f"{name} [{names[: i + 1].count(name)}]" if names.count(name) > 1 else name

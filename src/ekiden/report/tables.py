@@ -1,0 +1,217 @@
+"""Result tables as papers print them, and what the accuracy cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import mean, stdev
+
+from ekiden.experiments.experiment import Experiment, Published
+from ekiden.experiments.results import Result, ranks, verdict
+from ekiden.experiments.summary import duration, size
+from ekiden.report.runs import Found, Group
+from ekiden.report.style import Value
+
+METRICS = {"client_mean": "on own test data", "global_accuracy": "of the global model"}
+_HOW = "Accuracy in per cent on the union of all clients' test data, mean ± standard deviation over the seeds."
+_ERROR = (
+    "Published: the printed value, and ours minus it in standard errors √((s² + s_p²) / n): s over our n seeds, s_p as "
+    "printed if it is, with as many seeds; in points where that is not known."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a result table, in per cent.
+
+    Attributes:
+        mean: over the seeds.
+        std: sample standard deviation; None of one seed.
+        seeds: how many.
+        rank: 1 the best of those that are compared, 2 the second, else 0.
+        metric: what was measured.
+        published: what was printed for it.
+        verdict: what a comparison with that says.
+    """
+
+    mean: float
+    std: float | None
+    seeds: int
+    rank: int = 0
+    metric: str = "accuracy"
+    published: Published | None = None
+    verdict: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus theirs in standard errors, √((s² + s_p²) / n); None where that is not known or 0."""
+        if self.published is None or self.std is None:
+            return None
+        error = sqrt((self.std**2 + (self.published.std or 0.0) ** 2) / self.seeds)
+        return (self.mean - self.published.mean) / error if error else None
+
+    @property
+    def unit(self) -> str:
+        """What of was measured, where it is not the accuracy on the union."""
+        return METRICS.get(self.metric, "")
+
+    @property
+    def beside(self) -> str:
+        """The printed value and the difference."""
+        if self.published is None:
+            return ""
+        spread = "" if self.published.std is None else f" ± {self.published.std:.2f}"
+        points = self.mean - self.published.mean
+        far = f"{points:+.2f} points" if self.difference is None else f"{self.difference:+.1f} standard errors"
+        return f"published {self.published.mean:.2f}{spread}; {far}"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Rows and columns of a published table, or methods by data.
+
+    Attributes:
+        name: of its file.
+        title: its heading.
+        columns: their names.
+        rows: name and one entry a column; a text where there is no value.
+        notes: how to read it, and what is to be known; a paragraph each.
+        link: to where it was published.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Entry | str]]]
+    notes: Sequence[str]
+    link: str = ""
+
+    def csv(self) -> tuple[list[str], list[list[Value]]]:
+        """One line an entry."""
+        header = ["row", "column", "mean", "std", "seeds", "metric", "rank", "published", "published_std"]
+        lines: list[list[Value]] = []
+        for name, entries in self.rows:
+            for column, e in zip(self.columns, entries, strict=True):
+                if isinstance(e, Entry):
+                    printed = (e.published.mean, e.published.std) if e.published else (None, None)
+                    numbers = (e.mean, e.std, e.seeds, e.metric, e.rank or None)
+                    lines.append([name, column, *numbers, *printed, e.difference, e.verdict])
+        return [*header, "difference_in_standard_errors", "verdict"], lines
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """Any other table; the first column is the name of the row.
+
+    Attributes:
+        name: of its file.
+        title: its heading.
+        note: what its columns are.
+        header: their names.
+        rows: what is shown.
+        numbers: names of the numbers behind it, if they are others.
+        data: these numbers.
+        texts: columns of text, which are set to the left and may break.
+    """
+
+    name: str
+    title: str
+    note: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[str] = ()
+    data: Sequence[Sequence[Value]] = ()
+    texts: frozenset[int] = frozenset()
+
+
+def results(found: Found) -> list[ResultTable]:
+    """A table for each sweep, and one for all runs that are in none."""
+    tables = [_published(i, sweep.experiment, done) for i, (sweep, done) in enumerate(found.sweeps, 1)]
+    return tables + ([_loose(len(tables) + 1, found.loose)] if found.loose else [])
+
+
+def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
+    """What the methods reach and what it took, in one setting."""
+    header = ["method", "seeds", "accuracy %", "own test data %", "worst client %", "moved", "forward", "backward"]
+    rows, data = [], []
+    for group in groups:
+        shares = [group.values(key, 100) for key in ("accuracy", "client_mean", "client_worst")]
+        work = [mean(group.values(key)) for key in ("bytes", "forward", "backward")]
+        seconds = mean(run.seconds for run in group.runs)
+        shown = [spread(values) for values in shares]
+        passes = [f"{w:,.0f}" for w in work[1:]]
+        rows.append([group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)])
+        means = [mean(values) if values else None for values in shares]
+        data.append([group.name, len(group.runs), *means, *work, seconds])
+    numbers = ["method", "seeds", "accuracy", "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
+    return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return "–"
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{mean(values):.2f}"
+
+
+def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> ResultTable:
+    """Ours beside the printed values."""
+    places = ranks(experiment, done)
+    entries: dict[tuple[str, str], Entry | str] = {}
+    for result in done:
+        cell = result.cell
+        place = places.get(cell.slug, 0)
+        entries[cell.row, cell.column] = (
+            Entry(
+                result.mean,
+                result.std,
+                len(result.runs),
+                place if place <= 2 else 0,
+                cell.metric,
+                cell.published,
+                verdict(result, experiment).split(":")[0] if cell.published else "",
+            )
+            if result.runs
+            else _absent(result)
+        )
+    rows = [(row, [entries.get((row, column), "") for column in experiment.columns]) for row in experiment.rows]
+    scaled = sorted({str(s) for result in done for s in result.cell.scaled})
+    why = sorted({result.cell.differs for result in done if result.runs and result.cell.differs})
+    best = f"Best of a {'column' if experiment.methods_in_rows else 'row'} bold, second underlined."
+    reading = [_HOW, best, _ERROR if any(result.cell.published for result in done) else ""]
+    about = [
+        f"Source: {experiment.source}." if experiment.source else "",
+        f"Scaled down (budget {experiment.budget}): {', '.join(scaled)}; {len(experiment.seeds)} of "
+        f"{experiment.all_seeds} seeds."
+        if scaled or len(experiment.seeds) < experiment.all_seeds
+        else "",
+        f"Not comparable with print: {'; '.join(filter(None, [experiment.differs, *why]))}."
+        if experiment.differs or why
+        else "",
+        experiment.note,
+    ]
+    notes = [" ".join(" ".join(lines).split()) for lines in (reading, about)]
+    return ResultTable(f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link)
+
+
+def _absent(result: Result) -> str:
+    """What stands where there is no run."""
+    printed = f"; published {result.cell.published.mean:.2f}" if result.cell.published else ""
+    return f"{'cannot be run' if result.cell.skip else 'not run'}{printed}"
+
+
+def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
+    """Methods by data, in the order in which they first appear."""
+    names, columns = (list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting"))
+    entries: dict[tuple[str, str], Entry] = {}
+    for column in columns:
+        inside = [g for g in groups if g.setting == column]
+        order = sorted({mean(g.values("accuracy")) for g in inside if not g.yardstick}, reverse=True)[:2]
+        for group in inside:
+            values = group.values("accuracy", 100)
+            ours = mean(group.values("accuracy"))
+            rank = order.index(ours) + 1 if ours in order and not group.yardstick and len(inside) > 1 else 0
+            entry = Entry(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+            entries[group.name, column] = replace(entry, rank=rank)
+    rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
+    note = f"{_HOW} Best of a column bold, second underlined; methods that pool the data are not ranked."
+    return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])

@@ -1,0 +1,121 @@
+"""A sweep as users run it: killed, run again with the same command, with a failing cell, with a changed file."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ekiden.cli import main
+from ekiden.core.folder import read_lines
+from ekiden.experiments import experiment
+
+TABLE = """
+title = "digits"
+source = "a paper, Table 1"
+seeds = [0]
+[settings]
+data = "digits"
+clients = 3
+partition = "dirichlet:0.5"
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+epochs = 30
+printed = ["90 ± 5"]
+[[row]]
+label = "apart"
+method = "dfedavgm"
+epochs = 1
+topology = "erdos_renyi:0.0"
+"""
+SAME = ("metrics.jsonl", "ledger.jsonl", "model.safetensors")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_killed_resumed_failing_and_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def ekiden(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    file = Path("table.toml")
+    file.write_text(TABLE)
+    code, out, _ = ekiden("sweep", "table.toml", "--dry-run")
+    assert (code, "2 runs, 0 of them finished" in out) == (0, True)
+    assert not Path("runs").exists()
+
+    folder = Path("runs/table/FedSeq--accuracy--seed0")
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "ekiden.cli", "sweep", "table.toml", "--only", "FedSeq"], stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not read_lines(folder / "metrics.jsonl") and killed.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert killed.poll() is None
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    while (folder / "lock").exists() and _held(folder / "lock"):  # its processes end with it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not (folder / "model.safetensors").exists()
+
+    code, out, err = ekiden("sweep", "table.toml")
+    assert code == 2
+    assert err == "ekiden: 1 of 2 runs failed (listed above): mend it and run the same command again\n"
+    assert "failed: apart--accuracy--seed0: erdos_renyi:0.0 falls into" in out
+    assert re.search(r"FedSeq .*\d\d\.\d\d", out)
+    assert "(90.00 ± 5.00, " in out
+    cell = experiment.read(file).cells[0]
+    assert cell.plan is not None
+    cell.plan.run(tmp_path / "whole", cell.plan.federation())
+    for name in SAME:
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    attempts = read_lines(folder / "attempts.jsonl")
+    assert [attempt["from_step"] > 0 for attempt in attempts] == [False, True]
+
+    code, out, err = ekiden("sweep", "table.toml", "--without", "apart")
+    assert (code, err) == (0, "")
+    assert len(read_lines(folder / "attempts.jsonl")) == 2, "a finished run is not done again"
+
+    file.write_text(TABLE.replace("epochs = 30", "epochs = 20"))
+    code, out, err = ekiden("sweep", "table.toml")
+    assert (code, out) == (2, "")
+    assert f"table.toml has changed since {folder} was run: epochs is 30 there, 20 in the file" in err
+    assert "--out" in err
+    code, out, _ = ekiden("results", "runs/table")
+    assert code == 0
+    assert "| FedSeq | accuracy % |" in out
+    code, out, _ = ekiden("compare", "runs/table")
+    assert "fedseq (epochs=30" in out
+    Path("runs/mine").mkdir()
+    Path("runs/mine/file").touch()
+    code, _, err = ekiden("sweep", "table.toml", "--out", "runs/mine")
+    assert (code, "is not empty and no sweep folder" in err) == (2, True)
+
+
+def _held(lock: Path) -> bool:
+    import fcntl
+
+    with open(lock, "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,67 @@
+"""Runs in processes of their own: none takes the others with it; and how long the rest will take."""
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ekiden.data import FederatedData
+from ekiden.experiments.board import Board
+from ekiden.experiments.launch import Event, Job, Outcome, execute
+from ekiden.experiments.plan import Plan
+from ekiden.methods import FedSeq
+
+
+@dataclass(frozen=True)
+class Dying(Plan[FedSeq]):
+    """A run whose process is killed."""
+
+    def federation(self) -> FederatedData:
+        os._exit(9)
+
+
+@dataclass(frozen=True)
+class Faulty(Plan[FedSeq]):
+    """A run that fails in a way nobody foresaw."""
+
+    def federation(self) -> FederatedData:
+        raise RuntimeError("out of\nluck")
+
+
+def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
+    method = FedSeq(epochs=1)
+    plans = [Dying(method), Faulty(method), Plan(method, clients=2)]
+    heard: list[Event | Outcome] = []
+    jobs = [Job(plan, tmp_path / str(i)) for i, plan in enumerate(plans)]  # type: ignore[arg-type]
+    outcomes = execute(jobs, heard.append, cores=3, apart=True)
+    assert [o.run for o in outcomes] == [0, 1, 2]
+    assert "its process died" in outcomes[0].error
+    assert "RuntimeError: out of luck" in outcomes[1].error
+    assert outcomes[2].error == ""
+    assert (tmp_path / "2" / "model.safetensors").exists()
+    assert sorted(o.run for o in heard if isinstance(o, Outcome)) == [0, 1, 2]
+    assert [e.step for e in heard if isinstance(e, Event) and e.run == 2 and e.step][-1] == 2
+
+
+def test_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time; a and b are two runs of one cell each, c is of a cell that took 30 s before."""
+    now = 0.0
+    monkeypatch.setattr("ekiden.experiments.board.time.monotonic", lambda: now)
+    console = Console(file=io.StringIO())
+    board = Board(console, ["a0", "b0", "a1", "b1", "c0"], list("ababc"), {"c": 30.0}, cores=2)
+    assert board.left(0.0) == pytest.approx((4 * 30 + 30) / 2), "nothing else is known yet"
+    board.report(Event(0, "", total=4))
+    board.report(Event(1, "", total=10))
+    now = 10.0
+    board.report(Event(0, "", step=1))
+    # a0 has 3 steps of 10 s left and will have taken 40; b and b1 as long as the mean of 30 and 40.
+    assert board.left(now) == pytest.approx((30 + (35 - 10) + 35 + 35 + 30) / 2)
+    now = 40.0
+    board.report(Outcome(0, Path("a0")))
+    assert board.left(now) == pytest.approx((0 + 40 + 35 + 30) / 2), "b0 should have ended; a1 takes as long as a0"
+    for i in (1, 2, 3, 4):
+        board.report(Outcome(i, Path(), "failed"))
+    assert board.left(now) == 0.0

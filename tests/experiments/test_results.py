@@ -1,0 +1,231 @@
+"""What a sweep's results are beside printed values, and the page and the table made of them."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from rich.console import Console
+
+from ekiden.errors import UserError
+from ekiden.experiments import experiment, export, ledger, results, sweep
+from ekiden.experiments.experiment import Cell, Experiment
+from ekiden.experiments.plan import Plan
+from ekiden.experiments.results import Result
+from ekiden.experiments.summary import Summary, label, summarise
+from ekiden.methods import FedSeq, Local
+
+TABLE = """
+title = "digits"
+source = "a paper, Table 1"
+link = "https://example.org"
+seeds = [0, 1]
+[budget.small]
+epochs = 0.5
+seeds = 1
+[settings]
+clients = 3
+epochs = 2
+[[column]]
+label = "digits"
+[[column]]
+label = "clothes"
+differs = "other clothes"
+skip = "none here"
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+printed = ["10 ± 1", 20]
+note = "shuffled"
+[[row]]
+label = "Local"
+method = "local"
+metric = "client_mean"
+printed = [20.125, "-"]
+"""
+
+
+def parsed(budget: str = "paper") -> Experiment:
+    return experiment.parse(TABLE, "table", budget, "table.toml")
+
+
+def result(cell: Cell, *accuracies: float) -> Result:
+    rows = [{"step": 1, "accuracy": a / 100, "client_mean": (a + 1) / 100} for a in accuracies]
+    return Result(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
+
+
+def test_mean_spread_difference_and_verdict() -> None:
+    found = parsed()
+    seq = found.cells[0]
+    one = result(seq, 9.0, 11.0)
+    assert one.values == pytest.approx((9.0, 11.0))
+    assert (one.mean, one.std, one.difference) == pytest.approx((10.0, 2**0.5, 0.0))
+    assert one.spread == pytest.approx(3**0.5)
+    verdicts = {12.4: "within 2 std", 12.6: "within 2 std", 14.0: "above", 6.0: "below"}
+    for middle, wanted in verdicts.items():  # 2 std: 2·√(2 + 1) = 3.46
+        assert results.verdict(result(seq, middle - 1, middle + 1), found) == wanted
+    assert results.verdict(result(seq, 11.9), found) == "within 2 std", "one seed: only the printed spread is known"
+    assert results.verdict(result(seq, 12.1), found) == "above"
+    assert results.verdict(result(seq), found) == "not run"
+    local = found.cells[2]
+    assert result(local, 19.0).mean == pytest.approx(20.0), "the metric of this row is client_mean"
+    assert results.verdict(result(local, 19.0), found) == "no spread known: one seed, none printed"
+    assert results.verdict(result(replace(local, published=None), 19.0), found) == "not printed"
+    other = found.cells[1]
+    assert results.verdict(result(other, 19.0), found) == "not comparable: other clothes"
+    small = parsed("small")
+    assert results.verdict(result(small.cells[0], 10.0), small) == "not comparable: budget small (epochs 1 of 2)"
+
+
+def test_places_are_among_rows_or_columns() -> None:
+    found = parsed()
+    seq, local = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
+    assert results.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
+    across = replace(found, methods_in_rows=False)
+    assert results.ranks(across, [seq, local]) == {}, "each alone in its row"
+
+
+def swept(folder: Path, budget: str = "paper") -> sweep.Sweep:
+    """A sweep folder with three finished runs, made in this process."""
+    found = parsed(budget)
+    made = sweep.Sweep(found, folder, "experiments/table.toml")
+    sweep.begin(made, TABLE)
+    for run in made.runs()[:3]:
+        job = sweep.jobs(made, [run])[0]
+        job.plan.run(job.folder, job.plan.federation(), about=job.about)
+    return made
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> sweep.Sweep:
+    return swept(tmp_path_factory.mktemp("sweep"))
+
+
+def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
+    page = ledger.page([sweep.opened(done.folder)])
+    runs = [summarise(run.folder) for run in done.runs()[:3]]
+    seq = [100 * run.last["accuracy"] for run in runs if run.config["method"] == "fedseq"]
+    assert len(seq) == 2
+    mean, std = sum(seq) / 2, abs(seq[0] - seq[1]) / 2**0.5
+    verdict = "above" if mean - 10 > 2 * (std**2 + 1) ** 0.5 else "within 2 std"
+    assert f"| FedSeq | digits | {mean:.2f} ± {std:.2f} | 0, 1 | 10.00 ± 1.00 | {mean - 10:+.2f} | {verdict} |" in page
+    local = next(100 * run.last["client_mean"] for run in runs if run.config["method"] == "local")
+    assert f"| Local | digits | {local:.2f} | 0 | 20.125 | {local - 20.125:+.2f} | no spread known" in page
+    assert "[a paper, Table 1](https://example.org)" in page
+    assert "    ekiden sweep experiments/table.toml\n" in page
+    assert "Budget: nothing scaled." in page
+    assert "2 of 4 cells, 3 runs" in page
+    assert "- FedSeq / digits: shuffled" in page
+    assert "clothes |" not in page, "what was not run is not in it"
+
+
+def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(results.table(done.experiment, results.collect(done)))
+    text = console.export_text()
+    assert "digits: % as mean ± std" in text
+    assert "(10.00 ± 1.00, +" in text
+    assert "not run" in text
+    console.print(results.listing(done.experiment, results.collect(done)))
+    seq = results.collect(done)[0]
+    wanted = ["FedSeq", "digits", results.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
+    lines = [[part.strip() for part in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
+    assert wanted in lines
+
+
+def test_a_smaller_budget_is_written_on_everything(tmp_path: Path) -> None:
+    made = swept(tmp_path / "sweep", "small")
+    run = summarise(made.runs()[0].folder)
+    assert run.config["sweep"]["budget"] == "small"
+    assert run.config["sweep"]["scaled"] == [{"name": "epochs", "full": 2, "used": 1}]
+    assert run.config["hyperparameters"]["epochs"] == 1
+    assert label(run.config).endswith(", budget small: epochs 1 of 2")
+    page = ledger.section(sweep.opened(made.folder))
+    assert "Budget small: epochs 1 of 2, 1 of 2 seeds." in page
+    assert "not comparable: budget small (epochs 1 of 2)" in page
+    assert "    ekiden sweep experiments/table.toml --budget small\n" in page
+
+
+def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
+    runs = [summarise(folder) for folder in sweep.expand([done.folder, done.folder / "sweep.json"])]
+    assert len(runs) == 3
+    rows = sum(len(run.metrics) for run in runs)
+    assert export.write(runs, tmp_path / "out.parquet") == rows
+    assert export.write(runs, tmp_path / "out.csv") == rows
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    last = next(r for r in reversed(table) if r["row"] == "FedSeq" and r["seed"] == 0)
+    metrics = summarise(done.runs()[0].folder).last
+    assert (last["step"], last["accuracy"], last["bytes"]) == (metrics["step"], metrics["accuracy"], metrics["bytes"])
+    assert last["client_accuracy_client-1"] == metrics["clients"][1]
+    assert (last["method"], last["column"], last["budget"], last["finished"]) == ("fedseq", "digits", "paper", True)
+    assert {r["consensus"] for r in table if r["method"] == "fedseq"} == {None}
+    csv = pyarrow.csv.read_csv(tmp_path / "out.csv").to_pylist()
+    assert [r["accuracy"] for r in csv] == [r["accuracy"] for r in table]
+    with pytest.raises(UserError, match=r"must end in \.parquet or \.csv"):
+        export.write(runs, tmp_path / "out.xlsx")
+    with pytest.raises(UserError, match="cannot write"):
+        export.write(runs, tmp_path / "none" / "out.csv")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
+
+
+def test_event_files_without_the_extra(done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r"pip install 'ekiden\[tensorboard\]'"):
+        export.tensorboard([summarise(done.runs()[0].folder)], tmp_path / "events")
+    assert not (tmp_path / "events").exists()
+
+
+def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra ekiden[tensorboard]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = summarise(done.runs()[0].folder)
+    export.tensorboard([run], tmp_path / "events")
+    events = EventAccumulator(str(tmp_path / "events" / run.folder.name))
+    events.Reload()
+    found = [(e.step, e.value) for e in events.Scalars("accuracy")]
+    assert found == [(row["step"], pytest.approx(row["accuracy"])) for row in run.metrics]
+    with pytest.raises(UserError, match="is not empty"):
+        export.tensorboard([run], tmp_path / "events")
+
+
+def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no sweep folder"):
+        sweep.opened(tmp_path)
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="is damaged or of another version"):
+        sweep.opened(tmp_path)
+
+
+def test_cells_are_named_by_row_and_column() -> None:
+    cells = [
+        Cell(row, column, Plan(FedSeq() if "Seq" in row else Local()))
+        for row in ("FedSeq", "FedSeq long", "Local")
+        for column in ("PACS", "PACS E=2", "PACS E=20")
+    ]
+
+    def labels(only: list[str], without: list[str]) -> list[str]:
+        return [cell.label for cell in sweep.select(cells, only, without)]
+
+    assert len(labels([], [])) == 9
+    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a whole label is no part of others"
+    assert labels(["seq"], ["E=2", "E=20"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
+    assert labels(["local/PACS", "long / E=2"], []) == ["FedSeq long / PACS E=2", "Local / PACS"]
+    with pytest.raises(UserError, match="unknown cell 'Lokal': did you mean 'Local'"):
+        labels(["Lokal"], [])
+    with pytest.raises(UserError, match="leaves no cell"):
+        labels(["Local"], ["Local"])
+
+
+def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) -> None:
+    plan = Plan(Local(epochs=1), clients=2)
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished
+    (tmp_path / "run" / "personal" / "client-1.safetensors").unlink()
+    assert not summarise(tmp_path / "run").finished
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished

@@ -1,0 +1,249 @@
+"""FedOV: exact numbers of vote, loss and attack; other numbers of classes; evaluated and loaded like any model."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.method import Method, Size
+from ekiden.data import federate, load
+from ekiden.data.samples import Samples
+from ekiden.experiments.plan import Plan, judge, read_model
+from ekiden.learning.network import Network
+from ekiden.methods import Ensemble, FedOV
+from ekiden.methods.fedov import Mixed, OpenSet, Vote, attack, without
+from ekiden.models.widen import widen
+from tests.conftest import Tiny
+from tests.methods.test_ensemble import Fixed
+
+A, B, C = (3.0, 0.0, -1.0), (0.0, 1.0, 2.0), (0.5, 2.0, 0.0)
+X = torch.zeros(1, 1)
+
+
+def vote(voters: int, *logits: tuple[float, ...]) -> Vote:
+    return Vote([Fixed(*z) for z in logits], voters)
+
+
+@pytest.mark.parametrize(
+    ("voters", "expected"),
+    [(1, (0.936240, 0.046613)), (2, (1.100491, 0.782737)), (3, (1.190522, 1.027466)), (0, (1.190522, 1.027466))],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_vote(voters: int, expected: tuple[float, float], order: tuple[int, ...]) -> None:
+    model = vote(voters, *((A, B, C)[i] for i in order))
+    torch.testing.assert_close(model.scores(X)[0], torch.tensor(expected), atol=1e-6, rtol=0)
+    assert int(model(X)[0].argmax()) == 0
+    torch.testing.assert_close(model(X).softmax(1), model.scores(X) / model.scores(X).sum())
+
+
+def test_the_unknown_output_decides() -> None:
+    known = torch.tensor([A, B, C])[:, :2].softmax(1).sum(0)
+    torch.testing.assert_close(known, torch.tensor([1.403941, 1.596059]), atol=1e-6, rtol=0)
+    assert int(known.argmax()) == 1
+
+
+def test_one_voter_answers_as_the_one_that_knows_best() -> None:
+    members = [Network(widen(Tiny(), 1)).module.eval() for _ in range(4)]
+    x = torch.randn(60, 4)
+    answers = torch.stack([m(x) for m in members])
+    surest = answers.softmax(2)[:, :, -1].argmin(0)
+    own = answers[surest, torch.arange(60), :-1].argmax(1)
+    assert torch.equal(Vote(members, 1)(x).argmax(1), own)
+
+
+def test_ties_go_in_the_clients_order_and_more_voters_than_models_are_all() -> None:
+    p, q = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
+    assert int(vote(1, p, q)(X).argmax()) == 0
+    assert int(vote(1, q, p)(X).argmax()) == 1
+    assert torch.equal(vote(9, A, B, C).scores(X), vote(3, A, B, C).scores(X))
+
+
+def test_all_mass_on_unknown_is_defined() -> None:
+    answer = vote(0, (0.0, 0.0, 900.0), (0.0, 0.0, 900.0))(X)
+    assert torch.isfinite(answer).all()
+
+
+def test_removed_logit() -> None:
+    f, y, u = torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0]), torch.tensor([2])
+    assert float(F.cross_entropy(f, y)) == pytest.approx(0.169846, abs=1e-6)
+    assert float(F.cross_entropy(without(f, y), u)) == pytest.approx(1.313262, abs=1e-6)
+
+
+@pytest.mark.parametrize(("radius", "length"), [(0.5, 0.01), (0.004, 0.004)])
+def test_the_attack_moves_a_linear_model_as_far_as_it_may(radius: float, length: float) -> None:
+    module = nn.Linear(5, 3)
+    x, u = torch.rand(4, 5), torch.full((4,), 2)
+    before = x.clone()
+    moved = attack(module, x, u, FedOV(radius=radius))
+    assert torch.equal(x, before)
+    torch.testing.assert_close((moved - x).abs().max(), torch.tensor(length), atol=1e-6, rtol=0)
+    binary = nn.Linear(5, 2)  # the gradient's sign is that of the difference of two rows, everywhere
+    moved = attack(binary, x, torch.ones(4, dtype=torch.int64), FedOV(radius=radius))
+    expected = x + length * (binary.weight[0] - binary.weight[1]).sign()
+    torch.testing.assert_close(moved, expected.detach(), atol=1e-6, rtol=0)
+    assert all(p.grad is None for p in (*module.parameters(), *binary.parameters()))
+
+
+def test_the_attack_makes_unknown_less_likely_and_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Dropout(0.5), nn.Linear(30, 3)).train()
+    x, u = torch.randn(50, 4), torch.full((50,), 2)
+    moved = attack(module, x, u, FedOV(attack_steps=20, attack_step=0.02))
+    assert module.training
+    module.eval()
+    assert (F.cross_entropy(module(moved), u) > F.cross_entropy(module(x), u)).all()
+    assert torch.equal(attack(module, x, u, FedOV(attack_steps=0)), x)
+
+
+def test_representations_are_mixed_behind_the_first_hidden_layer() -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    x, pairs = torch.randn(9, 4), torch.tensor([2, 0, 1])
+    with Mixed(module, pairs, 0.3):
+        found = module(x)
+    assert found.shape == (12, 3)
+    h = module[:2](x[:3])
+    torch.testing.assert_close(found[9:], module[2:](0.3 * h + 0.7 * h[pairs]))
+    torch.testing.assert_close(module(x), found[:9])
+    one = nn.Sequential(nn.Tanh(), nn.Linear(4, 3))
+    with Mixed(one, pairs, 0.3):
+        mixed = one(x)[9:]
+    torch.testing.assert_close(mixed, one[1](0.3 * x[:3].tanh() + 0.7 * x[:3].tanh()[pairs]))
+
+
+def test_the_loss_is_the_sum_of_its_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x, y, u = torch.randn(8, 4), torch.arange(8) % 2, torch.full((8,), 2)
+    spoiled, pairs = torch.randn(8, 4), torch.arange(8).roll(1)
+    monkeypatch.setattr("ekiden.methods.fedov.destroy", lambda x: spoiled)
+    monkeypatch.setattr("torch.randperm", lambda n: pairs)
+    method = FedOV(mix=0.7)
+    state = torch.get_rng_state()
+    loss = OpenSet(module, 2, method)(module, x, y)
+    torch.set_rng_state(state)
+    share = float(torch.rand(()))
+    h = module[:2](x)
+    terms = [
+        F.cross_entropy(module(x), y),
+        F.cross_entropy(module(spoiled), u),
+        F.cross_entropy(module(x) - 1e4 * F.one_hot(y, 3), u),
+        0.7 * F.cross_entropy(module[2](share * h + (1 - share) * h[pairs]), u),
+        F.cross_entropy(module(attack(module, spoiled, u, method)), u),
+    ]
+    torch.testing.assert_close(loss, torch.stack(terms).sum())
+    without_mix = OpenSet(module, 2, method)(module, x, torch.zeros_like(y))  # no two of different classes
+    terms[:4] = [terms[1], F.cross_entropy(module(x), y * 0), F.cross_entropy(module(x) - 1e4 * torch.eye(3)[0], u)]
+    torch.testing.assert_close(without_mix, torch.stack(terms).sum())
+
+
+def test_batchnorm_sees_samples_and_corrupted_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = widen(Tiny(), 1)
+    seen: list[Tensor] = []
+    module.features[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))  # type: ignore[union-attr, index]
+    terms = OpenSet(module, 3, FedOV())
+    loss = terms(module, torch.randn(8, 4), torch.arange(8) % 3)
+    assert [len(s) for s in seen] == [16]
+    assert terms.passes == 1
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def digits(classes: int) -> FederatedData:
+    """Handwritten digits, as far as there are classes; from 10 on their negatives. Nobody shares a class."""
+    source = load("digits")
+
+    def part(samples: Samples, own: range) -> tuple[Tensor, Tensor]:
+        x, y = torch.cat([samples.x, 255 - samples.x]), torch.cat([samples.y, samples.y + 10])
+        chosen = (y >= own.start) & (y < own.stop)
+        return x[chosen], y[chosen]
+
+    each = classes // 4
+    clients = [part(source.train, range(i * each, (i + 1) * each)) for i in range(4)]
+    return federate(clients, test=part(source.test, range(classes)))
+
+
+class Plain(nn.Module):
+    """Without BatchNorm: all five terms."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU())
+        self.head = nn.Linear(48, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("classes", "epochs"), [(8, 8), (20, 15)])
+def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epochs: int) -> None:
+    settings: dict[str, Any] = {"training": Training(lr=0.003, batch_size=64), "hardware": Hardware(threads=1)}
+    data = digits(classes)
+    open_set, plain = (
+        run(m, data, Plain(classes), **settings) for m in (FedOV(epochs=epochs), Ensemble(epochs=epochs))
+    )
+    assert isinstance(open_set.model, Vote)
+    assert open_set.model(torch.rand(2, 1, 8, 8)).shape == (2, classes)
+    assert open_set.accuracy > plain.accuracy + 0.2
+
+
+def test_a_client_of_one_class(blobs: FederatedData) -> None:
+    data = federate(
+        [(torch.rand(40, 64), torch.zeros(40, dtype=torch.int64))] * 2, test=(torch.rand(4, 64), torch.arange(4) % 2)
+    )
+    result = run(FedOV(epochs=2), data, Plain(2), hardware=Hardware(threads=1))
+    assert result.weights is not None
+    assert result.weights.is_finite()
+
+
+def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"training": Training(lr=0.01), "hardware": Hardware(threads=1)}
+    result = run(FedOV(epochs=5, voters=2), blobs, Tiny, folder=tmp_path / "run", **settings)
+    x, y = blobs.dataset.test.x, blobs.dataset.test.y
+    assert float((result.model(x).argmax(1) == y).double().mean()) == pytest.approx(result.accuracy)
+    again = result.build()
+    again.load_state_dict(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors"))
+    assert torch.equal(again.eval()(x), result.model(x))
+    grown = Network(widen(Tiny(), 1))
+    size = 4 * (len(grown.params) + len(grown.buffers)) + 8
+    assert result.bytes == 4 * size == FedOV().cost(4, Size.of(grown))
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_the_command_line_measures_it(tmp_path: Path, model: str) -> None:
+    size = 16 if model == "lenet" else None
+    plan: Plan[Method] = Plan(
+        FedOV(epochs=1), partition="iid", clients=2, model=model, size=size, hardware=Hardware(threads=1)
+    )
+    data = plan.federation()
+    result = plan.run(tmp_path / "run", data)
+    test = judge(plan, data, data)
+    scores = test.scores(read_model(tmp_path / "run", "model.safetensors", test.build))
+    assert scores.accuracy() == pytest.approx(result.accuracy)
+
+
+def test_a_network_that_does_not_fit_is_named_with_its_own_number_of_outputs(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match=r"gives \(5,\) per sample, but the data have 3 classes"):
+        run(FedOV(), blobs, nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"epochs": 0}, {"attack_steps": -1}, {"attack_step": -0.1}, {"radius": -1.0}, {"mix": -0.1}, {"voters": -1}],
+    ids=str,
+)
+def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(fields)).replace("_", "-")):
+        FedOV(**fields)
+
+
+def test_members_are_copies() -> None:
+    module = Fixed(*A)
+    members = FedOV().result_network(module, 3)
+    assert isinstance(members, Vote)
+    assert len({p.data_ptr() for p in members.parameters()}) == 3
+    assert copy.deepcopy(members)(X).shape == (1, 2)

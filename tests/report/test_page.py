@@ -1,0 +1,199 @@
+"""The page: complete, by itself, escaped; and what stands in place of what is missing."""
+
+import base64
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ekiden.cli import main
+from ekiden.core.folder import read_lines
+from ekiden.errors import UserError
+from ekiden.methods import FedSeq
+from ekiden.report import report
+from ekiden.report.runs import collect
+from tests.report.conftest import make, plan
+
+pytestmark = pytest.mark.xdist_group("report")
+SECTIONS = [
+    "results",
+    "cost",
+    "curves",
+    "groups",
+    "data",
+    "forgetting",
+    "pool",
+    "features",
+    "surface",
+    "ledger",
+    "runs",
+]
+
+
+@pytest.fixture
+def page(out: Path) -> str:
+    return (out / "index.html").read_text()
+
+
+def copied(runs: Path, home: Path, name: str) -> Path:
+    return Path(shutil.copytree(runs / name, home / name))
+
+
+def test_has_every_section_and_figure_and_the_files_behind_them(out: Path, page: str) -> None:
+    assert re.findall(r'<h2 id="([^"]+)"', page) == SECTIONS
+    drawn = re.findall(r'<figure class="card \w+" id="figure-([^"]+)"', page)
+    kinds = {re.split(r"-\d", name)[0] for name in drawn}
+    assert kinds == {
+        *("bytes", "compute", "steps", "clients", "class", "holds"),
+        *("forgetting", "pool", "features", "surface", "ledger"),
+    }
+    for name in drawn:
+        assert (out / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert (out / "figures" / f"{name}.svg").read_text().startswith("<?xml")
+    tables = re.findall(r'<div class="card full table" id="table-([^"]+)"', page)
+    assert {f.stem for f in (out / "data").iterdir()} == {*drawn, *tables}
+    links = dict(re.findall(r'download="([^"]+)" href="data:text/csv;base64,([^"]*)"', page))
+    assert {f.name: f.read_text() for f in (out / "data").iterdir()} == {
+        name: base64.b64decode(data).decode() for name, data in links.items()
+    }
+
+
+def test_needs_nothing_from_elsewhere_and_nothing_in_it_has_two_meanings(page: str) -> None:
+    assert not re.search(r"<(script|link rel=.stylesheet|img|iframe)", page)
+    elsewhere = set(re.findall(r'(?:src|href)="(\w+:[^",;]+)', page))
+    assert elsewhere == {"data:text/csv", "https://arxiv.org/abs/2404.12130"}, "the experiment's own link"
+    ids = Counter(re.findall(r'\bid="([^"]+)"', page))
+    assert [name for name, times in ids.items() if times > 1] == []
+    used = {*re.findall(r'href="#([^"]+)"', page), *re.findall(r"url\(#([^)]+)\)", page)}
+    assert used
+    assert used - set(ids) == set()
+
+
+def test_colours_of_figures_are_those_of_the_page(page: str) -> None:
+    inside = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL)).replace("stroke: #000000; stroke-opacity: 0", "")
+    assert "var(--ink)" in inside
+    assert "var(--s0)" in inside
+    assert not re.search("#000000|#ffffff|#1b1f24|#0072b2", inside, re.IGNORECASE)
+
+
+def test_what_users_named_is_text(page: str) -> None:
+    assert "Table &lt;b&gt;1&lt;/b&gt;" in page
+    assert "Sequential &lt;i&gt;" in page
+    assert "Nobody &amp; Sons" in page
+    assert "<i>" not in page
+
+
+def test_the_numbers_are_those_of_the_runs(runs: Path, out: Path, page: str) -> None:
+    last = [100 * read_lines(runs / f"fedelmy-{seed}" / "metrics.jsonl")[-1]["accuracy"] for seed in (0, 1)]
+    mean, std = sum(last) / 2, abs(last[0] - last[1]) / 2**0.5
+    assert f"FedELMY,digits · dirichlet:0.5 · 3 clients,{mean}" in (out / "data" / "results-2.csv").read_text()
+    assert re.search(rf'{mean:.2f}</span><span class="pm"> ± {std:.2f}</span>', page)
+    seqs = [read_lines(f / "metrics.jsonl")[-1]["accuracy"] for f in sorted((runs / "sweep").glob("Sequential*"))]
+    row = (out / "data" / "results-1.csv").read_text().splitlines()[1].split(",")
+    assert float(row[2]) == pytest.approx(50 * sum(seqs))
+    assert row[7:9] == ["50.0", "2.0"]
+    assert "cannot be run; published 99.50" in page
+    moved = json.loads((runs / "fedseq" / "config.json").read_text())["model_bytes"] * 2
+    assert f"client-0,client-1,{moved // 2}" in "".join(f.read_text() for f in (out / "data").glob("ledger-*"))
+    assert f",{float(moved)}," in (out / "data" / "cost-1.csv").read_text().replace(f",{moved},", f",{float(moved)},")
+
+
+def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        report([runs / "fedseq"], tmp_path / name, details=0)
+    one, two = (
+        {f.name: f.read_bytes() for f in (tmp_path / name).rglob("*") if f.is_file()} for name in ("one", "two")
+    )
+    assert one == two
+    assert "draws the other methods" in one["index.html"].decode()
+
+
+def test_damaged_and_unfinished_runs_are_named_and_the_others_shown(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedavg", tmp_path / "runs" / "good")
+    shutil.copytree(runs / "fedavg", tmp_path / "runs" / "twin")
+    damaged, short, lines = (copied(runs, tmp_path / "runs", name) for name in ("fedseq", "fedelmy-0", "fedelmy-1"))
+    (damaged / "config.json").write_text('{"format"')
+    metrics = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (short / "metrics.jsonl").write_text(metrics[0])
+    (lines / "metrics.jsonl").write_text("no line\n")
+    found = report([tmp_path / "runs"], tmp_path / "out", details=0)
+    assert [run.folder.name for group in found.groups for run in group.runs] == ["good"]
+    why = {folder.name: text for folder, text in found.left_out}
+    assert "cannot be read: the run folder is damaged" in why["fedseq"]
+    assert why["fedelmy-0"].startswith("stopped after step 1: `ekiden resume")
+    assert "line 1 cannot be read" in why["fedelmy-1"]
+    assert why["twin"].startswith("the same run as")
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert all(name in text for name in ("left-out", "fedelmy-0", "4 folders are"))
+
+
+def test_a_damaged_ledger_costs_its_figures_only(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path, "fedseq")
+    (folder / "ledger.jsonl").write_text("no line\n")
+    report([folder], tmp_path / "out", details=1)
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "ledger.jsonl, line 1 cannot be read" in text
+    assert 'id="figure-features-1-class"' in text
+    assert "run with --keep-trained" in text
+
+
+def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path, "fedseq")
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"no finished run to report: .*stopped after step 0"):
+        report([folder], tmp_path / "out", details=1)
+    with pytest.raises(UserError, match="does not exist"):
+        report([tmp_path / "nowhere"], tmp_path / "out", details=1)
+    with pytest.raises(UserError, match="name the run folders"):
+        report([], tmp_path / "out", details=1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no run"):
+        report([tmp_path / "empty"], tmp_path / "out", details=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "fedseq"]
+
+
+def test_writes_over_nothing_but_an_older_report(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report([runs / "fedseq"], out, details=0)
+    (out / "figures" / "old.png").touch()
+    report([runs / "fedseq"], out, details=0)
+    assert not (out / "figures" / "old.png").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("my own page")
+    for wrong, text in ((tmp_path / "mine", "no report"), (tmp_path / "mine" / "index.html", "names a folder")):
+        with pytest.raises(UserError, match=text):
+            report([runs / "fedseq"], wrong, details=0)
+    assert (tmp_path / "mine" / "index.html").read_text() == "my own page"
+
+
+def test_methods_that_occur_twice_are_told_apart_by_what_differs(runs: Path, tmp_path: Path) -> None:
+    make(plan(FedSeq(epochs=1)), tmp_path / "short")
+    found = collect([runs / "fedseq", tmp_path / "short"])
+    assert [group.name for group in found.groups] == ["FedSeq (epochs=4)", "FedSeq (epochs=1)"]
+    assert len({group.setting for group in found.groups}) == 1
+
+
+def test_on_the_command_line(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = copied(runs, tmp_path, "fedavg")
+    (unfinished / "metrics.jsonl").write_text("")
+    arguments = ["report", str(runs / "fedseq"), str(unfinished), "-o", str(tmp_path / "out"), "--details", "0"]
+    monkeypatch.setattr(sys, "argv", ["ekiden", *arguments])
+    main()
+    printed = capsys.readouterr().out
+    assert f"left out: {unfinished}: stopped after step 0" in printed
+    assert f"report: {tmp_path / 'out' / 'index.html'}" in printed
+    for wrong, text in (
+        ([*arguments[:1], "nowhere"], "nowhere does not exist"),
+        ([*arguments[:-1], "-1"], "0 or more"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["ekiden", *wrong])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        assert text in capsys.readouterr().err
