@@ -248,6 +248,13 @@ def sweep(args: Sequence[str]) -> None:
     cli_sweeps.run_sweep(args)
 
 
+def topology(args: Sequence[str]) -> None:
+    """`ekiden topology NAME`."""
+    from ekiden import cli_topology  # noqa: PLC0415  (it imports this module)
+
+    cli_topology.show_topology(args)
+
+
 def results(args: Sequence[str]) -> None:
     """`ekiden results SWEEP...`."""
     from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
@@ -279,6 +286,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "data": data,
     "list": list_all,
     "sweep": sweep,
+    "topology": topology,
     "results": results,
     "export": export,
     "report": report,
@@ -294,6 +302,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets
+  topology NAME   a graph of clients: its mixing matrix, checked, and spectral gap
   sweep FILE      run a published table             ekiden sweep --help
   results SWEEP.. what sweeps gave, beside the printed values
   export RUN.. OUT  metrics as Parquet or CSV

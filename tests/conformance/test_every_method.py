@@ -12,13 +12,17 @@ import torch
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.api import Result, widened
+from ekiden.cli import RunOptions
+from ekiden.cli_silos import RemoteOptions
 from ekiden.core.federation import Request, live_refs
 from ekiden.core.method import INITIAL, Method, Ref, Size
 from ekiden.core.outline import outline
 from ekiden.core.worker import Setup, payload_types
+from ekiden.experiments.plan import Plan
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS
+from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.simulation import Simulation
 from tests.conftest import Tiny
 
@@ -85,6 +89,12 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
     module = kind.__module__.rsplit(".", 1)[1]
     assert (ROOT / "docs" / "methods" / f"{module}.md").exists()
     assert (ROOT / "tests" / "methods" / f"test_{module}.py").exists()
+
+
+@every_method
+def test_its_flags_are_no_other_flags(kind: type[Method]) -> None:
+    others = {f.name for c in (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions) for f in fields(c)}
+    assert not others & {f.name for f in fields(kind)}, "a name twice on the command line"
 
 
 @every_method

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_a_store_in_memory_writes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert names(tmp_path) == []
 
 
+def test_private_state_is_in_memory_only_while_it_is_used(tmp_path: Path) -> None:
+    here = Store(tmp_path, lambda task: int, Weights, 0)
+    state = model(1)
+    alive = weakref.ref(state)
+    here.put("0-0-count", 1, state)
+    here.commit(1, set())
+    del state
+    assert alive() is not None, "not yet safe"
+    here.settle(set())
+    assert alive() is None
+    assert torch.equal(here.private.params, model(1).params)
+    again = weakref.ref(here.private)
+    here.put("1-0-count", 1, here.private)
+    here.commit(2, set())
+    here.settle(set())
+    assert again() is None
+    assert names(tmp_path) == ["private-1.safetensors"]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "another type"])
 def test_a_damaged_value_is_named(tmp_path: Path, damage: str) -> None:
     here = store(tmp_path)
@@ -134,7 +154,7 @@ def test_a_damaged_value_is_named(tmp_path: Path, damage: str) -> None:
         other = wire.encode(model(1) if "private" in file.name else "text")
         file.write_bytes({"truncated": data[:-1], "foreign": b"something else", "another type": other}[damage])
     with pytest.raises(UserError, match=r"private-1\.safetensors: .*payload"):
-        store(tmp_path, 1)
+        _ = store(tmp_path, 1).private
     (tmp_path / "private-1.safetensors").unlink()
     with pytest.raises(UserError, match=r"value-0-0-train\.safetensors: .*payload"):
         store(tmp_path, 1).get("0-0-train")

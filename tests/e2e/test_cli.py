@@ -190,6 +190,24 @@ def test_data_and_lists(call: Call) -> None:
     assert all(command in call() for command in COMMANDS)
 
 
+def test_graphs(call: Call) -> None:
+    printed = call("topology", "ring", "--clients", "8", "--matrix")
+    assert "symmetric, rows sum to 1, columns sum to 1, connected" in printed
+    assert "spectral gap: 0.1953" in printed
+    assert printed.count("0.3333") == 24
+    drawn = call("topology", "matching", "--clients", "8")
+    assert "drawn anew each round" in drawn
+    assert "not connected" in drawn
+    assert "mean over 100 rounds: 0.2" in drawn
+
+
+def test_hosts_of_spfl(call: Call) -> None:
+    flags = ["--host", "fedprox:mu=0.1", "--rounds", "1", "--epochs", "1", "--threads", "1"]
+    printed = call("run", "spfl", "--clients", "2", "--partition", "iid", *flags)
+    assert "host=fedprox:mu=0.1" in printed
+    assert json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["hyperparameters"]["align_global"] == 1.0
+
+
 @pytest.mark.parametrize("kind", [FedELMY, FedSeq])
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("data", _DATA)
@@ -235,6 +253,9 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "did you mean 'resnet18'" in refused("run", "fedseq", "--model", "resnet8")
     assert "is not a partition" in refused("run", "fedseq", "--partition", "dirichlet")
     assert "did you mean 'reversed'" in refused("run", "fedseq", "--order", "reverse")
+    assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
+    assert "did you mean 'ring'" in refused("topology", "rings")
+    assert "7 clients form no torus" in refused("topology", "torus", "--clients", "7")
     assert "unknown preset 'papers'" in refused("run", "fedseq", "--preset", "papers")
     assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
     assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")

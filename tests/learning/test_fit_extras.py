@@ -7,10 +7,10 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training
 from ekiden.evaluation import consensus
 from ekiden.learning import fit as fitting
+from ekiden.learning.critical import Squares
 from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench
 from ekiden.learning.network import Network
-from ekiden.methods.criticalfl import Squares
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 

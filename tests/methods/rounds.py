@@ -12,7 +12,7 @@ from ekiden.core import wire
 from ekiden.core.federation import Fed, Request, Transfer, resolve
 from ekiden.core.method import INITIAL, Method, Ref, State
 from ekiden.core.worker import task_of
-from ekiden.learning.fit import Penalty, Work
+from ekiden.learning.fit import Objective, Penalty, Work, cross_entropy
 from ekiden.learning.weights import Weights
 
 
@@ -42,8 +42,16 @@ class Toy:
         return self.accuracies(model)
 
     def fit(
-        self, model: Weights, *, epochs: int, penalty: Penalty | None = None, training: Training | None = None
+        self,
+        model: Weights,
+        *,
+        epochs: int,
+        penalty: Penalty | None = None,
+        training: Training | None = None,
+        objective: Objective = cross_entropy,
+        extra_passes: int = 0,
     ) -> Weights:
+        assert objective is cross_entropy, "a toy has its own loss"
         training = training or self.training
         self.trainings.append(training)
         self.starts.append(float(model.params[0]))

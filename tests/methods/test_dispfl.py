@@ -11,10 +11,11 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core import wire
 from ekiden.core.federation import Fed
 from ekiden.core.method import Size, State
+from ekiden.learning.masks import densities, move, pack, random_mask, unpack
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import DFedAvgM, DisPFL
-from ekiden.methods.dispfl import Sparse, densities, move, overlap, pack, random_mask, unpack
+from ekiden.methods.dispfl import Sparse, overlap
 from tests.conftest import Tiny
 from tests.methods.toys import Free, Silo, Table, rounds, weights
 

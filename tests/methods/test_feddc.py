@@ -7,6 +7,8 @@ import torch
 
 from ekiden import FederatedData, Training, run
 from ekiden.core import wire
+from ekiden.core.federation import Transfer
+from ekiden.core.method import Size
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.feddc import Drifting
@@ -96,3 +98,16 @@ def test_moves_what_it_declares_and_trains_with_momentum(correction: bool, blobs
     assert torch.isfinite(result.weights.params).all()
     assert result.bytes == method.cost(4, wire.size(result.weights))
     assert result.accuracy > 0.5
+
+
+def test_asks_only_those_drawn_and_each_once() -> None:
+    ledger: list[Transfer] = []
+    toys = [quadratic(1 + 0.1 * i, 2 - i, n=1 + i) for i in range(40)]
+    method = FedDC(rounds=6, epochs=1, participation=0.1)
+    end = list(play(method, toys, ledger=ledger))[-1]
+    assert isinstance(end, Drifting)
+    drawn = {row.source for row in ledger if row.task == "get"}
+    assert len(drawn) < 40
+    assert end.sizes == {name: 1 + int(name.split("-")[1]) for name in drawn}
+    size = 8  # one float64
+    assert sum(row.bytes for row in ledger) == method.moved(end, 40, Size(size)) <= method.cost(40, Size(size))

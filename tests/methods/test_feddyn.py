@@ -40,7 +40,7 @@ class Exact(Toy):
     a: float = 1.0
     b: float = 1.0
 
-    def fit(self, model: Weights, *, epochs: int, penalty: Any = None, training: Any = None) -> Weights:
+    def fit(self, model: Weights, *, epochs: int, penalty: Any = None, **how: Any) -> Weights:
         assert isinstance(penalty, Proximal)
         assert penalty.slope is not None
         top = self.a * self.b - penalty.slope + penalty.weight * penalty.centre

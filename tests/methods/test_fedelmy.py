@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import Fed, Transport
-from ekiden.core.method import Ref, State
+from ekiden.core.method import Ref
 from ekiden.core.worker import Client
 from ekiden.learning import diversity
 from ekiden.learning.diversity import Measure, Paper, Released, paper_scale, released_divisor
@@ -149,7 +149,7 @@ def test_warms_up_the_first_client_only_and_without_distances(blobs: FederatedDa
 
     names = [c.name for c in blobs.clients]
     spy = Spy(names, cast(Transport, None), 0, lambda row: None)
-    assert len(list(FedELMY(rounds=2).run(spy, State()))) == 8
+    assert len(list(FedELMY(rounds=2).run(spy, FedELMY().start()))) == 8
     assert asked == [("warm_up", names[0])] + [("extend_pool", name) for name in names * 2]
 
     client = Quadratic([1.0], lr=0.1)

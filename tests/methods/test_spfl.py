@@ -16,7 +16,7 @@ from tests.conftest import Tiny
 from tests.methods.rounds import Table, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS, same
 
-PLAIN: dict[str, Any] = {"tau": 0.0, "rho": 0.0}
+PLAIN: dict[str, Any] = {"align_previous": 0.0, "align_global": 0.0}
 
 
 def rounds_of(method: SPFL, toys: list[Any]) -> list[float]:
@@ -114,7 +114,7 @@ def test_transfers() -> None:
         {"order": "random"},
         {"order": "random", "chains": 1},
         {"participation": 0.5},
-        {"rho": 0.0, "order": "fixed", "chains": 1},
+        {"align_global": 0.0, "order": "fixed", "chains": 1},
     ],
 )
 def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: FederatedData, tmp_path: Path) -> None:
@@ -162,7 +162,8 @@ def test_the_model_changes_at_the_end_of_a_round_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"chains": -1}, {"length": -1}, {"tau": -1}, {"rho": -1}, {"order": "random", "length": 2}]
+    "changes",
+    [{"chains": -1}, {"length": -1}, {"align_previous": -1}, {"align_global": -1}, {"order": "random", "length": 2}],
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError):

@@ -11,10 +11,11 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import Fed
 from ekiden.core.method import Size, State
 from ekiden.core.worker import Client
+from ekiden.learning.divergence import Divergence, divergence
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
-from ekiden.methods.ua_pdfl import Branches, Choice, Divergence, Heard, Units, divergence
+from ekiden.methods.ua_pdfl import Branches, Choice, Heard, Units
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
 

@@ -34,7 +34,7 @@ class Quadratic:
     fits: list[int] = field(default_factory=list)
     penalties: list[Penalty | None] = field(default_factory=list)
 
-    def fit(self, model: Weights, *, epochs: int, penalty: Penalty | None = None) -> Weights:
+    def fit(self, model: Weights, *, epochs: int, penalty: Penalty | None = None, **plain: Any) -> Weights:
         """Gradient descent on the quadratic, plus the penalty's gradient."""
         self.fits.append(epochs)
         self.penalties.append(penalty)

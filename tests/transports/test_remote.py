@@ -18,7 +18,7 @@ from ekiden.core.method import Method
 from ekiden.data import load, parse, split
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
-from ekiden.methods import METHODS, FedAvg, FedDyn, FedELMY, FedSeq, FedTasuki, MetaFed
+from ekiden.methods import METHODS, SPFL, FedAvg, FedDyn, FedELMY, FedSeq, FedTasuki, MetaFed
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost
@@ -137,6 +137,12 @@ def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> Non
         except Stop:
             continue
     assert_equal(result, expected)
+
+
+@pytest.mark.parametrize("host", ["feddc", "moon", "fednova"])
+def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> None:
+    method = SPFL(host=host, rounds=2, epochs=1, length=2)
+    assert_equal(far(method, nodes_in(tmp_path), tmp_path / "run"), here(method))
 
 
 def test_work_is_not_done_twice(tmp_path: Path) -> None:

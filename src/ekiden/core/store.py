@@ -23,7 +23,8 @@ class Store:
     """In memory, and in `folder` too if there is one.
 
     `commit` adds what the next state needs, `settle` deletes what only the state before needed: a crash between the
-    two loses nothing.
+    two loses nothing. With a folder, private state is in memory only during the steps that use it: of a thousand
+    clients, memory holds those of the present round.
     """
 
     def __init__(self, folder: Path | None, type_of: Callable[[str], Any], private_type: Any, step: int) -> None:
@@ -33,17 +34,24 @@ class Store:
         self._values: dict[str, Any] = {}
         self._private: Any = None
         self._changed = False
-        self._load_private(step)
+        self._on_disk = self._newest(step)
 
     @property
     def private(self) -> Any:
-        """The client's state."""
+        """The client's state.
+
+        Raises:
+            UserError: its file is damaged.
+        """
+        if self._on_disk is not None:
+            self._private = read(self._on_disk, self._private_type)
+            self._on_disk = None
         return self._private
 
     def put(self, key: str, value: Any, private: Any) -> None:
         """Keep what a task gave, and the client's state after it."""
         self._values[key] = value
-        self._changed |= private is not self._private
+        self._changed |= private is not self.private
         self._private = private
 
     def get(self, key: str) -> Any:
@@ -68,7 +76,7 @@ class Store:
             if not self._file(key).exists():
                 write(self._file(key), wire.chunks(self.get(key)))
         if self._changed:
-            write(self._folder / f"private-{step}.safetensors", wire.chunks(self._private))
+            write(self._private_file(step), wire.chunks(self._private))
 
     def settle(self, keys: set[str]) -> None:
         """Once the run's state is written: drop all that it does not need."""
@@ -79,8 +87,11 @@ class Store:
         for file in self._folder.glob("value-*.safetensors"):
             if file.stem.removeprefix("value-") not in keys:
                 file.unlink()
-        for old in self._versions()[:-1]:
-            (self._folder / f"private-{old}.safetensors").unlink()
+        versions = self._versions()
+        for old in versions[:-1]:
+            self._private_file(old).unlink()
+        if versions:
+            self._private, self._on_disk = None, self._private_file(versions[-1])
         journal = self._folder / "journal"
         if not (journal / f"{TRAINED}.safetensors").exists():
             shutil.rmtree(journal, ignore_errors=True)
@@ -92,21 +103,26 @@ class Store:
         assert self._folder is not None
         return self._folder / f"value-{key}.safetensors"
 
+    def _private_file(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"private-{step}.safetensors"
+
     def _versions(self) -> list[int]:
         assert self._folder is not None
         names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
         return sorted(int(match[1]) for match in names if match)
 
-    def _load_private(self, step: int) -> None:
-        """Take up the newest state that belongs to the first `step` steps; later ones died with their step."""
+    def _newest(self, step: int) -> Path | None:
+        """The newest state that belongs to the first `step` steps; later ones died with their step."""
         if self._folder is None or not self._folder.exists():
-            return
+            return None
+        newest = None
         for version in self._versions():
-            file = self._folder / f"private-{version}.safetensors"
             if version > step:
-                file.unlink()
+                self._private_file(version).unlink()
             else:
-                self._private = read(file, self._private_type)
+                newest = self._private_file(version)
+        return newest
 
 
 class FolderJournal:

@@ -12,26 +12,32 @@ from ekiden.learning.fit import Forward
 
 @dataclass(frozen=True)
 class GLAM:
-    """ℓ + ρ·L_ag + τ·L_ap, an `Objective` with two extra passes, of networks in evaluation mode."""
+    """ℓ + ρ·L_ag + τ·L_ap, an `Objective` with an extra pass for each network, which is in evaluation mode."""
 
-    reference: Callable[[Tensor], Tensor]  # w_g, the global model
-    previous: Callable[[Tensor], Tensor]  # w_p
+    reference: Callable[[Tensor], Tensor] | None  # w_g, the global model; None with ρ = 0
+    previous: Callable[[Tensor], Tensor] | None  # w_p; None with τ = 0
     tau: float
     rho: float
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch."""
         with torch.no_grad():
-            reference, previous = self.reference(x).float(), self.previous(x).float()
+            reference, previous = (None if f is None else f(x).float() for f in (self.reference, self.previous))
         return aligned(forward(x).float(), reference, previous, y, self.tau, self.rho)
 
 
-def aligned(logits: Tensor, reference: Tensor, previous: Tensor, y: Tensor, tau: float, rho: float) -> Tensor:
+def aligned(
+    logits: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+) -> Tensor:
     """The loss of logits (b, K): cross-entropy with the labels, with the global model's answers, and distance from w_p.
 
     L_ap is the symmetric divergence ½ Σ (p - q)(log p - log q), positive as the text of the paper wants it.
     """
-    log_p, log_q = F.log_softmax(logits, dim=1), F.log_softmax(previous, dim=1)
-    towards_reference = -(F.softmax(reference, dim=1) * log_p).sum(1).mean()
-    from_previous = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
-    return F.nll_loss(log_p, y) + rho * towards_reference + tau * from_previous
+    log_p = F.log_softmax(logits, dim=1)
+    loss = F.nll_loss(log_p, y)
+    if reference is not None:
+        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
+    if previous is not None:
+        log_q = F.log_softmax(previous, dim=1)
+        loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
+    return loss

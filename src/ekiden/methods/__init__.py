@@ -5,6 +5,7 @@ from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
+from ekiden.methods.criticalfl_server import CriticalFLServer
 from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
@@ -56,6 +57,7 @@ METHODS: tuple[type[Method], ...] = (
     FedDC,
     MOON,
     FedDisco,
+    CriticalFLServer,
     DFedAvgM,
     DFedSAM,
     FedPer,
@@ -91,6 +93,7 @@ __all__ = [
     "Average",
     "Centralized",
     "CriticalFL",
+    "CriticalFLServer",
     "DFedAvgM",
     "DFedSAM",
     "DisPFL",

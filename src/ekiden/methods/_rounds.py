@@ -1,9 +1,9 @@
 """What methods of many rounds share: who takes part, how they train, and how the server takes models together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights, mean
 
 Weighting = Literal["samples", "uniform"]
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Reply(NamedTuple):
@@ -62,6 +64,31 @@ def at_server(fed: Fed, model: Model | None) -> Weights:
 def local_training(client: Client, lr_decay: float, round: int) -> Training:
     """Training that ends with its last iterate, at the learning rate of the round."""
     return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
+
+
+def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
+    """The values that came, under the keys of their Refs.
+
+    Raises:
+        ClientMissing: fewer came.
+    """
+    came = {key: value for key, ref in asked.items() for value in fed.get([ref], at_least=0)}
+    if len(came) < min(at_least, len(asked)):
+        fed.get(asked.values(), at_least=at_least)  # says who is missing
+    return came
+
+
+def with_sizes(
+    fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
+) -> dict[str, int]:
+    """The numbers of samples known, and those of `clients`; who is met for the first time is asked by `count`."""
+    asked = {k: fed.call(count, k) for k in clients if k not in known}
+    return {**known, **arrived(fed, asked, at_least=0 if known else 1)}
+
+
+def mean_size(sizes: Mapping[str, int]) -> float:
+    """n/N as far as it is known; 0 where nobody was asked."""
+    return sum(sizes.values()) / max(len(sizes), 1)
 
 
 def sample_weight(client: Client, weighting: Weighting) -> float:

@@ -1,15 +1,15 @@
 """CriticalFL: hear more peers while learning is in a critical period."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
+from ekiden.learning.critical import CriticalPeriods, Squares, resize
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
 
@@ -116,7 +116,7 @@ class CriticalFL(Method):
         seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
         capped = s.capped or (False,) * len(norms)
         peers = tuple(
-            resize(count, self.is_critical(h), was, self.peers, most)
+            resize(count, self.periods.now(h), was, self.peers, most)
             for count, h, was in zip(s.peers or (self.peers,) * len(norms), seen, capped, strict=True)
         )
         now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
@@ -141,16 +141,10 @@ class CriticalFL(Method):
         """The client's federated gradient norm of this round."""
         return float(client.state)
 
-    def is_critical(self, norms: Sequence[float]) -> bool:
-        """Whether the windowed mean of the norms has grown by more than δ since the check before."""
-        if len(norms) <= self.forced:
-            return True
-        padded = [0.0] * ((self.window + 2) * self.zero_padded) + list(norms)
-        now, before = (part[-self.window :] for part in (padded, padded[:-1]))
-        if not before:
-            return False
-        last = sum(before) / len(before)
-        return sum(now) / len(now) - last > self.delta * last
+    @property
+    def periods(self) -> CriticalPeriods:
+        """What tells critical periods."""
+        return CriticalPeriods(self.delta, self.window, self.forced, self.zero_padded)
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
@@ -167,26 +161,3 @@ class CriticalFL(Method):
     def moved(self, end: Periods, clients: int, model: int) -> int:
         """M + 8 (the number of samples) for each model sent, and 8 for each norm."""
         return end.sent * (model + 8) + end.step // self.every * clients * 8
-
-
-@dataclass(frozen=True)
-class Squares:
-    """Adds up squared gradient norms, and changes no gradient."""
-
-    progress: dict[str, Tensor] = field(default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)})
-
-    @property
-    def sum(self) -> float:
-        """Of all batches so far."""
-        return float(self.progress["sum"])
-
-    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """One batch more."""
-        self.progress["sum"].add_(grad.dot(grad).double().cpu())
-
-
-def resize(peers: int, critical: bool, capped: bool, least: int, most: int) -> int:
-    """Twice as many in a critical period, unless the cap was reached before; half as many in another."""
-    if critical:
-        return peers if capped else min(most, 2 * peers)
-    return max(least, peers - max(peers // 2, 1))

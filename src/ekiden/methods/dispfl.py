@@ -14,6 +14,7 @@ from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning import topology
+from ekiden.learning.masks import densities, move, pack, random_mask, unpack
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
 
@@ -165,71 +166,3 @@ def overlap(shown: Sequence[Sparse], size: int) -> Weights:
         total[mask] += values
         count += mask
     return mean([s.rest for s in shown]).with_params(total / count.clamp(min=1))
-
-
-def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
-    """The density of each tensor, so that all together have `density`.
-
-    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). What would exceed 1 is dense,
-    and the rest is shared out again.
-    """
-    sizes = [prod(shape) for shape in shapes]
-    raw = [sum(shape) / max(1, prod(shape)) if erk else 1.0 for shape in shapes]
-    dense: set[int] = set()
-    while len(dense) < len(shapes):
-        sparse = [i for i in range(len(shapes)) if i not in dense]
-        budget = density * sum(sizes) - sum(sizes[i] for i in dense)
-        scale = budget / sum(sizes[i] * raw[i] for i in sparse)
-        over = {i for i in sparse if scale * raw[i] > 1}
-        if not over:
-            return [1.0 if i in dense else scale * raw[i] for i in range(len(shapes))]
-        dense |= over
-    return [1.0] * len(shapes)
-
-
-def random_mask(shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: Generator) -> Tensor:
-    """(P,) bool with so many active weights in each tensor."""
-    parts = []
-    for shape, count in zip(shapes, active, strict=True):
-        part = torch.zeros(prod(shape), dtype=torch.bool)
-        part[torch.randperm(prod(shape), generator=draw)[:count]] = True
-        parts.append(part)
-    return torch.cat(parts)
-
-
-def move(
-    mask: Tensor, params: Tensor, shapes: Sequence[tuple[int, ...]], share: float, where: Tensor | None, seed: int
-) -> Tensor:
-    """In each tensor prune the smallest `share` of active weights and regrow as many among the inactive ones.
-
-    Args:
-        mask: (P,) bool.
-        params: (P,) by whose size to prune.
-        shapes: of the tensors.
-        share: α_t.
-        where: (P,) regrow where this is largest in size; at random if None.
-        seed: of the random places.
-    """
-    moved, start, draw = mask.clone(), 0, Generator().manual_seed(seed)
-    for shape in shapes:
-        part = moved[start : start + prod(shape)]  # a view
-        count = ceil(share * int(part.sum()))
-        sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
-        part[sizes.argsort(stable=True)[:count]] = False
-        score = torch.rand(prod(shape), generator=draw) if where is None else where[start : start + prod(shape)].abs()
-        score = score.to(part.device).masked_fill(part, -1.0)
-        part[score.argsort(descending=True, stable=True)[:count]] = True
-        start += prod(shape)
-    return moved
-
-
-def pack(mask: Tensor) -> Tensor:
-    """Eight entries of a (P,) bool mask in each byte."""
-    bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
-
-
-def unpack(packed: Tensor, size: int) -> Tensor:
-    """The mask of `size` entries."""
-    bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
-    return bits.flatten()[:size].bool()

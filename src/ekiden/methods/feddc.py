@@ -1,7 +1,7 @@
 """FedDC: local drift decoupling and correction."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,17 @@ from ekiden.core.method import INITIAL, Method, Model, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
-from ekiden.methods._rounds import Corrected, Proximal, at_server, local_training, participants, require_rounds, sample
+from ekiden.methods._rounds import (
+    Corrected,
+    Proximal,
+    at_server,
+    local_training,
+    mean_size,
+    participants,
+    require_rounds,
+    sample,
+    with_sizes,
+)
 
 
 class Memory(NamedTuple):
@@ -37,13 +47,13 @@ class Drifting(State):
         cloud: the model that clients start from.
         drift: mean of all h_i, None for zero.
         gradient: g, None for zero.
-        size: mean number of samples of a client.
+        sizes: numbers of samples of the clients met so far.
     """
 
     cloud: Model = INITIAL
     drift: Tensor | None = None
     gradient: Tensor | None = None
-    size: float = 0.0
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,8 @@ class FedDC(Method):
     Departures from the paper: g_i is the mean of the gradients over the local steps; for plain SGD that is the
     authors' (w^r - θ_i)/(K·η) with the K and η of this client and round, to rounding, and it holds with momentum and
     Adam too. Gradient memories travel in the shape of a model. The result is by default the mean of the clients'
-    models, which their code reports too, not the model broadcast. Once, all clients say how many samples they have.
+    models, which their code reports too, not the model broadcast. n/N is the mean over the
+    clients met so far, each of which says once how many samples it has: in full participation that is the paper's.
     """
 
     rounds: int = 100
@@ -89,13 +100,14 @@ class FedDC(Method):
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """One round a step; drift and g are divided by all N clients, the mean by those who answered."""
         while s.step < self.rounds:
-            sizes = fed.get([fed.call(self.count, k) for k in fed.clients], at_least=1) if s.step == 0 else []
-            size = sum(sizes) / len(sizes) if sizes else s.size
+            chosen = sample(fed, self.participation)
+            sizes = with_sizes(fed, self.count, chosen, s.sizes)
+            size = mean_size(sizes)
             start = at_server(fed, s.cloud)
             zero = torch.zeros_like(start.params)
             gradient = zero if s.gradient is None else s.gradient
             sent = start.with_params(gradient) if self.gradient_correction else None
-            asked = [fed.call(self.train, k, start, sent, size, s.step) for k in sample(fed, self.participation)]
+            asked = [fed.call(self.train, k, start, sent, size, s.step) for k in chosen]
             updates = fed.get(asked, at_least=1)
             middle = mean([u.model for u in updates])
             part = len(updates) / len(fed.clients)
@@ -104,12 +116,12 @@ class FedDC(Method):
                 gradient = gradient + change.params / len(fed.clients)
             cloud = middle.with_params(middle.params + drift)
             model = middle if self.result == "mean" else cloud
-            s = s.next(model=model, cloud=cloud, drift=drift, gradient=gradient, size=size)
+            s = s.next(model=model, cloud=cloud, drift=drift, gradient=gradient, sizes=sizes)
             yield s
 
     @on_client
     def count(self, client: Client) -> int:
-        """n_i, asked once."""
+        """n_i."""
         return client.n
 
     @on_client
@@ -134,6 +146,14 @@ class FedDC(Method):
         return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
-        """T·m·4M + 8N: model and gradient memory down and up; 2M in place of 4M without the correction."""
+        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M in place of 4M without the correction."""
+        return self.traffic(clients, model) + 8 * min(clients, self.rounds * participants(clients, self.participation))
+
+    def moved(self, end: Drifting, clients: int, model: int) -> int:
+        """As `cost`; who says how many samples it has depends on who was drawn."""
+        return self.traffic(clients, model) + 8 * len(end.sizes)
+
+    def traffic(self, clients: int, model: int) -> int:
+        """Bytes of all rounds."""
         each = (4 if self.gradient_correction else 2) * model
-        return self.rounds * participants(clients, self.participation) * each + 8 * clients
+        return self.rounds * participants(clients, self.participation) * each

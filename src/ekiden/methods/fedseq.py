@@ -1,7 +1,7 @@
 """FedSeq: plain sequential federated learning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ekiden.core.federation import Fed, in_order
@@ -9,6 +9,7 @@ from ekiden.core.method import Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights
+from ekiden.methods._alignment import Passing, alignment, transfers
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class FedSeq(Method):
 
     Departures from the paper: all clients take part in every round; local training is counted in epochs and selects
     the best validation epoch, as where FedELMY's authors compare with it; statistics of normalisation layers travel
-    with the parameters, and the optimiser starts anew at each client.
+    with the parameters, and the optimiser starts anew at each client. Beyond the paper: GLAM, the loss of SPFL.
     """
 
     rounds: int = 1
@@ -30,34 +31,49 @@ class FedSeq(Method):
     """E_local, epochs at each client"""
     order: str = "given"
     """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+    align_previous: float = 0.0
+    """τ, weight of GLAM's alignment with the received model (see SPFL)"""
+    align_global: float = 0.0
+    """ρ, weight of GLAM's alignment with the model that the round began with"""
 
     skips: ClassVar[bool] = True  # a hop is left out
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", self.rounds, "1 or more")
         require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+        for name in ("align_previous", "align_global"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+    def start(self) -> Passing:
+        """No pass yet."""
+        return Passing()
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
         in_order(self.order, clients)
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
+    def run(self, fed: Fed, s: Passing) -> Iterator[State]:
         """One hop a step."""
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
-            s = s.next(model=fed.call(self.train, client, s.model))
+            if hop == 0 and self.align_global:
+                s = replace(s, origin=s.model)
+            origin = s.origin if self.align_global and s.origin != s.model else None
+            s = s.next(model=fed.call(self.train, client, s.model, origin))
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> Weights:
-        """Plain training from the received model."""
-        return client.fit(model, epochs=self.epochs)
+    def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
+        """Training from the received model, near what it and that of the round's beginning answer if so wished."""
+        origin = model if origin is None else origin  # the first of a round receives it
+        objective, passes = alignment(client, origin, model, self.align_previous, self.align_global)
+        return client.fit(model, epochs=self.epochs, objective=objective, extra_passes=passes)
 
     def steps(self, clients: int) -> int:
         """T·N hops."""
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:
-        """(T·N - 1)·M: nothing is sent to the first client or from the last."""
-        return (self.rounds * clients - 1) * model
+        """(T·N - 1)·M: nothing is sent to the first client or from the last; with ρ (T - 1)(N - 2)·M more."""
+        return transfers(clients, self.rounds, self.align_global) * model

@@ -11,7 +11,7 @@ from torch import Tensor
 from ekiden.core.federation import Fed
 from ekiden.core.method import Method, State, on_client
 from ekiden.core.worker import Client
-from ekiden.learning.fit import Forward
+from ekiden.learning.fit import Forward, Objective, cross_entropy
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights
 from ekiden.methods._rounds import (
@@ -108,12 +108,13 @@ class MOON(Method):
 
 @dataclass(frozen=True)
 class Contrast:
-    """ℓ + μ ℓ_con, the representation and the answer from one pass."""
+    """ℓ + μ ℓ_con, the representation and the answer from one pass; ℓ is `base`."""
 
     received: Split
     previous: Sequence[Split]
     mu: float
     temperature: float
+    base: Objective = cross_entropy
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch."""
@@ -122,7 +123,7 @@ class Contrast:
         with torch.no_grad():
             positive, *negatives = (frozen.features(x).float() for frozen in (self.received, *self.previous))
         contrast = contrastive(z.float(), positive, negatives, self.temperature)
-        return F.cross_entropy(network.head(z).float(), y) + self.mu * contrast
+        return self.base(lambda _: network.head(z), x, y) + self.mu * contrast
 
 
 def contrastive(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float) -> Tensor:

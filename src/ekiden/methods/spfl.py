@@ -1,19 +1,32 @@
 """SPFL: sequential updates with parallel aggregation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import Method, Model, Ref, State, on_client
+from ekiden.core.method import INITIAL, Method, Model, Ref, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
-from ekiden.learning.glam import GLAM
+from ekiden.learning.fit import Objective
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
-from ekiden.methods._rounds import at_server, local_training, participants, require_rounds, sample
+from ekiden.methods._alignment import alignment
+from ekiden.methods._host import Closing, Host, Local, Round, Vectors
+from ekiden.methods._hosts import host_named
+from ekiden.methods._rounds import (
+    arrived,
+    at_server,
+    local_training,
+    mean_size,
+    participants,
+    require_rounds,
+    sample,
+    with_sizes,
+)
 
 Order = Literal["latin", "random", "fixed"]
 
@@ -23,12 +36,45 @@ class Chains(State):
     """The state with the round under way.
 
     Attributes:
+        cloud: the model that the round started from, w^r.
         sequences: the clients of each chain, in order.
         ends: the model at the end of each chain so far; none before the first hop.
+        memory: vectors of the host's server.
+        sizes: numbers of samples of the clients met so far, where the host needs them.
     """
 
+    cloud: Model = INITIAL
     sequences: tuple[tuple[str, ...], ...] = ()
     ends: tuple[Model, ...] = ()
+    memory: tuple[Tensor, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Opening(NamedTuple):
+    """What comes with the first visit of a round: w^r where it is needed, and what the host's server sends."""
+
+    start: Weights | None
+    sent: Vectors
+
+
+class Kept(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+        opening: of this round.
+        memory: the host's, from the rounds before.
+        learned: mean of what this round's visits gave so far.
+        visits: how many these were.
+        own: the model of its last visit, where GLAM aligns with it.
+        earlier: the same in the round before.
+    """
+
+    opening: Opening = Opening(None, ())
+    memory: Vectors = ()
+    learned: Vectors = ()
+    visits: int = 0
+    own: Weights | None = None
+    earlier: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +86,13 @@ class SPFL(Method):
 
     Departures from the paper: it does not say how chains are ordered; by default a random order is drawn each round
     and chain j starts at its j-th client, so that at every position each client trains one model. Its minus before the
-    alignment with the previous model is taken as a slip; that model is the one received. The host is FedAvg.
+    alignment with the previous model is taken as a slip. Nor does it say how hosts with a memory are plugged in: here
+    control variates, drifts and memories are frozen while a round lasts and change once, by the mean of its visits.
     """
 
+    host: str = "fedavg"
+    """host, the parallel method plugged in: fedavg, fedprox, scaffold, fednova, feddyn, feddc, moon or feddisco; its
+    settings follow a colon, as in fedprox:mu=0.1 or moon:mu=5,temperature=0.5 (all are in docs/methods/spfl.md)"""
     rounds: int = 15
     """R, rounds"""
     epochs: int = 5
@@ -54,23 +104,26 @@ class SPFL(Method):
     order: Order = "latin"
     """order of the chains: latin (shifts of an order drawn each round), fixed (shifts of the given order), random (each
     chain its own, of all clients)"""
-    tau: float = 1.0
-    """τ, weight of GLAM's alignment with the received model"""
-    rho: float = 1.0
+    align_previous: float = 1.0
+    """τ, weight of GLAM's alignment with the previous model"""
+    align_global: float = 1.0
     """ρ, weight of GLAM's alignment with the global model; without τ and ρ there is no GLAM"""
+    previous: Literal["received", "own"] = "received"
+    """w_p, GLAM's previous model: the one received from the chain, or the client's own of the round before"""
     participation: float = 1.0
     """c, part of the clients drawn for each round, at least one"""
     lr_decay: float = 1.0
     """factor on the local learning rate, once a round"""
 
-    private: ClassVar[Any] = Weights  # the global model of the round
+    private: ClassVar[Any] = Kept
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay)
-        for name in ("chains", "length", "tau", "rho"):
+        for name in ("chains", "length", "align_previous", "align_global"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         if self.order == "random" and self.length:
             raise UserError("--order random makes chains of all clients: leave --length 0, or use --order latin")
+        host_named(self.host)
 
     def check(self, clients: Sequence[str]) -> None:
         """No more chains and no longer ones than clients take part."""
@@ -83,36 +136,101 @@ class SPFL(Method):
         return Chains()
 
     def run(self, fed: Fed, s: Chains) -> Iterator[State]:
-        """One hop of all chains a step; after the last of a round the server averages."""
-        _, length = self.shape(len(fed.clients))
+        """One hop of all chains a step; after the last of a round clients close it and the server averages."""
+        host, length = host_named(self.host), self.shape(len(fed.clients))[1]
         while s.step < self.steps(len(fed.clients)):
             round, position = divmod(s.step, length)
-            model = at_server(fed, s.model)
+            start = at_server(fed, s.cloud)
             if position == 0:
-                s = replace(s, sequences=self.sequences(fed), ends=(model,) * self.shape(len(fed.clients))[0])
+                s = self.opened(fed, s, start)
             seen = {client for sequence in s.sequences for client in sequence[:position]}
             ends: list[Ref[Weights]] = []
             for sequence, end in zip(s.sequences, s.ends, strict=True):
                 client = sequence[position]
-                reference = model if (self.tau or self.rho) and client not in seen else None
-                ends.append(fed.call(self.train, client, end, reference, round))
+                opening = self.opening(host, start, s) if client not in seen else None
+                ends.append(fed.call(self.train, client, end, opening, mean_size(s.sizes), round))
                 seen.add(client)
-            if position == length - 1:
-                s = s.next(model=mean(fed.get(ends, at_least=1)), ends=())
-            else:
-                s = s.next(ends=tuple(ends))
+            s = self.merged(fed, s, ends, round) if position == length - 1 else s.next(ends=tuple(ends))
             yield s
 
+    def opened(self, fed: Fed, s: Chains, start: Weights) -> Chains:
+        """The state with the chains of a new round; clients met for the first time say how many samples they have."""
+        sequences = self.sequences(fed)
+        s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
+        if not host_named(self.host).counts:
+            return s
+        return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
+
+    def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
+        """What comes with the first visit of a round to a client; nothing where nobody needs it."""
+        if not (self.glam or host.needs_start or host.closes):
+            return None
+        return Opening(start if self.glam or host.needs_start else None, host.opening(start, s.memory))
+
+    def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
+        """The state after a round: every client visited closes it, the host's server takes the ends together."""
+        host, n = host_named(self.host), len(fed.clients)
+        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in visited(s.sequences) if host.closes}
+        came = arrived(fed, dict(enumerate(ends)))
+        chains = [s.sequences[j] for j in came]
+        closings = arrived(fed, closing)
+        start = at_server(fed, s.cloud)
+        after = host.merge(Round(start, list(came.values()), chains, closings, n, s.memory))
+        return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
+
     @on_client
-    def train(self, client: Client, model: Weights, reference: Weights | None, round: int) -> Weights:
-        """A visit. The global model comes with the first of a round; the client keeps it for the others."""
+    def count(self, client: Client) -> int:
+        """n_i."""
+        return client.n
+
+    @on_client
+    def train(self, client: Client, model: Weights, opening: Opening | None, size: float, round: int) -> Weights:
+        """A visit. What the server sends comes with the first of a round; the client keeps it for the others."""
+        host, kept = host_named(self.host), client.state or Kept()
+        if opening is not None:
+            kept = Kept(opening, kept.memory, earlier=kept.own)
+        local = self.local(client, kept, size, round)
+        base, passes = self.alignment(client, model, kept)
+        objective, further = host.objective(local, base)
+        penalty = host.penalty(local, model)
+        trained = client.fit(
+            model,
+            epochs=self.epochs,
+            penalty=penalty,
+            objective=objective,
+            extra_passes=passes + further,
+            training=local.training,
+        )
+        learned = host.learned(local, model, trained, penalty)
+        if kept.visits:
+            learned = tuple(mean([old, new], [kept.visits, 1]) for old, new in zip(kept.learned, learned, strict=True))
+        own = trained if self.previous == "own" and self.align_previous else None
+        if self.glam or host.needs_start or host.closes:
+            client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
+        return trained
+
+    @on_client
+    def close(self, client: Client, size: float, round: int) -> Closing:
+        """The end of a round: what its visits gave takes effect."""
+        kept = client.state
+        memory, closing = host_named(self.host).close(self.local(client, kept, size, round), kept.learned)
+        client.state = Kept(memory=memory, own=kept.own)
+        return closing
+
+    def local(self, client: Client, kept: Kept, size: float, round: int) -> Local:
+        """What a host may look at."""
         training = local_training(client, self.lr_decay, round)
-        if not (self.tau or self.rho):
-            return client.fit(model, epochs=self.epochs, training=training)
-        if reference is not None:
-            client.state = reference
-        glam = GLAM(client.network(client.state), client.network(model), self.tau, self.rho)
-        return client.fit(model, epochs=self.epochs, training=training, objective=glam, extra_passes=2)
+        return Local(client, training, self.epochs, kept.opening.start, kept.opening.sent, kept.memory, size)
+
+    def alignment(self, client: Client, model: Weights, kept: Kept) -> tuple[Objective, int]:
+        """GLAM, or the loss of the labels alone, and its further passes."""
+        previous = model if self.previous == "received" else kept.earlier
+        return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
+
+    @property
+    def glam(self) -> bool:
+        """Whether there is GLAM."""
+        return bool(self.align_previous or self.align_global)
 
     def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
         """The chains of this round."""
@@ -137,7 +255,29 @@ class SPFL(Method):
         return self.rounds * self.shape(clients)[1]
 
     def cost(self, clients: int, model: int) -> int:
-        """R·S(L + 1)·M, and with GLAM the global model once a round to each client visited: R·N(N + 2)·M in full."""
-        m, (chains, length) = participants(clients, self.participation), self.shape(clients)
-        visited = min(m, chains + length - 1) if self.tau or self.rho else 0
-        return self.rounds * (chains * (length + 1) + visited) * model
+        """R·S(L + 1)·M along the chains, and what the loss and the host send once a round to and from each client.
+
+        With GLAM and FedAvg, in full, R·N(N + 2)·M.
+        """
+        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
+        return self.traffic(clients, model) + 8 * counted
+
+    def moved(self, end: Chains, clients: int, model: Size) -> int:
+        """As `cost`; who says how many samples it has depends on who was drawn."""
+        return self.traffic(clients, model) + 8 * len(end.sizes)
+
+    def traffic(self, clients: int, model: int) -> int:
+        """Bytes of all rounds."""
+        host, (chains, length) = host_named(self.host), self.shape(clients)
+        vectors = bool(self.glam or host.needs_start) + host.sent + host.changes
+        each = vectors * model + 8 * host.numbers
+        return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
+
+    def met(self, clients: int) -> int:
+        """Clients that the chains of a round come by."""
+        return min(participants(clients, self.participation), sum(self.shape(clients)) - 1)
+
+
+def visited(sequences: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """All clients in these chains, each once."""
+    return tuple(dict.fromkeys(client for sequence in sequences for client in sequence))

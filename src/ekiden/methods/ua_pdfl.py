@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
@@ -11,11 +11,10 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning import topology
+from ekiden.learning.divergence import Divergence, divergence
 from ekiden.learning.fit import Forward, cross_entropy
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
-
-Divergence = Literal["jeffreys", "js"]
 
 
 class Units(NamedTuple):
@@ -230,17 +229,3 @@ class UAPDFL(Method):
         talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
         sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
         return end.step * clients * talk + sent
-
-
-def divergence(p: Tensor, q: Tensor, kind: Divergence) -> float:
-    """Of two distributions, natural logarithm; infinite where one has no mass and the other has, in "jeffreys"."""
-    p, q = p.double(), q.double()
-    if kind == "js":
-        middle = (p + q) / 2
-        return float((relative_entropy(p, middle) + relative_entropy(q, middle)) / 2)
-    return float((relative_entropy(p, q) + relative_entropy(q, p)) / 2)
-
-
-def relative_entropy(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p ‖ q)."""
-    return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from ekiden.core import wire
 from ekiden.core.federation import ClientMissing, Request, live_refs, resolve
@@ -75,7 +76,7 @@ class Simulation:
         store = self._store(request.client)
         job = Job(request.step, request.call, request.client, request.task, args, store.private)
         journal = self._client_folder(request.client)
-        digest = _digest(args, store.private) if journal else ""
+        digest = _digest(*args, store.private) if journal else ""
         self._running[ref] = self._executor.submit(job, journal / "journal" if journal else None, digest)
         self._last[request.client] = ref
 
@@ -150,7 +151,19 @@ def _by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:
 
 def _digest(*payload: Any) -> str:
     """A name for the arguments of a task, so that progress made with others is not taken up."""
-    digest = hashlib.blake2b(digest_size=8)
-    for chunk in wire.chunks(payload):
+    return hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest()
+
+
+def _name(part: Any) -> bytes:
+    """A digest of one argument. Weights never change, so that a model sent to many clients is read once."""
+    if isinstance(part, Weights) and part in _named:
+        return _named[part]
+    digest = hashlib.blake2b(digest_size=16)
+    for chunk in wire.chunks(part):
         digest.update(chunk)
-    return digest.hexdigest()
+    if isinstance(part, Weights):
+        _named[part] = digest.digest()
+    return digest.digest()
+
+
+_named: WeakKeyDictionary[Weights, bytes] = WeakKeyDictionary()

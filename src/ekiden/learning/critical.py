@@ -1,0 +1,58 @@
+"""Critical learning periods: while gradient norms grow, what is missed cannot be made up later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CriticalPeriods:
+    """The test of CriticalFL (KDD 2023, https://doi.org/10.1145/3580305.3599293).
+
+    Attributes:
+        delta: δ, relative growth of the windowed mean above which a period is critical.
+        window: checks over which norms are averaged.
+        forced: first checks that are critical in any case.
+        zero_padded: begin with a window of zeros, as the authors' code does.
+    """
+
+    delta: float
+    window: int
+    forced: int
+    zero_padded: bool
+
+    def now(self, norms: Sequence[float]) -> bool:
+        """Whether the windowed mean of the norms has grown by more than δ since the check before."""
+        if len(norms) <= self.forced:
+            return True
+        padded = [0.0] * ((self.window + 2) * self.zero_padded) + list(norms)
+        now, before = (part[-self.window :] for part in (padded, padded[:-1]))
+        if not before:
+            return False
+        last = sum(before) / len(before)
+        return sum(now) / len(now) - last > self.delta * last
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Adds up squared gradient norms, and changes no gradient."""
+
+    progress: dict[str, Tensor] = field(default_factory=lambda: {"sum": torch.zeros((), dtype=torch.float64)})
+
+    @property
+    def sum(self) -> float:
+        """Of all batches so far."""
+        return float(self.progress["sum"])
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """One batch more."""
+        self.progress["sum"].add_(grad.dot(grad).double().cpu())
+
+
+def resize(number: int, critical: bool, capped: bool, least: int, most: int) -> int:
+    """Twice as many in a critical period, unless the cap was reached before; half as many in another."""
+    if critical:
+        return number if capped else min(most, 2 * number)
+    return max(least, number - max(number // 2, 1))

@@ -1,0 +1,33 @@
+"""GLAM for methods that hand a model from client to client."""
+
+from dataclasses import dataclass
+
+from ekiden.core.method import INITIAL, Model, State
+from ekiden.core.worker import Client
+from ekiden.learning.fit import Objective, cross_entropy
+from ekiden.learning.glam import GLAM
+from ekiden.learning.weights import Weights
+
+
+@dataclass(frozen=True)
+class Passing(State):
+    """The state with w_g, the model that the pass over the clients began with."""
+
+    origin: Model | None = INITIAL
+
+
+def alignment(
+    client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float
+) -> tuple[Objective, int]:
+    """The loss ℓ + ρ·L_ag + τ·L_ap of a task, and its further passes; a term without its model is left out."""
+    tau, rho = tau if previous is not None else 0.0, rho if reference is not None else 0.0
+    if not (tau or rho):
+        return cross_entropy, 0
+    w_g = client.network(reference) if reference is not None and rho else None
+    w_p = client.network(previous) if previous is not None and tau else None
+    return GLAM(w_g, w_p, tau, rho), (w_g is not None) + (w_p is not None)
+
+
+def transfers(clients: int, rounds: int, align_global: float) -> int:
+    """Models that move: T·N - 1 hand-overs, and from the second pass on w_g to those who neither got nor made it."""
+    return rounds * clients - 1 + ((rounds - 1) * max(clients - 2, 0) if align_global else 0)
