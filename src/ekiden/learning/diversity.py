@@ -4,7 +4,8 @@ Naibo Wang et al.: One-Shot Sequential Federated Learning for Non-IID Data by En
 Multimedia 2024. https://arxiv.org/abs/2404.12130
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -35,22 +36,21 @@ class Released:
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; a is a constant in it."""
-        factor = 2 / float(released_divisor(loss, distance(params, self.received)))
+        factor = 2 / released_divisor(float(loss), float(distance(params, self.received)))
         if self.alpha != self.beta:
             grad.add_(params, alpha=factor * (self.beta - self.alpha))
         grad.add_(self.start, alpha=factor * self.alpha)
         grad.sub_(self.received, alpha=factor * self.beta)
 
 
-def released_divisor(loss: Tensor, d2: Tensor) -> Tensor:
+def released_divisor(loss: float, d2: float) -> float:
     """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of magnitude."""
-    exponent = magnitude(d2) - magnitude(loss) + 1
-    return torch.where(d2 > 0, 10 ** exponent.clamp(min=0), torch.ones_like(exponent))
+    return 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300) if d2 > 0 else 1.0
 
 
-def magnitude(x: Tensor) -> Tensor:
-    """o(x) = floor(log10 x), in float64: 1000 is of order 3."""
-    return torch.floor(torch.log10(x.double().clamp(min=1e-300)))
+def magnitude(x: float) -> float:
+    """o(x) = floor(log10 x): 1000 is of order 3; NaN where x is NaN or infinite."""
+    return math.floor(math.log10(max(x, 1e-300))) if math.isfinite(x) else math.nan
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,24 @@ class Paper:
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; the scales are constants in it."""
         if self.measure in ("l1", "cosine"):
-            d = torch.stack([measure(params, m, self.measure) for m in self.pool])
-            for member, scale in zip(self.pool, self.scales(d, loss).tolist(), strict=True):
+            d = [float(measure(params, m, self.measure)) for m in self.pool]
+            for member, scale in zip(self.pool, self.scales(d, float(loss)), strict=True):
                 add_gradient(params, member, self.measure, scale, grad)
             return
         walk = self.offset_walk if len(params) <= _BLOCK else self.block_walk
         squares, add = walk(params)
-        d = squares.sqrt() if self.measure == "l2" else squares
-        scales = self.scales(d, loss)
-        factors = scales / d.clamp(min=1e-12) if self.measure == "l2" else 2 * scales
-        add(grad, factors.to(grad.dtype))
+        d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
+        scales = self.scales(d, float(loss))
+        if self.measure == "l2":
+            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]
+        else:
+            factors = [2 * scale for scale in scales]
+        add(grad, grad.new_tensor(factors))
 
-    def scales(self, d: Tensor, loss: Tensor) -> Tensor:
-        """(S,) weights of the distances `d` in the loss."""
-        s1, s2 = paper_scale(loss, torch.stack((d.mean(), d[0])))
-        scales: Tensor = (-self.alpha / len(self.pool) * s1).repeat(len(d))
-        scales[0] += self.beta * s2
-        return scales
+    def scales(self, d: Sequence[float], loss: float) -> list[float]:
+        """Weights of the distances `d` in the loss, in plain numbers: small tensors would cost more than the pool."""
+        pull = -self.alpha / len(d) * paper_scale(loss, sum(d) / len(d))
+        return [pull + self.beta * paper_scale(loss, d[0]), *[pull] * (len(d) - 1)]
 
     def offset_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
         """For a small network: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes over D suffice."""
@@ -115,9 +116,9 @@ class Paper:
         return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]).sum(0), add
 
 
-def paper_scale(loss: Tensor, d: Tensor) -> Tensor:
+def paper_scale(loss: float, d: float) -> float:
     """What brings d to one order of magnitude below ℓ; 0 where d = 0."""
-    return torch.where(d > 0, 10 ** (magnitude(loss) - magnitude(d) - 1), torch.zeros_like(d, dtype=torch.float64))
+    return 10.0 ** (magnitude(loss) - magnitude(d) - 1) if d > 0 else 0.0
 
 
 def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
