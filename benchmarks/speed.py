@@ -2,7 +2,8 @@
 
     python -m benchmarks.speed [--networks lenet resnet18] [--threads 1]
 
-Contestants take turns, so that a machine that slows down slows all of them; printed are ratios of medians.
+Contestants take short turns in changing order, so that a machine that slows down slows all of them; printed are medians
+of ratios within a turn.
 """
 
 import argparse
@@ -29,11 +30,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=["lenet", "resnet18"])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=0, help="by default 60, with ResNet-18 7")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
-        compare(name, batches=40 if name != "resnet18" else 1, turns=args.turns, threads=args.threads)
+        large = name == "resnet18"
+        compare(name, batches=1 if large else 10, turns=args.turns or (7 if large else 60), threads=args.threads)
 
 
 def compare(name: str, batches: int, turns: int, threads: int) -> None:
@@ -71,17 +73,18 @@ def compare(name: str, batches: int, turns: int, threads: int) -> None:
     }
     times: dict[str, list[float]] = {contestant: [] for contestant in contestants}
     for turn in range(turns + 1):
-        for contestant, work in contestants.items():
+        order = [*contestants][turn % len(contestants) :] + [*contestants][: turn % len(contestants)]
+        for contestant in order:
             began = time.perf_counter()
-            work()
+            contestants[contestant]()
             if turn:  # the first turn warms up
                 times[contestant].append(time.perf_counter() - began)
-    medians = {contestant: statistics.median(values) for contestant, values in times.items()}
     print(f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)")
-    for contestant, seconds in medians.items():
-        speed = medians["bare loop"] / seconds
-        step = seconds / medians["fit"]
-        print(f"  {contestant:26} {n / seconds:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of plain")
+    for contestant, seconds in times.items():
+        speed = statistics.median(b / s for b, s in zip(times["bare loop"], seconds, strict=True))
+        step = statistics.median(s / f for s, f in zip(seconds, times["fit"], strict=True))
+        rate = n / statistics.median(seconds)
+        print(f"  {contestant:26} {rate:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of plain")
 
 
 def bare(module: nn.Module, data: Samples) -> None:
