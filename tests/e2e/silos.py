@@ -257,7 +257,10 @@ def expected(method: Method, folder: Path, **more: Any) -> Result:
 
 
 def assert_same_files(there: Path, here: Path, said: str = "") -> None:
-    """The model and the ledger of two run folders are equal byte for byte."""
-    assert (there / "model.safetensors").exists(), said
-    for name in ("model.safetensors", "ledger.jsonl"):
-        assert (there / name).read_bytes() == (here / name).read_bytes(), name
+    """The models and the ledger of two run folders are equal byte for byte."""
+    models = [*here.glob("model.safetensors"), *here.glob("personal/*.safetensors")]
+    assert models
+    for file in (*models, here / "ledger.jsonl"):
+        name = file.relative_to(here)
+        assert (there / name).exists(), said
+        assert (there / name).read_bytes() == file.read_bytes(), name

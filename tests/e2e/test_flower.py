@@ -1,6 +1,7 @@
 """A real SuperLink and three SuperNodes on loopback, with TLS and keys: the same bits as in one process."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
-from ekiden.methods import FedELMY, FedSeq
+from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedSeq, MAEcho
 from tests.e2e.silos import NAMES, Federation, assert_same_files, expected, running
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -55,12 +56,34 @@ def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federati
     assert "refused: client-0 does not allow 'local'" in (federation.folder / "client-0.log").read_text()
 
 
+SHAPES: dict[str, tuple[Method, list[str]]] = {
+    "scaffold": (SCAFFOLD(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # rounds with private state
+    "maecho": (MAEcho(epochs=1, iterations=5), ["--epochs", "1", "--iterations", "5"]),  # one shot, projectors beside
+    "dfedavgm": (DFedAvgM(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # gossip
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path: Path) -> None:
+    method, flags = SHAPES[name]
+    for client in NAMES:  # read anew for every message
+        file = federation.folder / f"{client}.toml"
+        file.write_text(re.sub("methods = .*", f'methods = ["{name}"]', file.read_text()))
+    here = tmp_path / "here"
+    expected(method, here)
+    said = federation.run(name, *flags)
+    there = federation.folder / "runs" / f"{name}-flower-seed3"
+    assert_same_files(there, here, said)
+    assert "verified" in federation.ekiden("verify", str(there), "--keys", "keys")
+
+
 @pytest.mark.slow
 def test_without_sealing_the_database_shows_the_model(federation: Federation) -> None:
     """What `readable` looks for is there to be found."""
     for name in NAMES:  # read anew for every message
         file = federation.folder / f"{name}.toml"
-        file.write_text(file.read_text().replace("[limits]", "[limits]\nunsealed = true"))
+        file.write_text(re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text()))
     said = federation.run("fedseq", "--epochs", "1", "--no-sealed", "--out", "open")
     model = federation.folder / "open" / "fedseq-flower-seed3" / "model.safetensors"
     assert model.exists(), said
