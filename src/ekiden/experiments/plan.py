@@ -114,7 +114,7 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
             raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
         method = kind(**values["hyperparameters"])
         return Plan(method, training=Training(**values["training"]), hardware=Hardware(**values["hardware"]), **parts)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the plan cannot be read ({error}): use the Ekiden that wrote it") from None
 
 

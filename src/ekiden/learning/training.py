@@ -61,8 +61,9 @@ class Hardware:
     """bf16: autocast of the forward pass"""
     compile: bool = False
     """compile the network with torch.compile"""
-    channels_last: bool = False
-    """feed images in channels-last layout"""
+    channels_last: bool = True
+    """feed images in channels-last layout: on a CPU a step of the small CNNs is 1.25 to 1.75 times as fast by it, of
+    ResNet-18 1.1 times; VGG-11 alone is slower"""
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", self.threads, "0 or more")

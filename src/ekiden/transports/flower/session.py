@@ -89,7 +89,7 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
             raise UserError("the plan has unknown fields: use the same Ekiden at the SuperLink")
         method = method_named(values["method"])(**values["hyperparameters"])
         return RemotePlan(method, training=Training(**values["training"]), **parts)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the plan cannot be read ({error}): use the same Ekiden at the SuperLink") from None
 
 
