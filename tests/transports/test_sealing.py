@@ -265,7 +265,7 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     asks = [(node, *unpack(data, Ask)) for node, data in nodes.log]
-    tasks = [(node, ask, body) for node, ask, body in asks if ask.kind == "task"]
+    tasks = [(node, ask, bytes(body)) for node, ask, body in asks if ask.kind == "task"]
     (first, one, _), (second, two, body), (_, three, _) = tasks
 
     def said(node: int, ask: Ask, body: bytes = b"") -> str:
@@ -433,7 +433,7 @@ def test_custody_of_a_run_with_lost_messages_and_a_resume(tmp_path: Path) -> Non
 
 def test_a_silo_that_signs_something_else_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, public = federation(tmp_path)
-    monkeypatch.setattr("ekiden.transports.flower.custody.model_digest", lambda value: 3)
+    monkeypatch.setattr("ekiden.transports.flower.custody.model_digest", lambda value, given: 3)
     with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 

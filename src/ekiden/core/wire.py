@@ -83,7 +83,7 @@ def chunks(value: Any) -> Iterator[bytes | memoryview]:
     return safetensors_chunks(named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))})
 
 
-def decode(data: bytes, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
+def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
     """The value of type `expected` that `data` holds.
 
     Args:
@@ -94,6 +94,7 @@ def decode(data: bytes, expected: Any, fetch: Callable[[Ref[Any]], Any] | None =
     Raises:
         WireError: truncated or foreign data, or a value of another type.
     """
+    data = bytes(data)  # no copy of what is bytes already
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")

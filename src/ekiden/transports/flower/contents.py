@@ -1,8 +1,8 @@
 """What a request holds: arguments and the values of other silos, opened and checked before anything is executed."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ekiden.core import wire
 from ekiden.core.method import SERVER
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
+from ekiden.transports.flower import custody
 from ekiden.transports.flower.parcel import Ask
 from ekiden.transports.flower.sealing import Sealer
 
@@ -28,13 +29,15 @@ class Contents:
     arguments: bytes
     values: Mapping[tuple[str, str], bytes]
 
+    @cached_property
+    def digests(self) -> Mapping[tuple[str, str], str]:
+        """SHA-256 of each value."""
+        return {name: custody.digest([value]) for name, value in self.values.items()}
+
     def digest(self, task: str, private: Any) -> str:
         """Names what was asked and from which private state, however it was sealed."""
-        names = [(*name, len(value)) for name, value in self.values.items()]
-        digest = hashlib.blake2b(repr((task, len(self.arguments), names)).encode(), digest_size=16)
-        for part in (self.arguments, *self.values.values(), *wire.chunks(private)):
-            digest.update(part)
-        return digest.hexdigest()
+        asked = (task, custody.digest([self.arguments]), *self.digests.items())
+        return custody.digest([repr(asked).encode(), *wire.chunks(private)])[:32]
 
 
 def arguments_key(ask: Ask) -> str:
@@ -42,7 +45,7 @@ def arguments_key(ask: Ask) -> str:
     return f"arguments of {ask.step}-{ask.call}-{ask.task}"
 
 
-def opened(ask: Ask, body: bytes, sealer: Sealer) -> Contents:
+def opened(ask: Ask, body: memoryview, sealer: Sealer) -> Contents:
     """What the body of a request for a task holds.
 
     Raises:
@@ -82,8 +85,14 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
                 fits = size == here.numel() if whole else size <= here.numel()
                 if there.dtype != here.dtype or there.ndim != 1 or not fits:
                     raise wire.WireError("message holds a model of another shape or type than this run's: refused")
-        elif isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
+        elif isinstance(part, Tensor) and not _finite(part):
             raise wire.WireError("message holds NaN or infinity: refused")
+
+
+def _finite(values: Tensor) -> bool:
+    if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
+        return True  # any NaN or infinity would have reached the sum, which takes a tenth of the time
+    return bool(torch.isfinite(values).all())
 
 
 def _records(value: Any) -> Iterator[Any]:

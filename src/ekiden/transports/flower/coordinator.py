@@ -68,7 +68,7 @@ class Remote:
         self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
         self._sizes: dict[Ref[Any], int] = {}
-        self._values: dict[Slot, tuple[Lock | None, bytes]] = {}
+        self._values: dict[Slot, tuple[Lock | None, memoryview]] = {}
         self._asked: dict[Ref[Any], Message] = {}
         self._read_by_server: set[str] = set()
         self._live = live_refs(state)
@@ -167,11 +167,11 @@ class Remote:
 
     def _counts(self, message: Message | None, models: int) -> list[Count]:
         try:
-            body = self._courier.wait(message)[1] if message else b""
+            body = self._courier.wait(message)[1] if message else memoryview(b"")
         except ClientMissing:
             if not self._agreed.skips:
                 raise
-            body = b""
+            body = memoryview(b"")
         if message is None or not body:
             return [Count(0, 0.0, 0)] * models
         found: list[Count] = wire.decode(body, list[Count])
@@ -221,7 +221,7 @@ class Remote:
             ask = self._ask("value", ref.owner, key=ref.key, readers=self._sealed_for(readers), eager=bool(readers))
             self._asked[ref] = self._courier.send(ref.owner, ask)
 
-    def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, bytes]:
+    def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
         """The value behind `ref` as its owner encoded and sealed it."""
         slot = self._slot(ref, reader.name, reader.step)
         if slot not in self._values:
@@ -256,7 +256,7 @@ class Remote:
         self._keep(ref, answer, value)
         self._work.add(Work(answer.forward, answer.backward))
 
-    def _keep(self, ref: Ref[Any], answer: Answer, value: bytes) -> None:
+    def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
         self._sizes[ref] = answer.size
         if not value:
             return

@@ -78,13 +78,17 @@ class Patience:
 
     Attributes:
         seconds: since the last sign of life, before a client counts as missing.
-        poll: seconds between looks at the post.
+        poll: most seconds between looks at the post; at first a tenth of it, so that a quick answer is taken at once.
         absent: what follows then: wait without end, skip it, or stop the run.
     """
 
     seconds: float = 3600.0
     poll: float = 1.0
     absent: Absent = "stop"
+
+    def pause(self, since: float) -> float:
+        """Seconds until the next look at the post for an answer awaited since then: a twentieth of the time so far."""
+        return min(self.poll, max(self.poll / 10, (time.monotonic() - since) / 20))
 
     def ended(self, since: float) -> bool:
         """Whether a client that was last heard of at that time counts as missing."""
@@ -103,7 +107,7 @@ class Message:
     probe: str = ""  # ticket of the question whether the silo works on it
     probe_after: float = field(default_factory=lambda: _PROBE)
     probed: float = field(default_factory=time.monotonic)
-    answer: tuple[Answer, bytes] | ClientMissing | None = None
+    answer: tuple[Answer, memoryview] | ClientMissing | None = None
 
 
 class Courier:
@@ -123,23 +127,24 @@ class Courier:
         self._open: list[Message] = []
         self._silent: dict[str, float] = {}  # since when a client gave no sign of life
 
-    def send(self, client: str, ask: Ask, body: Sequence[bytes] = ()) -> Message:
+    def send(self, client: str, ask: Ask, body: Sequence[bytes | memoryview] = ()) -> Message:
         """Send a request; `wait` gives the answer."""
         data = pack(ask, body)
         message = Message(client, ask.kind, data, self._post.send(client, data))
         self._open.append(message)
         return message
 
-    def wait(self, message: Message) -> tuple[Answer, bytes]:
+    def wait(self, message: Message) -> tuple[Answer, memoryview]:
         """The answer and what came with it; other messages are answered meanwhile.
 
         Raises:
             ClientMissing: patience ended.
             UserError: the silo refused.
         """
+        began = time.monotonic()
         while message.answer is None:
             if not self._look() and message.answer is None:
-                time.sleep(self._patience.poll)
+                time.sleep(self._patience.pause(began))
         if isinstance(message.answer, ClientMissing):
             raise message.answer
         answer, body = message.answer

@@ -125,9 +125,11 @@ def digest(chunks: Iterable[bytes | memoryview]) -> str:
     return found.hexdigest()
 
 
-def model_digest(value: Any) -> str:
-    """Of the model that `value` is or has; empty where there is none."""
-    model = value if isinstance(value, Weights) else getattr(value, "model", None)
+def model_digest(value: Any, given: str) -> str:
+    """Of the model that `value`, whose own digest is `given`, is or has; empty where there is none."""
+    if isinstance(value, Weights):
+        return given
+    model = getattr(value, "model", None)
     return digest(wire.chunks(model)) if isinstance(model, Weights) else ""
 
 

@@ -147,8 +147,8 @@ def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
     return b"".join((len(head).to_bytes(_LENGTH, "little"), head, *body))
 
 
-def unpack(data: bytes, kind: type[T]) -> tuple[T, bytes]:
-    """Header and body.
+def unpack(data: bytes, kind: type[T]) -> tuple[T, memoryview]:
+    """Header and body, the latter uncopied.
 
     Raises:
         WireError: truncated, or no such header.
@@ -157,7 +157,7 @@ def unpack(data: bytes, kind: type[T]) -> tuple[T, bytes]:
     if len(data) < _LENGTH or length > min(_MOST_HEADER, len(data) - _LENGTH):
         raise wire.WireError("unreadable message: truncated, or not written by Ekiden")
     header: T = wire.decode(data[_LENGTH : _LENGTH + length], kind)
-    return header, data[_LENGTH + length :]
+    return header, memoryview(data)[_LENGTH + length :]
 
 
 def signed_text(nonce: str, name: str) -> bytes:

@@ -100,7 +100,7 @@ class Sealer(Protocol):
     def seal(self, data: bytes, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
         """`data`, called `key` here, for `readers`."""
 
-    def open(self, data: bytes, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
         """What `sender` sealed under the name `key` for this party in `step`."""
 
 
@@ -111,7 +111,7 @@ class Plain:
         """`data` itself."""
         return data, ()
 
-    def open(self, data: bytes, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
         """`data` itself.
 
         Raises:
@@ -119,7 +119,7 @@ class Plain:
         """
         if lock is not None:
             raise wire.WireError(f"value {key[:80]!r} is sealed in a run that seals nothing: refused")
-        return data
+        return bytes(data)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Party:
             locks.append(lock(sealed.key, digest, reader.key, binding, self.sign))
         return sealed.data, tuple(locks)
 
-    def open(self, data: bytes, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
         """What `sender` sealed for this party.
 
         Raises:
@@ -199,7 +199,7 @@ def lock(key: bytes, digest: bytes, reader: str, binding: Binding, sign: Sign | 
     return Lock(binding.recipient, binding.step, reader, public_of(ephemeral), wrapped.hex(), signature)
 
 
-def unlock(lock: Lock, data: bytes, private: Any, binding: Binding, sender: str | None) -> bytes:
+def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> bytes:
     """The value that `lock` is for.
 
     Args:

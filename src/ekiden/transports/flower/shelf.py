@@ -159,7 +159,8 @@ class Shelf:
 
     def _load(self, path: Path) -> tuple[Done, bytes]:
         try:
-            return unpack(path.read_bytes(), Done)
+            done, value = unpack(path.read_bytes(), Done)
+            return done, bytes(value)
         except (OSError, wire.WireError) as error:
             raise UserError(f"{path} is damaged ({error}): remove it, and the task is done again") from None
 

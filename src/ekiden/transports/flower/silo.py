@@ -164,7 +164,7 @@ class Silo:
         self._agreement = Agreed(terms, worker, sealer)
         return self._agreement
 
-    def _task(self, run: Agreed, shelf: Shelf, ask: Ask, body: bytes) -> bytes:
+    def _task(self, run: Agreed, shelf: Shelf, ask: Ask, body: memoryview) -> bytes:
         """Do a task, or find what it gave before."""
         place = (ask.step, ask.call)
         if min(place) < 0:
@@ -209,6 +209,7 @@ class Silo:
         """What goes into the chain of custody."""
         if not run.terms.keys:
             return ""
+        given = custody.digest(wire.chunks(value))
         hop = Hop(
             run.terms.run,
             run.terms.digest,
@@ -220,8 +221,8 @@ class Silo:
             job.task,
             arguments,
             taken,
-            custody.digest(wire.chunks(value)),
-            custody.model_digest(value),
+            given,
+            custody.model_digest(value, given),
         )
         return custody.record(hop, self._sign).line()
 
@@ -242,11 +243,14 @@ class Silo:
                 taken[Taken(ref.owner, ref.key, custody.digest(wire.chunks(initial)))] = None
                 return initial
             _, kind = payload_types(method, ref.key.split("-", 2)[-1])
-            own = ref.owner == self._file.name
-            data = shelf.value(ref.key)[1] if own else contents.values.get((ref.owner, ref.key))
-            if data is None:
+            if ref.owner == self._file.name:
+                data = shelf.value(ref.key)[1]
+                digest = custody.digest([data])
+            elif (name := (ref.owner, ref.key)) in contents.values:
+                data, digest = contents.values[name], contents.digests[name]
+            else:
                 raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
-            taken[Taken(ref.owner, ref.key, custody.digest([data]))] = None
+            taken[Taken(ref.owner, ref.key, digest)] = None
             return wire.decode(data, kind)
 
         kinds, _ = payload_types(method, task)
@@ -254,7 +258,7 @@ class Silo:
         check(args, worker.network, whole=False)
         return tuple(args), tuple(taken)
 
-    def _evaluate(self, run: Agreed, ask: Ask, body: bytes) -> bytes:
+    def _evaluate(self, run: Agreed, ask: Ask, body: memoryview) -> bytes:
         """Count right answers of each model on this silo's test samples."""
         self._check_length(body)
         models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step), list[Weights])
@@ -275,7 +279,7 @@ class Silo:
             counts.append(Count(int(right.sum()), float(loss.double().sum()), len(client.test)))
         return pack(Answer(self._file.name), wire.chunks(counts))
 
-    def _check_length(self, body: bytes) -> None:
+    def _check_length(self, body: memoryview) -> None:
         most = _ARGUMENT_BYTES * self._file.limits.model_bytes
         if len(body) > most:
             raise UserError(f"a message of {len(body)} bytes: {self._file.name} takes {most} (64 largest models)")
