@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core import wire
@@ -17,7 +18,7 @@ from ekiden.data import federate
 from ekiden.learning.fit import Forward, Objective, cross_entropy
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedSeq, FedTasuki
-from ekiden.methods.fedtasuki import Distillation, Form, Handoff, divergence
+from ekiden.methods.fedtasuki import Distillation, Form, Handoff, divergence, kl, scrambled
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 
@@ -45,6 +46,56 @@ def test_loss_of_300_samples_before_100() -> None:
     assert logits.grad is not None
     # p - onehot + 3·½·[(p - q) + (p^ - q^)]
     torch.testing.assert_close(logits.grad, torch.tensor([[-2 / 3 - 0.25, 1 / 3 + 0.125, 1 / 3 + 0.125]]))
+
+
+class Given(nn.Module):
+    """Answers with its inputs, so that both sides see what was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked.append(x)
+        return x.flatten(1)[:, :3]
+
+
+def test_the_widened_part_has_no_label_and_counts_whole() -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(8, 3), torch.arange(8) % 3
+    teacher, student = Given(), torch.randn(8, 3)
+    loss = Distillation(teacher, 3.0, "both", 1.0, widen=0.25)(lambda x: student, x, y)
+    (asked,) = teacher.asked
+    assert torch.equal(asked[:6], x[:6])
+    d = (6 * divergence(student[:6], asked[:6], y[:6], "both") + 2 * kl(student[6:], asked[6:])) / 8
+    assert loss.item() == pytest.approx(float(F.cross_entropy(student[:6], y[:6]) + 3 * d), abs=1e-6)
+
+
+def test_both_models_see_the_same_scrambled_inputs() -> None:
+    torch.manual_seed(0)
+    teacher, student = Given(), Given()
+    x = torch.rand(16, 1, 8, 8)
+    Distillation(teacher, 1.0, "kl", widen=0.5)(student, x, torch.zeros(16, dtype=torch.long))
+    assert torch.equal(teacher.asked[0], student.asked[0])
+    assert torch.equal(teacher.asked[0][:8], x[:8])
+    assert not torch.isclose(teacher.asked[0][8:], x[8:]).all((1, 2, 3)).any()
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 8, 8), (6, 1, 1, 1), (6, 5), (1, 3, 4, 4), (0, 3, 8, 8), (0, 4)])
+def test_scrambling_takes_every_number_from_the_batch(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(shape)
+    out = scrambled(x)
+    assert out.shape == x.shape
+    assert torch.isin(out, torch.cat([x.flatten(), torch.zeros(1)])).all()
+
+
+def test_scrambled_images_are_of_two() -> None:
+    torch.manual_seed(0)
+    x = torch.arange(1.0, 65).view(-1, 1, 1, 1).expand(-1, 1, 12, 12)
+    kinds = [set(image.unique().tolist()) - {0.0} for image in scrambled(x)]
+    assert max(map(len, kinds)) == 2
+    assert sum(len(kind) == 2 for kind in kinds) > 32
 
 
 def test_temperature_softens_both_sides() -> None:
@@ -251,7 +302,9 @@ def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> N
     assert wire.size(Handoff(result.weights, 7)) == size + 8
 
 
-@pytest.mark.parametrize("changes", [{"epochs": 0}, {"temperature": 0.0}, {"rounds": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 0}, {"temperature": 0.0}, {"rounds": 0}, {"widen": 1.0}, {"widen": -0.1}]
+)
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         FedTasuki(**changes)

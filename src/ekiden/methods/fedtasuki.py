@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ekiden.core.federation import Fed, in_order
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
+from ekiden.learning.augment import Augment
 from ekiden.learning.fit import Forward
 from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights
@@ -37,7 +38,9 @@ class FedTasuki(Method):
 
     The loss over all samples so far is N times the mean over those of earlier clients plus n times the mean over the
     client's own. The former are out of reach; matching the received function stands for them, each counted once:
-    cross-entropy + (N / n)·D. What is handed on is the mean of the iterates over the last part of the steps.
+    cross-entropy + (N / n)·D. Since earlier clients' samples differ from one's own, a part of each batch can be
+    scrambled and only distilled (`widen`): the two functions then agree on more than one's own data. What is handed
+    on is the mean of the iterates over the last part of the steps.
 
     Departures from the paper: there is none; docs/methods/fedtasuki.md holds derivation and results. The first client
     has nothing to distil from and trains plainly. From the second pass on the received model has seen everybody, so
@@ -51,6 +54,8 @@ class FedTasuki(Method):
     the true class"""
     weight: Literal["counts", "one", "hop"] = "counts"
     """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
+    widen: float = 0.0
+    """part of each batch that is only distilled, its images turned, moved, mirrored, and cut together"""
     average: bool = True
     """hand on the mean of the last iterates (--tail of the steps); else what --select says"""
     temperature: float = 1.0
@@ -66,6 +71,7 @@ class FedTasuki(Method):
         require(self.epochs > 0, "epochs", self.epochs, "1 or more")
         require(self.temperature > 0, "temperature", self.temperature, "greater than 0")
         require(self.rounds > 0, "rounds", self.rounds, "1 or more")
+        require(0 <= self.widen < 1, "widen", self.widen, "at least 0 and below 1")
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -96,7 +102,7 @@ class FedTasuki(Method):
         model = client.fit(
             received.model,
             epochs=self.epochs,
-            objective=Distillation(client.network(received.model), factor, self.form, self.temperature),
+            objective=Distillation(client.network(received.model), factor, self.form, self.temperature, self.widen),
             extra_passes=1,
             training=self.training(client),
         )
@@ -117,19 +123,29 @@ class FedTasuki(Method):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same augmented inputs, in evaluation mode."""
+    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same augmented inputs, in evaluation mode.
+
+    The last part of the batch, `widen` of it, is scrambled: it has no label, so it counts in D alone, and whole.
+    """
 
     teacher: nn.Module
     factor: float  # λ
     form: Form
-    temperature: float  # τ
+    temperature: float = 1.0  # τ
+    widen: float = 0.0
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,)."""
+        own = len(x) - int(self.widen * len(x))
+        x, y = torch.cat([x[:own], scrambled(x[own:])]), y[:own]
         with torch.no_grad():
-            target = self.teacher(x).float()
-        logits, t = forward(x).float(), self.temperature
-        return F.cross_entropy(logits, y) + self.factor * t * t * divergence(logits / t, target / t, y, self.form)
+            target = self.teacher(x).float() / self.temperature
+        logits = forward(x).float()
+        soft = logits / self.temperature
+        d = own * divergence(soft[:own], target[:own], y, self.form)
+        if own < len(x):
+            d = d + (len(x) - own) * kl(soft[own:], target[own:])
+        return F.cross_entropy(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
 
 
 def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:
@@ -146,3 +162,21 @@ def kl(logits: Tensor, target: Tensor) -> Tensor:
 def without(logits: Tensor, y: Tensor) -> Tensor:
     """Logits that give the true class no probability; finite, so that 0·log 0 is 0."""
     return logits.scatter(1, y[:, None], -1e9)
+
+
+def scrambled(x: Tensor) -> Tensor:
+    """Inputs (b, ...) far from any client's data, made of these.
+
+    Images (b, C, H, W) are turned by any angle, mirrored and moved by up to a quarter of their height; then a rectangle
+    in a corner of each stays, all around it comes from another one. In other samples each number comes from one of two.
+    """
+    other = torch.randperm(len(x))
+    if x.ndim != 4:
+        return torch.where((torch.rand(x.shape) < 0.5).to(x.device), x, x[other])
+    x = Augment(crop=x.shape[2] // 4, flip=True, rotation=180)(x)
+    corner = torch.ones(len(x), 1, 1, 1, dtype=torch.bool)
+    for axis in (2, 3):
+        line = torch.arange(x.shape[axis]).view((-1, 1) if axis == 2 else (1, -1))
+        start = torch.randint(x.shape[axis], (len(x), 1, 1, 1))
+        corner = corner & ((line < start) ^ (torch.rand(len(x), 1, 1, 1) < 0.5))
+    return torch.where(corner.to(x.device), x, x[other])
