@@ -74,10 +74,11 @@ def test_the_widened_part_has_no_label_and_counts_whole() -> None:
 def test_both_models_see_the_same_scrambled_inputs() -> None:
     torch.manual_seed(0)
     teacher, student = Given(), Given()
-    x = torch.rand(16, 1, 8, 8)
+    x = torch.rand(16, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     Distillation(teacher, 1.0, "kl", widen=0.5)(student, x, torch.zeros(16, dtype=torch.long))
     assert torch.equal(teacher.asked[0], student.asked[0])
     assert torch.equal(teacher.asked[0][:8], x[:8])
+    assert teacher.asked[0].is_contiguous(memory_format=torch.channels_last), "the layout that the feed gave"
     assert not torch.isclose(teacher.asked[0][8:], x[8:]).all((1, 2, 3)).any()
 
 

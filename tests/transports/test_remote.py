@@ -17,6 +17,7 @@ from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
 from ekiden.data import load, parse, split
 from ekiden.errors import UserError
+from ekiden.experiments.plan import Plan, from_json
 from ekiden.learning.weights import Weights
 from ekiden.methods import METHODS, SPFL, FedAvg, FedDyn, FedELMY, FedSeq, FedTasuki, MetaFed
 from ekiden.transports.flower import keys, session
@@ -412,3 +413,12 @@ def test_a_plan_survives_its_text() -> None:
         replace(plan, clients="a,b,a")
     with pytest.raises(UserError, match="--clients a,, is out of range"):
         replace(plan, clients="a,,")
+
+
+def test_settings_of_another_type_in_a_plan_are_one_line() -> None:
+    remote = session.RemotePlan(FedSeq(), "a,b").to_json()
+    with pytest.raises(UserError, match="the plan cannot be read"):
+        session.from_json(remote | {"training": {"mean": ["a"]}})
+    local = Plan(FedSeq()).to_json()
+    with pytest.raises(UserError, match="the plan cannot be read"):
+        from_json(local | {"training": {"mean": ["a"]}})

@@ -62,8 +62,8 @@ class Hardware:
     compile: bool = False
     """compile the network with torch.compile"""
     channels_last: bool = True
-    """feed images in channels-last layout: on a CPU a step of the small CNNs is 1.25 to 1.75 times as fast by it, of
-    ResNet-18 1.1 times; VGG-11 alone is slower"""
+    """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 train faster by it, VGG-11 slower (see
+    docs/benchmarks.md)"""
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", self.threads, "0 or more")

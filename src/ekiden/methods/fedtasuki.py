@@ -137,7 +137,10 @@ class Distillation:
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,)."""
         own = len(x) - int(self.widen * len(x))
-        x, y = torch.cat([x[:own], scrambled(x[own:])]), y[:own]
+        if own < len(x):
+            x = x.clone()  # unlike concatenation, keeps the memory layout
+            x[own:] = scrambled(x[own:])
+            y = y[:own]
         with torch.no_grad():
             target = self.teacher(x).float() / self.temperature
         logits = forward(x).float()
