@@ -215,6 +215,33 @@ def test_tail_is_the_mean_of_the_last_iterates(tail: float, first: int) -> None:
     torch.testing.assert_close(result.params, torch.stack(iterates[first - 1 :]).mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("limit", "steps"), [(6, 6), (8, 8), (1, 1), (100, 12), (0, 12)])
+def test_max_steps_are_the_first_steps_of_a_plain_loop(limit: int, steps: int) -> None:
+    data = dataset()  # 4 steps an epoch
+    here, twin = bench(data, optimizer="sgd", lr=0.1, max_steps=limit), Tiny()
+    twin.load_state_dict(here.network.module.state_dict())
+    seen: list[tuple[int, int]] = []
+    here.watch = lambda epoch, epochs: seen.append((epoch, epochs))
+    result = fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=3, seed=SEED)
+    plain(twin, Stops(twin.parameters(), steps), subset(data), 3)
+    torch.testing.assert_close(result.params, flat(twin), rtol=1e-5, atol=1e-6)
+    rounds, rest = divmod(steps, 4)
+    assert here.work.backward == rounds * 50 + rest * 16
+    assert seen == [(epoch + 1, -(-steps // 4)) for epoch in range(-(-steps // 4))]
+
+
+class Stops(torch.optim.SGD):
+    """SGD that does nothing after so many steps."""
+
+    def __init__(self, params: Any, left: int) -> None:
+        super().__init__(params, 0.1, weight_decay=0.01)
+        self.left = left
+
+    def step(self, *args: Any) -> Any:
+        self.left -= 1
+        return super().step(*args) if self.left >= 0 else None
+
+
 class Memory:
     """A journal in memory that forgets nothing, and may stop the run."""
 
@@ -234,8 +261,14 @@ class Memory:
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
 @pytest.mark.parametrize(
     "training",
-    [{"select": "best"}, {"select": "tail"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sam"}],
-    ids=["best", "tail", "momentum", "sam"],
+    [
+        {"select": "best"},
+        {"select": "tail"},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "sam"},
+        {"select": "tail", "max_steps": 9},
+    ],
+    ids=["best", "tail", "momentum", "sam", "max-steps"],
 )
 def test_interrupted_fit_goes_on_bit_for_bit(
     training: dict[str, Any], stop: int, monkeypatch: pytest.MonkeyPatch
@@ -288,7 +321,7 @@ def test_a_last_batch_of_one_joins_the_one_before(n: int, sizes: list[int]) -> N
     batches = list(fitting._batches(n, 16))
     assert [len(b) for b in batches] == sizes
     assert sorted(torch.cat(batches).tolist()) == list(range(n))
-    assert fitting.steps(n, 16) == len(sizes)
+    assert Training(batch_size=16).steps(n, 3) == 3 * len(sizes)
 
 
 def test_one_sample_trains_with_the_running_statistics() -> None:
@@ -342,7 +375,16 @@ def test_bf16_and_channels_last_train_images() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lr": 0}, {"batch_size": 0}, {"weight_decay": -1}, {"momentum": 1}, {"tail": 0}, {"clip_norm": -1}, {"rho": -1}],
+    [
+        {"lr": 0},
+        {"batch_size": 0},
+        {"weight_decay": -1},
+        {"momentum": 1},
+        {"tail": 0},
+        {"clip_norm": -1},
+        {"rho": -1},
+        {"max_steps": -1},
+    ],
 )
 def test_training_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     name = next(iter(changes)).replace("_", "-")

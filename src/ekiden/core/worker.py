@@ -121,7 +121,7 @@ class Client:
 
     def steps(self, epochs: int) -> int:
         """τ_i, optimiser steps in so many epochs over the training data."""
-        return epochs * fitting.steps(self.n, self.training.batch_size)
+        return self.training.steps(self.n, epochs)
 
     @property
     def head(self) -> Part:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from ekiden.data.samples import Subset
 from ekiden.errors import UserError
 from ekiden.learning.feed import Feed
 from ekiden.learning.network import Network
-from ekiden.learning.training import Hardware, Training
+from ekiden.learning.training import Hardware, Training, batches
 from ekiden.learning.weights import Weights
 
 _SHARE_OF_SAVING = 100
@@ -111,7 +112,9 @@ def fit(
     objective: Objective = cross_entropy,
     extra_passes: int = 0,
 ) -> Weights:
-    """Train from `start` for `epochs` >= 1 passes over `train` and return what `training.select` says.
+    """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
+
+    Returns what `training.select` says.
 
     `extra_passes` counts the further forward passes (of a teacher, say) that `objective` makes per sample. The same
     arguments give the same bits, also when `bench.journal` holds the first epochs of an interrupted fit.
@@ -124,10 +127,11 @@ def fit(
     run = _Run(
         bench,
         _optimizer(network.params, training),
-        epochs * steps(len(train), training.batch_size),
+        training.steps(len(train), epochs),
         1 + extra_passes,
         getattr(penalty, "progress", {}),
     )
+    epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
     first = run.restore(key)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
         for epoch in range(first, epochs):
@@ -163,7 +167,7 @@ class _Run:
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
         losses = []
-        for rows in _batches(len(train), training.batch_size):
+        for rows in islice(_batches(len(train), training.batch_size), self.total - self.step):
             x, y = bench.feed.batch(train, rows, train=True)
             draws = _random_state(bench.feed.device) if training.optimizer == "sam" else None
             loss = self._gradient(objective, x, y)
@@ -336,14 +340,9 @@ def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Ten
 
 
 def _batches(n: int, size: int) -> Iterator[Tensor]:
-    """A shuffled pass over n samples. A last batch of one joins the one before it: BatchNorm cannot treat it."""
+    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it."""
     order = torch.randperm(n)
-    yield from torch.tensor_split(order, [size * i for i in range(1, steps(n, size))])
-
-
-def steps(n: int, size: int) -> int:
-    """Number of mini-batches of `size` in one pass over n samples."""
-    return max(1, n // size if n % size == 1 else -(-n // size))
+    yield from torch.tensor_split(order, [size * i for i in range(1, batches(n, size))])
 
 
 def _optimizer(params: Tensor, training: Training) -> torch.optim.Optimizer:

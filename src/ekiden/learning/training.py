@@ -24,6 +24,8 @@ class Training:
     """largest norm of the gradient, 0 for no limit"""
     batch_size: int = 128
     """B, samples per mini-batch"""
+    max_steps: int = 0
+    """most mini-batches that a client trains at a stretch, so that an epoch may end early; 0 for no limit"""
     select: Literal["best", "last", "tail"] = "best"
     """what training returns: the epoch with the best validation accuracy (the last one where a client has no
     validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
@@ -42,10 +44,15 @@ class Training:
         require(all(s > 0 for s in self.std), "std", self.std, "greater than 0")
         for name in ("lr", "batch_size"):
             require(getattr(self, name) > 0, name, getattr(self, name), "greater than 0")
-        for name in ("weight_decay", "rho", "clip_norm"):
+        for name in ("weight_decay", "rho", "clip_norm", "max_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         require(0 < self.tail <= 1, "tail", self.tail, "above 0 and at most 1")
+
+    def steps(self, samples: int, epochs: int) -> int:
+        """Optimiser steps of a client with so many samples in so many epochs."""
+        steps = epochs * batches(samples, self.batch_size)
+        return min(steps, self.max_steps or steps)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,11 @@ class Hardware:
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", self.threads, "0 or more")
+
+
+def batches(n: int, size: int) -> int:
+    """Number of mini-batches of `size` in one pass over n samples: a last batch of one joins the one before it."""
+    return max(1, n // size if n % size == 1 else -(-n // size))
 
 
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
