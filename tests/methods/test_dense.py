@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.api import as_module
@@ -12,7 +12,7 @@ from ekiden.data import federate
 from ekiden.learning.ensemble import EnsembleModel
 from ekiden.learning.generator import SampleGenerator
 from ekiden.learning.weights import mean
-from ekiden.methods import DENSE
+from ekiden.methods import DENSE, dense
 from ekiden.methods.dense import Distilled, Statistics, batches, disagreement, softened
 from tests.conftest import Tiny
 
@@ -109,18 +109,51 @@ def test_every_loss_changes_the_result(blobs: FederatedData, fields: dict[str, f
     assert not torch.equal(whole.weights.params, part.weights.params)
 
 
-def test_images_grow_a_pool_of_bytes_and_the_loss_reaches_the_generator() -> None:
+def images() -> FederatedData:
+    """Two clients with 20 grey images each."""
     generator = torch.Generator().manual_seed(0)
     silos = [
         (torch.randint(256, (20, 1, 16, 16), generator=generator, dtype=torch.uint8), torch.arange(20) % 3)
         for _ in range(2)
     ]
-    data = federate(silos, test=silos[0])
-    result = run(small(epochs=1, steps_per_batch=5), data, lambda: models.build("lenet", (1, 16, 16), 3), **settings())
+    return federate(silos, test=silos[0])
+
+
+def lenet() -> nn.Module:
+    """For `images`."""
+    return models.build("lenet", (1, 16, 16), 3)
+
+
+def test_images_grow_a_pool_of_bytes_and_the_loss_reaches_the_generator() -> None:
+    result = run(small(epochs=1, steps_per_batch=5), images(), lenet, **settings())
     pool = result.state.pool  # type: ignore[attr-defined]
     assert (pool.dtype, pool.shape) == (torch.uint8, (16, 1, 16, 16))
     assert len(result.state.teachers) == 2  # type: ignore[attr-defined]
-    assert result.bytes == 2 * 4 * sum(p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters())
+    assert result.bytes == 2 * 4 * sum(p.numel() for p in lenet().parameters())
+
+
+def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    softly = dense.softened
+
+    def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        return softly(teacher, student, temperature)
+
+    precise = SampleGenerator.forward
+
+    def forward(self: SampleGenerator, z: Tensor) -> Tensor:
+        made = precise(self, z)
+        seen.append(made.dtype)
+        return made
+
+    monkeypatch.setattr(dense, "softened", spy)
+    monkeypatch.setattr(SampleGenerator, "forward", forward)
+    hardware = Hardware(threads=1, precision="bf16")
+    half = run(small(epochs=1, distill_epochs=1), images(), lenet, **(settings() | {"hardware": hardware}))
+    assert seen == [torch.bfloat16] * 3 + [torch.float32], "the losses are not computed in bf16"
+    assert half.weights is not None
+    assert half.weights.is_finite()
 
 
 def test_the_student_learns_what_the_teachers_answer(blobs: FederatedData) -> None:

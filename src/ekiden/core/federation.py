@@ -1,6 +1,7 @@
 """What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
@@ -214,6 +215,10 @@ class Fed:
         return normalise(dataset.augment(samples, generator), dataset.mean, dataset.std).to(
             self._agreed.hardware.device
         )
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the server's own forward passes: the clients'."""
+        return self._agreed.hardware.autocast()
 
     @property
     def _agreed(self) -> Setup:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -89,9 +89,7 @@ class Bench:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""
-        # Entering a context that does nothing costs one part in a hundred of a small step.
-        bf16 = self.hardware.precision == "bf16"
-        return torch.autocast(self.feed.device.type, torch.bfloat16) if bf16 else nullcontext()
+        return self.hardware.autocast()
 
 
 def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:

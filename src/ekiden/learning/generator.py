@@ -41,10 +41,12 @@ class SampleGenerator(nn.Module):
                 nn.init.normal_(part.weight, 1.0, 0.02, generator=generator)
             if isinstance(bias := getattr(part, "bias", None), Tensor):
                 nn.init.zeros_(bias)
+        self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU twice as fast
 
     def forward(self, z: Tensor) -> Tensor:
         """Samples (b, *shape)."""
         x = self.first(z)
         if len(self._shape) == 3:
-            return self.rest(x.view(len(z), *self._start))[:, :, : self._shape[1], : self._shape[2]]  # type: ignore[no-any-return]
+            x = x.view(len(z), *self._start).contiguous(memory_format=torch.channels_last)
+            return self.rest(x)[:, :, : self._shape[1], : self._shape[2]]  # type: ignore[no-any-return]
         return self.rest(x).view(len(z), *self._shape)  # type: ignore[no-any-return]

@@ -1,7 +1,10 @@
 """How clients train, and on what hardware: the fields that all methods share."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from ekiden.errors import UserError
 
@@ -65,7 +68,7 @@ class Hardware:
     """CPU threads of one task; 0: one for networks of less than a million parameters, which more threads only slow
     down, else all cores, divided among the workers"""
     precision: Literal["float32", "bf16"] = "float32"
-    """bf16: autocast of the forward pass"""
+    """bf16: autocast of the forward pass; faster on GPUs, and on CPUs with AMX (see docs/benchmarks.md)"""
     compile: bool = False
     """compile the network with torch.compile"""
     channels_last: bool = True
@@ -74,6 +77,13 @@ class Hardware:
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", self.threads, "0 or more")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        # Entering a context that does nothing costs one part in a hundred of a small step.
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
 
 def batches(n: int, size: int) -> int:

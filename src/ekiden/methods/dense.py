@@ -127,20 +127,21 @@ class DENSE(Method):
         best, least = torch.empty(0), float("inf")
         student.eval()
         for _ in range(self.steps_per_batch):
-            raw = generator(z)
-            x = fed.feed(raw, draw)
             statistics.terms.clear()
-            answers = teacher(x)
+            with fed.autocast():
+                raw = generator(z).float()
+                x = fed.feed(raw, draw)
+                answers, own = teacher(x).float(), student(x).float()
             loss = self.ce * F.cross_entropy(answers, wanted.to(answers.device))
             loss = loss + self.bn * sum(statistics.terms, torch.zeros_like(loss))
-            loss = loss + self.adv * disagreement(answers, student(x))
+            loss = loss + self.adv * disagreement(answers, own)
             if float(loss.detach()) < least:
                 best, least = raw.detach().clone(), float(loss.detach())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         statistics.close()
-        return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
+        return (best * 255).round().to(torch.uint8).contiguous() if len(fed.shape) == 3 else best
 
     def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
         """One pass of the student over the pool."""
@@ -151,10 +152,12 @@ class DENSE(Method):
             for rows in batches(len(pool), self.batch, draw):
                 raw = pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
                 x = fed.feed(raw, draw)
-                with torch.no_grad():
-                    answers = teacher(x)
                 student.grad.zero_()
-                softened(answers, student.module(x), self.temperature).backward()  # type: ignore[no-untyped-call]
+                with fed.autocast():
+                    with torch.no_grad():
+                        answers = teacher(x).float()
+                    own = student.module(x).float()
+                softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
                 momentum.mul_(0.9).add_(student.grad)
                 student.params.add_(momentum, alpha=-self.distill_lr)
         student.module.eval()
@@ -203,7 +206,7 @@ class Statistics:
 
     def _see(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         axes = [0, *range(2, args[0].dim())]
-        variance, centre = torch.var_mean(args[0], dim=axes, correction=0)
+        variance, centre = torch.var_mean(args[0].float(), dim=axes, correction=0)
         running = layer.running_var, layer.running_mean
         self.terms.append(sum_of_norms((variance, centre), running))  # type: ignore[arg-type]
 
