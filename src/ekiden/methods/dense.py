@@ -118,10 +118,10 @@ class DENSE(Method):
 
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
         """The samples, of all steps of a new generator, with the smallest loss."""
-        draw = fed.generator("synthesis")
-        generator = SampleGenerator(fed.shape, self.noise, self.width, draw)
-        z = torch.randn(self.batch, self.noise, generator=draw).requires_grad_()
-        wanted = torch.randint(fed.layout.classes, (self.batch,), generator=draw).sort().values
+        draw, device = fed.generator("synthesis"), next(student.parameters()).device
+        generator = SampleGenerator(fed.shape, self.noise, self.width, draw).to(device)
+        z = torch.randn(self.batch, self.noise, generator=draw).to(device).requires_grad_()
+        wanted = torch.randint(fed.layout.classes, (self.batch,), generator=draw).sort().values.to(device)
         optimizer = torch.optim.Adam([*generator.parameters(), z], self.generator_lr, betas=(0.5, 0.999))
         statistics = Statistics(teacher)
         best, least = torch.empty(0), float("inf")
@@ -132,7 +132,7 @@ class DENSE(Method):
                 raw = generator(z).float()
                 x = fed.feed(raw, draw)
                 answers, own = teacher(x).float(), student(x).float()
-            loss = self.ce * F.cross_entropy(answers, wanted.to(answers.device))
+            loss = self.ce * F.cross_entropy(answers, wanted)
             loss = loss + self.bn * sum(statistics.terms, torch.zeros_like(loss))
             loss = loss + self.adv * disagreement(answers, own)
             if float(loss.detach()) < least:
@@ -141,7 +141,8 @@ class DENSE(Method):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         statistics.close()
-        return (best * 255).round().to(torch.uint8).contiguous() if len(fed.shape) == 3 else best
+        best = best.cpu().contiguous()
+        return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
 
     def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
         """One pass of the student over the pool."""
