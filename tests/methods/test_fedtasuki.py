@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import log
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,15 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden import FederatedData, Hardware, Result, Training, UserError, run
 from ekiden.core import wire
-from ekiden.core.method import Ref
+from ekiden.core.method import Ref, Size
 from ekiden.core.worker import Client, Setup, Worker
 from ekiden.data import federate
+from ekiden.experiments.plan import Plan
+from ekiden.learning.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.learning.fit import Forward, Objective, cross_entropy
+from ekiden.learning.network import Network
+from ekiden.learning.statistics import measure, size
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedSeq, FedTasuki
-from ekiden.methods.fedtasuki import Distillation, Form, Handoff, divergence, kl, scrambled
+from ekiden.methods.fedtasuki import Handoff
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 
@@ -291,7 +296,9 @@ def test_counts_the_passes_of_the_teacher(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize(("clients", "rounds", "sends"), [(10, 1, 9), (4, 3, 11)])
 def test_messages(clients: int, rounds: int, sends: int) -> None:
-    assert FedTasuki(rounds=rounds).cost(clients, 1000) == sends * 1008
+    model = Size.of(Network(Deep()))
+    assert FedTasuki(rounds=rounds).cost(clients, model) == sends * (model + 8)
+    assert FedTasuki(rounds=rounds, statistics=True).cost(clients, model) == sends * (model + 8 + size(3, 6, 6))
 
 
 def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> None:
@@ -301,6 +308,107 @@ def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> N
     size = wire.size(result.weights)
     assert [row.bytes for row in result.ledger] == [size + 8] * 9
     assert wire.size(Handoff(result.weights, 7)) == size + 8
+
+
+class Deep(nn.Module):
+    """So many weights, and so few features, that statistics of whole rank are a small part of them."""
+
+    def __init__(self, features: int = 6, bias: bool = True) -> None:
+        super().__init__()
+        wide = [nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, features), nn.ReLU()]
+        self.features = nn.Sequential(*wide)
+        self.head = nn.Linear(features, 3, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+def last_features(result: Result, x: Tensor) -> Tensor:
+    model = result.model
+    assert isinstance(model, Deep)
+    with torch.no_grad():
+        return cast(Tensor, model.features(x))
+
+
+def test_statistics_cost_what_is_said_and_stand_for_all_samples(blobs: FederatedData) -> None:
+    result = run(FedTasuki(epochs=2, statistics=True), blobs, Deep, **settings())
+    assert result.weights is not None
+    each = wire.size(result.weights) + 8 + size(3, 6, 6)
+    assert [row.bytes for row in result.ledger] == [each] * 3
+    assert size(3, 6, 6) < 0.05 * wire.size(result.weights)
+    n = [len(c.train) for c in blobs.clients]
+    assert result.metrics[-1]["forward"] == 2 * (n[0] + 2 * sum(n[1:])) + n[0] + 6 * sum(n[1:])
+
+
+def test_first_client_describes_its_own_samples(blobs: FederatedData) -> None:
+    worker = Worker(Setup(FedTasuki(), Deep, blobs.dataset, Training(), Hardware(threads=1)), {})
+    client = Client(worker.bench("here"), blobs.clients[0], None, 0, "key")
+    method: Any = FedTasuki(epochs=1, statistics=True)
+    handed = method.train(client, worker.network.weights())
+    x, y = worker.bench("here").feed.batch(blobs.clients[0].train, slice(None), train=False)
+    with torch.no_grad():
+        features = worker.network.probe(x)[0]
+    found, wanted = handed.statistics.moments(), measure(features, y, 3)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_last_classifier_takes_statistics_in(blobs: FederatedData) -> None:
+    plain, told = (run(FedTasuki(epochs=2, statistics=s), blobs, Deep, **settings()) for s in (False, True))
+    x = blobs.dataset.test.x
+    assert torch.equal(last_features(plain, x), last_features(told, x)), "training does not change"
+    accuracies = [[m["accuracy"] for m in r.metrics] for r in (plain, told)]
+    assert accuracies[0][:-1] == accuracies[1][:-1]
+    before, after = (r.model.head for r in (plain, told))
+    assert not torch.equal(cast(nn.Linear, before).weight, cast(nn.Linear, after).weight)
+
+
+def test_statistics_help_where_clients_have_two_classes_each() -> None:
+    data = Plan(FedTasuki(), "digits", "classes:2", 10).federation()
+    fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
+    plain, told = (run(FedTasuki(epochs=20, statistics=s), data, "mlp", **fields) for s in (False, True))
+    assert told.metrics[-1]["accuracy"] > plain.metrics[-1]["accuracy"] + 0.2
+
+
+def test_statistics_count_everybody_once_in_a_second_pass(blobs: FederatedData) -> None:
+    method: Any = FedTasuki(epochs=1, statistics=True)
+    worker = Worker(Setup(method, Deep, blobs.dataset, Training(), Hardware(threads=1)), {})
+    one, other = (Client(worker.bench("here"), blobs.clients[i], None, 0, "key") for i in range(2))
+    first = method.train(one, worker.network.weights())
+    second = method.distil(other, first, 1, False, False)
+    third = method.distil(one, second, 1, True, False)
+    everybody = one.class_counts() + other.class_counts()
+    assert second.statistics.counts.tolist() == everybody.tolist()
+    assert third.statistics.counts.tolist() == everybody.tolist()
+    assert third.seen == int(everybody.sum())
+
+
+def test_statistics_survive_a_stop_and_other_processes(blobs: FederatedData, tmp_path: Path) -> None:
+    method = FedTasuki(epochs=2, statistics=True)
+    whole = run(method, blobs, Deep, **settings())
+    run(method, blobs, Deep, folder=tmp_path / "a", stop_after=2, **settings())
+    results = [run(method, blobs, Deep, folder=tmp_path / "a", **settings())]
+    results.append(run(method, blobs, Deep, folder=tmp_path / "b", workers=2, **settings()))
+    assert whole.weights is not None
+    for result in results:
+        assert result.weights is not None
+        assert torch.equal(result.weights.params, whole.weights.params)
+        assert (result.metrics, result.ledger) == (whole.metrics, whole.ledger)
+
+
+def test_a_handoff_with_statistics_travels(blobs: FederatedData) -> None:
+    known = measure(torch.rand(9, 6), torch.arange(9) % 3, 3).compressed(4)
+    sent = Handoff(Network(Deep()).weights(), 9, known)
+    back = wire.decode(wire.encode(sent), Handoff)
+    assert back.statistics is not None
+    for a, b in zip(known, back.statistics, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("network", "why"), [(lambda: Deep(bias=False), "biases"), (Tiny, "fewer features")])
+def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        run(FedTasuki(statistics=True), blobs, network, **settings())
 
 
 @pytest.mark.parametrize(

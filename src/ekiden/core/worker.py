@@ -226,12 +226,15 @@ class Client:
         """An initial model of this client's own: the network with newly drawn values."""
         return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled pass over the training data without augmentation: inputs (b, ...) and labels (b,)."""
+    def batches(self, *, passes: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass over the training data without augmentation: inputs (b, ...) and labels (b,).
+
+        Counted as so many forward `passes`; 0 where what is done with the batches counts itself.
+        """
         order = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed("batches")))
         for rows in torch.split(order, self.training.batch_size):
             yield self._bench.feed.batch(self.data.train, rows, train=False)
-        self._bench.work.forward += self.n
+        self._bench.work.forward += passes * self.n
 
     def seed(self, *parts: str | int) -> int:
         """A seed for this task's own randomness, the same before and after a crash."""

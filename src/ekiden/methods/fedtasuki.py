@@ -5,25 +5,32 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from ekiden.core import wire
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
-from ekiden.learning.augment import Augment
-from ekiden.learning.fit import Forward
+from ekiden.errors import UserError
+from ekiden.learning.distillation import Distillation, Form, scrambled
+from ekiden.learning.layout import Layer, Layout
+from ekiden.learning.statistics import SHARE, ClassStatistics, Moments, measure, rank, size
 from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights
 
-Form = Literal["both", "kl"]
-
 
 class Handoff(NamedTuple):
-    """What a client hands to the next one: a model, and N, the number of training samples behind it."""
+    """What a client hands to the next one.
+
+    Attributes:
+        model: as it has been trained so far.
+        seen: N, the number of training samples behind it.
+        statistics: of these samples' features, if so wished.
+    """
 
     model: Weights
     seen: int
+    statistics: ClassStatistics | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ class FedTasuki(Method):
     scrambled and only distilled (`widen`): the two functions then agree on more than one's own data. What is handed
     on is the mean of the iterates over the last part of the steps.
 
+    Under label skew the classifier forgets more than the extractor. With `statistics` a mean of each class's features
+    and their common covariance travel too (linear discriminant analysis; cf. Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang,
+    Jian Liang, Jiashi Feng: No Fear of Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001). Each client
+    moves them by the linear map from old to new features of its own and scrambled samples; the classifier that they
+    give is added to the last client's.
+
     Departures from the paper: there is none; docs/methods/fedtasuki.md holds derivation and results. The first client
     has nothing to distil from and trains plainly. From the second pass on the received model has seen everybody, so
     N is what all others hold: the total less the client's own n.
@@ -56,6 +69,8 @@ class FedTasuki(Method):
     """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
     widen: float = 0.0
     """part of each batch that is only distilled, its images turned, moved, mirrored, and cut together"""
+    statistics: bool = False
+    """send class statistics too, at most 5 % of M, and add the classifier that they give to the last client's"""
     average: bool = True
     """hand on the mean of the last iterates (--tail of the steps); else what --select says"""
     temperature: float = 1.0
@@ -79,23 +94,28 @@ class FedTasuki(Method):
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One hop a step."""
-        last = len(fed.clients) - 1
-        while s.step < self.steps(len(fed.clients)):
+        others, steps = len(fed.clients) - 1, self.steps(len(fed.clients))
+        if self.statistics:
+            self.rank(fed.layout, wire.size(fed.get(INITIAL)))
+        while s.step < steps:
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
             if s.model == INITIAL:
                 s = s.next(model=fed.call(self.train, client, s.model))
             else:
-                s = s.next(model=fed.call(self.distil, client, s.model, min(s.step, last), round > 0))
+                last = s.step == steps - 1
+                s = s.next(model=fed.call(self.distil, client, s.model, min(s.step, others), round > 0, last))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights) -> Handoff:
         """Plain training at the first client."""
-        return Handoff(client.fit(model, epochs=self.epochs, training=self.training(client)), client.n)
+        model = client.fit(model, epochs=self.epochs, training=self.training(client))
+        own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
+        return Handoff(model, client.n, self.compressed(client, own, model))
 
     @on_client
-    def distil(self, client: Client, received: Handoff, others: int, again: bool) -> Handoff:
+    def distil(self, client: Client, received: Handoff, others: int, again: bool, last: bool) -> Handoff:
         """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
         seen = received.seen if again else received.seen + client.n
         factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
@@ -106,7 +126,49 @@ class FedTasuki(Method):
             extra_passes=1,
             training=self.training(client),
         )
-        return Handoff(model, seen)
+        if received.statistics is None:
+            return Handoff(model, seen)
+        known = received.statistics.moments()
+        known = known.without(client.class_counts()) if again else known
+        before, _ = self.features(client, received.model)
+        after, y = self.features(client, model)
+        known = known.moved(before, after).merged(measure(after[: len(y)], y, client.classes))
+        if last:
+            model = model.with_params(added(client.layout.head, model.params, known.classifier()))
+        return Handoff(model, seen, self.compressed(client, known, model))
+
+    def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
+        """Features (views·n, A) of own samples, first as they are, then scrambled, and labels (n,) of the former."""
+        parts: list[list[Tensor]] = [[] for _ in range(views)]
+        labels = []
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(client.seed("scrambled"))
+            for x, y in client.batches(passes=0):
+                for i, part in enumerate(parts):
+                    part.append(client.probe(scrambled(x) if i else x, model)[0])
+                labels.append(y)
+        return torch.cat([f for part in parts for f in part]), torch.cat(labels)
+
+    def compressed(self, client: Client, known: Moments | None, model: Weights) -> ClassStatistics | None:
+        """As much of the class statistics as may travel."""
+        return None if known is None else known.compressed(self.rank(client.layout, wire.size(model)))
+
+    def rank(self, layout: Layout, model: int) -> int:
+        """r, the directions of the covariance that travel beside a model of so many bytes.
+
+        Raises:
+            UserError: the classifier is no linear layer with biases, or even the means of the classes are too much.
+        """
+        head = layout.head
+        if head.kind != "linear" or head.bias is None:
+            raise UserError("--statistics needs a network whose classifier is a linear layer with biases: leave it out")
+        found = rank(layout.classes, head.inputs - 1, model)
+        if found < 0:
+            raise UserError(
+                f"--statistics would need more than {SHARE:.0%} of this model's bytes for {layout.classes} classes of "
+                f"{head.inputs - 1} features: leave it out, or take a network with fewer features"
+            )
+        return found
 
     def training(self, client: Client) -> Training:
         """How to train: a client's own validation data would choose the epoch that forgets most."""
@@ -116,70 +178,17 @@ class FedTasuki(Method):
         """T·N hops."""
         return self.rounds * clients
 
-    def cost(self, clients: int, model: int) -> int:
-        """(T·N - 1)·(M + 8): a model and a count."""
-        return (self.rounds * clients - 1) * (model + 8)
+    def cost(self, clients: int, model: Size) -> int:
+        """(T·N - 1)·(M + 8 + statistics): a model, a count, and with `statistics` 8K + 4A(K + 1 + r)."""
+        extra = 0
+        if self.statistics:
+            layout = model.layout
+            extra = size(layout.classes, layout.head.inputs - 1, self.rank(layout, model))
+        return (self.rounds * clients - 1) * (model + 8 + extra)
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same augmented inputs, in evaluation mode.
-
-    The last part of the batch, `widen` of it, is scrambled: it has no label, so it counts in D alone, and whole.
-    """
-
-    teacher: nn.Module
-    factor: float  # λ
-    form: Form
-    temperature: float = 1.0  # τ
-    widen: float = 0.0
-
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of inputs x (b, ...) with labels y (b,)."""
-        own = len(x) - int(self.widen * len(x))
-        if own < len(x):
-            x = x.clone()  # unlike concatenation, keeps the memory layout
-            x[own:] = scrambled(x[own:])
-            y = y[:own]
-        with torch.no_grad():
-            target = self.teacher(x).float() / self.temperature
-        logits = forward(x).float()
-        soft = logits / self.temperature
-        d = own * divergence(soft[:own], target[:own], y, self.form)
-        if own < len(x):
-            d = d + (len(x) - own) * kl(soft[own:], target[own:])
-        return F.cross_entropy(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
-
-
-def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:
-    """D, the mean over the batch, of the student's logits (b, K) from the teacher's."""
-    whole = kl(logits, target)
-    return whole if form == "kl" else (whole + kl(without(logits, y), without(target, y))) / 2
-
-
-def kl(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(q || p) of q, the teacher's answers, from p, the student's."""
-    return F.kl_div(logits.log_softmax(1), target.log_softmax(1), reduction="batchmean", log_target=True)
-
-
-def without(logits: Tensor, y: Tensor) -> Tensor:
-    """Logits that give the true class no probability; finite, so that 0·log 0 is 0."""
-    return logits.scatter(1, y[:, None], -1e9)
-
-
-def scrambled(x: Tensor) -> Tensor:
-    """Inputs (b, ...) far from any client's data, made of these.
-
-    Images (b, C, H, W) are turned by any angle, mirrored and moved by up to a quarter of their height; then a rectangle
-    in a corner of each stays, all around it comes from another one. In other samples each number comes from one of two.
-    """
-    other = torch.randperm(len(x))
-    if x.ndim != 4:
-        return torch.where((torch.rand(x.shape) < 0.5).to(x.device), x, x[other])
-    x = Augment(crop=x.shape[2] // 4, flip=True, rotation=180)(x)
-    corner = torch.ones(len(x), 1, 1, 1, dtype=torch.bool)
-    for axis in (2, 3):
-        line = torch.arange(x.shape[axis]).view((-1, 1) if axis == 2 else (1, -1))
-        start = torch.randint(x.shape[axis], (len(x), 1, 1, 1))
-        corner = corner & ((line < start) ^ (torch.rand(len(x), 1, 1, 1) < 0.5))
-    return torch.where(corner.to(x.device), x, x[other])
+def added(head: Layer, params: Tensor, rows: Tensor) -> Tensor:
+    """`params` with `rows` (K, A + 1) added to the classifier: its answers, times what they say, renormalised."""
+    params = params.clone()
+    head.put(params, head.matrix(params) + rows.to(params))
+    return params
