@@ -16,7 +16,7 @@ from ekiden.experiments import experiment, export, ledger, results, sweep
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.results import Result
-from ekiden.experiments.summary import Summary, label, summarise
+from ekiden.experiments.summary import Summary, label, size, summarise
 from ekiden.methods import FedSeq, Local
 
 TABLE = """
@@ -111,10 +111,20 @@ def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
     seq = [100 * run.last["accuracy"] for run in runs if run.config["method"] == "fedseq"]
     assert len(seq) == 2
     mean, std = sum(seq) / 2, abs(seq[0] - seq[1]) / 2**0.5
+    last = [run.last for run in runs if run.config["method"] == "fedseq"]
+    sent = size(last[0]["bytes"])
+    assert last[0]["bytes"] == last[1]["bytes"] > 0
+    passes, alone = (
+        f"{sum(row['forward'] + 2 * row['backward'] for row in rows) / len(rows) / 1e6:,.3g}"
+        for rows in (last, [run.last for run in runs if run.config["method"] == "local"])
+    )
     verdict = "above" if mean - 10 > 2 * (std**2 + 1) ** 0.5 else "within 2 std"
-    assert f"| FedSeq | digits | {mean:.2f} ± {std:.2f} | 0, 1 | 10.00 ± 1.00 | {mean - 10:+.2f} | {verdict} |" in page
+    values = (f"{mean:.2f} ± {std:.2f}", "0, 1", sent, passes, "10.00 ± 1.00", f"{mean - 10:+.2f}", verdict)
+    assert f"| FedSeq | digits | {' | '.join(values)} |" in page
     local = next(100 * run.last["client_mean"] for run in runs if run.config["method"] == "local")
-    assert f"| Local | digits | {local:.2f} | 0 | 20.125 | {local - 20.125:+.2f} | no spread known" in page
+    assert (
+        f"| Local | digits | {local:.2f} | 0 | 0 B | {alone} | 20.125 | {local - 20.125:+.2f} | no spread known" in page
+    )
     assert "[a paper, Table 1](https://example.org)" in page
     assert "    ekiden sweep experiments/table.toml\n" in page
     assert "Budget: nothing scaled." in page

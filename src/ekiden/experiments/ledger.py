@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from statistics import mean
 from textwrap import fill
 
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.results import Result, collect, ours, theirs, verdict
-from ekiden.experiments.summary import duration
+from ekiden.experiments.summary import duration, size
 from ekiden.experiments.sweep import Sweep
 
 _HEAD = """# Results
@@ -14,8 +15,10 @@ _HEAD = """# Results
 Made by `ekiden results`; do not edit. Every number of ours is from finished runs: mean ± standard deviation over the
 seeds, in %. Printed values are from the papers. **Within 2 std**: the difference is at most twice √(ours² + theirs²) of
 the standard deviations, as far as they are known. With three seeds that is a coarse test: "above" and "below" say no
-more than that the values differ. A value at a smaller budget, or with other settings, is not compared. The command
-above a table makes all of it, with `--only "ROW/COLUMN"` one cell.
+more than that the values differ. A value at a smaller budget, or with other settings, is not compared. *Sent* are all
+bytes that left a client or the server, *passes* the samples that went forward through a network plus twice those that
+went backward, in millions: both of one run, a mean over the seeds. The command above a table makes all of it, with
+`--only "ROW/COLUMN"` one cell.
 """
 
 
@@ -36,7 +39,8 @@ def section(sweep: Sweep) -> str:
     lines += [_budget(sweep), ""]
     lines += [fill(experiment.note, 118), ""] if experiment.note else []
     if done:
-        lines += ["| row | column | ours | seeds | printed | difference | verdict |", "|---|---|---|---|---|---|---|"]
+        titles = ("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference", "verdict")
+        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         lines += [_line(r, sweep) for r in done]
         lines += [
             "",
@@ -61,7 +65,10 @@ def _budget(sweep: Sweep) -> str:
 def _line(result: Result, sweep: Sweep) -> str:
     difference = "" if result.difference is None else f"{result.difference:+.2f}"
     seeds = ", ".join(str(run.config["seed"]) for run in result.runs)
-    values = (result.cell.row, result.cell.column, ours(result), seeds, theirs(result.cell), difference)
+    last = [run.last for run in result.runs]
+    sent, passes = mean(row["bytes"] for row in last), mean(row["forward"] + 2 * row["backward"] for row in last)
+    cost = size(sent), f"{passes / 1e6:,.3g}"
+    values = (result.cell.row, result.cell.column, ours(result), seeds, *cost, theirs(result.cell), difference)
     return f"| {' | '.join(values)} | {verdict(result, sweep.experiment)} |"
 
 
