@@ -8,6 +8,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from ekiden import UserError
 from ekiden.core import wire
 from ekiden.learning import statistics
 from ekiden.learning.statistics import ClassStatistics, Moments, measure, rank, size
@@ -46,12 +47,12 @@ def test_merging_is_measuring_all_at_once() -> None:
 
 def test_whole_rank_loses_rounding_only() -> None:
     known = measure(*samples(50), K)
-    assert_same(known.compressed(A).moments(), known, rtol=1e-5)
+    assert_same(known.compressed(A).moments(K, A), known, rtol=1e-5)
 
 
 def test_low_rank_keeps_all_variances_and_the_leading_directions() -> None:
     known = measure(*samples(50), K)
-    rough = known.compressed(2).moments()
+    rough = known.compressed(2).moments(K, A)
     torch.testing.assert_close(rough.covariance.diagonal(), known.covariance.diagonal(), rtol=1e-5, atol=1e-6)
     values, vectors = torch.linalg.eigh(known.covariance)
     leading = vectors[:, -2:] * values[-2:] @ vectors[:, -2:].T
@@ -115,7 +116,7 @@ def test_a_class_that_nobody_has_is_not_chosen_near_others() -> None:
 
 def test_one_sample_and_features_that_never_change_give_finite_numbers() -> None:
     known = measure(torch.zeros(1, A), torch.zeros(1, dtype=torch.long), K)
-    known = known.moved(torch.zeros(1, A), torch.zeros(1, A)).merged(known).compressed(A).moments()
+    known = known.moved(torch.zeros(1, A), torch.zeros(1, A)).merged(known).compressed(A).moments(K, A)
     assert torch.isfinite(known.classifier()).all()
 
 
@@ -130,6 +131,15 @@ def test_rank_is_what_fits(model: int) -> None:
     assert size(K, A, r) <= model
     assert r == A or size(K, A, r + 1) > model
     assert rank(K, A, 100) < 0
+
+
+@pytest.mark.parametrize(("classes", "features"), [(K + 1, A), (K, A - 1)])
+def test_refuses_those_of_another_network(classes: int, features: int) -> None:
+    known = measure(*samples(20), K).compressed(2)
+    with pytest.raises(UserError, match="same model"):
+        known.moments(classes, features)
+    with pytest.raises(UserError, match="same model"):
+        known._replace(factor=known.factor[1:]).moments(K, A)
 
 
 def test_travels() -> None:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ekiden.errors import UserError
+
 SHARE = 0.05
 """the part of a model's bytes that its class statistics may take"""
 _RIDGE, _SHRINK = 0.01, 0.05
@@ -26,8 +28,18 @@ class ClassStatistics(NamedTuple):
     diagonal: Tensor
     factor: Tensor
 
-    def moments(self) -> "Moments":
-        """The same in full."""
+    def moments(self, classes: int, features: int) -> "Moments":
+        """The same in full.
+
+        Raises:
+            UserError: they are not of so many classes and features.
+        """
+        shapes = [tuple(part.shape) for part in self[:3]]
+        if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (features,):
+            raise UserError(
+                f"class statistics of shapes {shapes} do not fit this network of {classes} classes and {features} "
+                "features: use the same model at every client"
+            )
         factor = self.factor.double()
         return Moments(self.counts.double(), self.means.double(), self.diagonal.double().diag() + factor @ factor.T)
 

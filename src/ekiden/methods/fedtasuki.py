@@ -128,7 +128,7 @@ class FedTasuki(Method):
         )
         if received.statistics is None:
             return Handoff(model, seen)
-        known = received.statistics.moments()
+        known = received.statistics.moments(client.classes, client.layout.head.inputs - 1)
         known = known.without(client.class_counts()) if again else known
         before, _ = self.features(client, received.model)
         after, y = self.features(client, model)
