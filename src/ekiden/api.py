@@ -16,7 +16,7 @@ from ekiden import models
 from ekiden.core import wire
 from ekiden.core.federation import Transfer
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import EVERYONE, SERVER, Method, State
+from ekiden.core.method import EVERYONE, SERVER, Method, Size, State
 from ekiden.core.run import Row, drive
 from ekiden.core.run import models as models_of
 from ekiden.core.seeds import derive
@@ -285,7 +285,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
 
     Raises:
         UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
-            declare the head that the method needs.
+            declare the head that the method needs; the method cannot treat it.
     """
     dataset, classes, extra = data.dataset, len(data.dataset.classes), worker.setup.method.extra_outputs
     bench = worker.bench("check")
@@ -306,6 +306,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             f"the model gives {found} per sample, but the data have {classes} classes: "
             f"give its last layer {classes} outputs"
         )
+    worker.setup.method.check_network(Size.of(worker.network, dataset.shape))
 
 
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:

@@ -406,9 +406,10 @@ def test_a_handoff_with_statistics_travels(blobs: FederatedData) -> None:
 
 
 @pytest.mark.parametrize(("network", "why"), [(lambda: Deep(bias=False), "biases"), (Tiny, "fewer features")])
-def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: str) -> None:
+def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=why):
-        run(FedTasuki(statistics=True), blobs, network, **settings())
+        run(FedTasuki(statistics=True), blobs, network, folder=tmp_path / "run", **settings())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

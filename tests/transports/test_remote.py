@@ -104,6 +104,11 @@ def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
     assert_equal(far(small(kind), nodes_in(tmp_path), tmp_path / "run"), here(small(kind)))
 
 
+def test_class_statistics_travel_between_silos(tmp_path: Path) -> None:
+    method, (nodes, public) = FedTasuki(epochs=2, statistics=True), sealed_in(tmp_path)
+    assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
+
+
 @every_method
 def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
     (nodes, public), counter = sealed_in(tmp_path), itertools.count()

@@ -21,7 +21,7 @@ from ekiden.core.method import SERVER
 from ekiden.core.wire import WireError
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights
-from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki
+from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing, shelf
 from ekiden.transports.flower.contents import opened
@@ -339,6 +339,13 @@ def test_measuring_on_the_way_would_show_models(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--evaluate-every shows the coordinator models that only silos read in fedseq"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_every=1)
     assert far(FedAvg(rounds=2, epochs=1), nodes, tmp_path / "other", public, evaluate_every=1).metrics[0]["accuracy"]
+
+
+def test_a_network_that_the_method_cannot_treat_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    nodes, public = federation(tmp_path)
+    with pytest.raises(UserError, match="as many"):
+        far(MAEcho(epochs=1, ranks="3,2,2,2,2,2"), nodes, tmp_path / "run", public)
+    assert not (tmp_path / "run").exists()
 
 
 # The chain of custody.

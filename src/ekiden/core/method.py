@@ -159,6 +159,13 @@ class Method(ABC):
             UserError: says what to change.
         """
 
+    def check_network(self, model: Size) -> None:  # noqa: B027
+        """Refuse a network that the method cannot treat, before anything is written; leaves it as it is.
+
+        Raises:
+            UserError: says what to change.
+        """
+
     def start(self) -> State:
         """The state before the first step."""
         return State()

@@ -59,10 +59,13 @@ class Average(Method):
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", self.epochs, "1 or more")
 
+    def check_network(self, model: Size) -> None:
+        """Other rules than the mean need to know which layer is the classifier."""
+        _ = self.head == "mean" or model.layout.head
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, average."""
         if s.step == 0:
-            _ = self.head == "mean" or fed.layout.head  # refused before anybody trains
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             s = s.next(model=self.aggregate(sent, fed.layout))
             yield s

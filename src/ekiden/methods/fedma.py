@@ -117,10 +117,13 @@ class FedMA(Method):
         """There is no model of matched units before the matching."""
         return Matched(model=None)
 
+    def check_network(self, model: Size) -> None:
+        """Hidden units must be free to change places."""
+        check(model.network.module, model.shape)
+
     def run(self, fed: Fed, s: Matched) -> Iterator[State]:
         """One round a step."""
         initial = fed.network(fed.get(INITIAL))
-        check(initial, fed.shape)
         while s.step < self.rounds:
             elastic = Elastic(initial).cpu()
             layers = self.layer_wise(fed, elastic, s) if self.retrain_epochs else self.one_shot(fed, elastic.forms)

@@ -92,11 +92,14 @@ class FedTasuki(Method):
         """The order must name them."""
         in_order(self.order, clients)
 
+    def check_network(self, model: Size) -> None:
+        """Statistics are of what one linear layer reads, and must be a small part of the model."""
+        if self.statistics:
+            self.rank(model.layout, model)
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One hop a step."""
         others, steps = len(fed.clients) - 1, self.steps(len(fed.clients))
-        if self.statistics:
-            self.rank(fed.layout, wire.size(fed.get(INITIAL)))
         while s.step < steps:
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]

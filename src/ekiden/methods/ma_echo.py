@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, Size, State, on_client
+from ekiden.core.method import Method, Model, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.aggregate import class_mean, owned
@@ -115,13 +115,16 @@ class MAEcho(Method):
         wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
         require(self.alpha == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
 
+    def check_network(self, model: Size) -> None:
+        """As many ranks as layers; to align them they must follow one another."""
+        self.rank_of(model.layout)
+        if self.align:
+            check_chain(model.network.module, model.shape)
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
-        self.rank_of(fed.layout)
         if s.step == 0:
             self._warn(fed.layout)
-        if self.align:
-            check_chain(fed.network(fed.get(INITIAL)), fed.shape)
         while s.step < self.rounds:
             seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
             clients = sample(fed, self.participation)

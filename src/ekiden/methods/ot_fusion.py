@@ -1,5 +1,6 @@
 """OT fusion: align the neurons of the models by optimal transport, then average."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -68,10 +69,14 @@ class OTFusion(Method):
         """The target must be one of them."""
         require(self.target < len(clients), "target", self.target, f"below {len(clients)}, the number of clients")
 
+    def check_network(self, model: Size) -> None:
+        """Its layers must follow one another."""
+        self.average.check_network(model)
+        check_chain(model.network.module, model.shape)
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, align, average."""
         if s.step == 0:
-            check_chain(fed.network(fed.get(INITIAL)), fed.shape)
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             target, probe = sent[self.target].model, torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
             aligned = []
@@ -227,7 +232,8 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
     Raises:
         UserError: it has shortcuts, or layers in another order than they are registered in.
     """
-    built, generator = Network(network), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    built = Network(copy.deepcopy(network).eval())
     model = built.weights()
 
     def shuffle(number: int, rows: Tensor, goal: Tensor) -> Tensor:
@@ -235,8 +241,8 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
 
     x = torch.randn(2, *shape, generator=generator).to(built.params.device)
     with torch.no_grad():
-        before = network(x)
+        before = built.module(x)
         built.load(align(model, model, built.layout, built.layout, shuffle)[0])
-        after = network(x)
+        after = built.module(x)
     if not torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max() + 1)):
         raise UserError(f"the network has shortcuts between its layers: {_ADVICE}")

@@ -67,10 +67,13 @@ class PFNM(Method):
         """There is no model of matched units before the matching."""
         return State(model=None)
 
+    def check_network(self, model: Size) -> None:
+        """Hidden units must be free to change places."""
+        check(model.network.module, model.shape)
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, match, merge."""
         if s.step == 0:
-            check(fed.network(fed.get(INITIAL)), fed.shape)
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
             models = [matrices(Network(e)) for e in elastics]

@@ -12,13 +12,14 @@ from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
 from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_lines
-from ekiden.core.method import Method
+from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
 from ekiden.core.run import drive
 from ekiden.core.run import models as models_of
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
+from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.methods import method_named
 from ekiden.transports.flower import agreement as agreements
@@ -126,6 +127,7 @@ def run(
     agreed = before or agree(plan, hellos, run_id, public_keys)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     check_reading(plan, agreed, setup)
+    method.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
         write(folder / "link.json", [link.encode()])
         write(folder / AGREEMENT, [agreed.text().encode()])
