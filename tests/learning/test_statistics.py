@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal
 from ekiden import UserError
 from ekiden.core import wire
 from ekiden.learning import statistics
-from ekiden.learning.statistics import ClassStatistics, Moments, measure, rank, size
+from ekiden.learning.statistics import Moments, measure, rank, size
 
 K, A = 4, 5
 
@@ -140,10 +140,3 @@ def test_refuses_those_of_another_network(classes: int, features: int) -> None:
         known.moments(classes, features)
     with pytest.raises(UserError, match="same model"):
         known._replace(factor=known.factor[1:]).moments(K, A)
-
-
-def test_travels() -> None:
-    sent = measure(*samples(20), K).compressed(2)
-    back = wire.decode(wire.encode(sent), ClassStatistics)
-    for a, b in zip(sent, back, strict=True):
-        assert torch.equal(a, b)

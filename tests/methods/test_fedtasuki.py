@@ -396,7 +396,7 @@ def test_statistics_survive_a_stop_and_other_processes(blobs: FederatedData, tmp
         assert (result.metrics, result.ledger) == (whole.metrics, whole.ledger)
 
 
-def test_a_handoff_with_statistics_travels(blobs: FederatedData) -> None:
+def test_a_handoff_with_statistics_travels() -> None:
     known = measure(torch.rand(9, 6), torch.arange(9) % 3, 3).compressed(4)
     sent = Handoff(Network(Deep()).weights(), 9, known)
     back = wire.decode(wire.encode(sent), Handoff)

@@ -41,7 +41,7 @@ class SampleGenerator(nn.Module):
                 nn.init.normal_(part.weight, 1.0, 0.02, generator=generator)
             if isinstance(bias := getattr(part, "bias", None), Tensor):
                 nn.init.zeros_(bias)
-        self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU twice as fast
+        self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU 1.6 times as fast
 
     def forward(self, z: Tensor) -> Tensor:
         """Samples (b, *shape)."""
