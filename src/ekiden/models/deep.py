@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from ekiden.models.pooling import MaxPool
 from ekiden.models.split import SplitNetwork
 
 
@@ -93,7 +94,7 @@ def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
         conv = nn.Conv2d(inputs, outputs, 3, padding=1)
         # torch's default shrinks the signal at each layer, and eight of them without norm would not train
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-        layers += [conv, nn.MaxPool2d(2), nn.ReLU()] if pool else [conv, nn.ReLU()]
+        layers += [conv, MaxPool(), nn.ReLU()] if pool else [conv, nn.ReLU()]
         inputs = outputs
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return SplitNetwork(features, nn.Linear(512, classes))

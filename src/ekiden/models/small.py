@@ -8,6 +8,7 @@ from math import prod
 
 from torch import nn
 
+from ekiden.models.pooling import MaxPool
 from ekiden.models.split import SplitNetwork
 
 
@@ -39,10 +40,10 @@ def lenet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     width = 16 * prod(((side - 4) // 2 - 4) // 2 for side in sides)
     features = nn.Sequential(
         nn.Conv2d(channels, 6, 5),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(width, 120),
@@ -62,10 +63,10 @@ def cnn(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     width = 128 * prod(((side - 2) // 2 - 2) // 2 - 2 for side in sides)
     features = nn.Sequential(
         nn.Conv2d(channels, 128, 3),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Conv2d(128, 128, 3),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Conv2d(128, 128, 3),
         nn.ReLU(),
@@ -82,10 +83,10 @@ def cnn_tiny(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     channels, *sides = shape
     features = nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * prod(side // 4 for side in sides), 128),
@@ -106,7 +107,7 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
             nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
             nn.ReLU(),
             nn.Dropout(0.2),
-            nn.MaxPool2d(2),
+            MaxPool(),
         ]
     features = nn.Sequential(
         *layers,
