@@ -6,6 +6,11 @@
 which makes one network and one optimiser and knows no clients. Contestants take turns; printed are ratios of medians of
 CPU time, all in one thread, so that what else runs on the machine does not count. Then 10 clients drawn from 100 and
 from 1,000, in a run folder: milliseconds a round and growth of the memory.
+
+    python -m benchmarks.rounds --workers 2
+
+Instead: how much faster the round is with so many worker processes, by the clock (leave the machine idle), and how much
+so many bare loops side by side do more than one, which is what the cores have to give.
 """
 
 import argparse
@@ -44,7 +49,14 @@ def federation(clients: int, samples: int) -> FederatedData:
     )
 
 
-def round_seconds(method: Method, data: FederatedData, folder: str | None, rounds: int) -> list[float]:
+def round_seconds(
+    method: Method,
+    data: FederatedData,
+    folder: str | None,
+    rounds: int,
+    workers: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> list[float]:
     """Seconds of each round after the first, evaluation left out."""
     ends: list[float] = []
     run(
@@ -54,8 +66,9 @@ def round_seconds(method: Method, data: FederatedData, folder: str | None, round
         training=TRAINING,
         hardware=HARDWARE,
         folder=folder,
+        workers=workers,
         evaluate_every=10**9,
-        on_step=lambda row: ends.append(time.process_time()),
+        on_step=lambda row: ends.append(clock()),
         stop_after=rounds,
     )
     return [b - a for a, b in itertools.pairwise(ends)]
@@ -111,14 +124,46 @@ def scale(method: Method, clients: int, rounds: int) -> tuple[float, float]:
     return statistics.median(seconds), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
+def bare_seconds(samples: int, start: float) -> float:
+    """Clock seconds of the bare loop in this process, begun at `start`, when it is ready."""
+    torch.set_num_threads(1)
+    data, module = federation(1, samples).dataset.train, models.build("lenet", SHAPE, CLASSES)
+    bare(module, data)
+    time.sleep(max(0.0, start - time.time()))
+    began = time.perf_counter()
+    bare(module, data)
+    return time.perf_counter() - began
+
+
+def scaling(clients: int, workers: int, turns: int) -> None:
+    """A round in one and in several processes, beside bare loops alone and side by side."""
+    data = federation(clients, EACH)
+    seconds: dict[int, list[float]] = {1: [], workers: []}
+    loops: dict[int, list[float]] = {1: [], workers: []}
+    for _ in range(turns):
+        for n in seconds:
+            seconds[n] += round_seconds(FedAvg(rounds=9, epochs=1), data, None, 4, n, time.perf_counter)
+            with get_context("spawn").Pool(n) as pool:
+                slowest = max(pool.starmap(bare_seconds, [(clients * EACH, time.time() + 12)] * n, chunksize=1))
+            loops[n].append(slowest / n)
+    print(f"a round of {clients} clients of {EACH} samples, batch {BATCH}, small CNN, by the clock")
+    for name, times in (("--workers", seconds), ("bare loops", loops)):
+        one, several = statistics.median(times[1]), statistics.median(times[workers])
+        print(f"  {name:10} 1: {one:5.2f} s   {workers}: {several:5.2f} s   {one / several:5.2f} times")
+
+
 def main() -> None:
     """Print ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.workers:
+        scaling(args.clients, args.workers, args.turns)
+        return
     throughput(args.clients, args.turns)
     if not args.rounds:
         return
