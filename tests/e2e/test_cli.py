@@ -24,7 +24,7 @@ from ekiden.cli import COMMANDS, main
 from ekiden.core.folder import RunFolder, read_lines
 from ekiden.core.method import Method
 from ekiden.errors import UserError
-from ekiden.experiments.plan import stored
+from ekiden.experiments.plan import judge, stored
 from ekiden.experiments.presets import _DATA, PRESETS, preset
 from ekiden.methods import FedELMY, FedSeq, Local
 from tests.conftest import Tiny
@@ -180,6 +180,32 @@ def test_personal_models(call: Call) -> None:
     assert own["client"]["client-1"][1] == read_lines(folder / "metrics.jsonl")[-1]["clients"][1]
 
 
+def test_tuning_never_looks_at_the_test_data(call: Call) -> None:
+    flags = ["fedseq", "--clients", "3", *QUICK]
+    call("run", *flags)
+    tuned, told = Path("runs/tuned"), call("run", *flags, "--tune", "--out", "runs/tuned")
+    assert "on validation data" in told
+    (folder,), (plain,) = tuned.iterdir(), Path("runs").glob("fedseq-*")
+    assert (folder / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+
+    plan = stored(folder)
+    data, usual = plan.federation(), stored(plain).federation()
+    own = torch.cat([c.val.rows for c in usual.clients])
+    assert torch.equal(data.dataset.test.x, usual.dataset.train.x[own])
+    assert torch.equal(data.dataset.test.y, usual.dataset.train.y[own])
+    for client, before in zip(data.clients, usual.clients, strict=True):
+        assert torch.equal(client.test.x, before.val.x)
+        assert torch.equal(client.test.y, before.val.y)
+        assert torch.equal(client.train.rows, before.train.rows)
+
+    model = judge(plan, usual, usual).build()
+    model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    x = (usual.dataset.train.x[own] / 255 - usual.dataset.mean[0]) / usual.dataset.std[0]
+    with torch.no_grad():
+        right = int((model.eval()(x).argmax(1) == usual.dataset.train.y[own]).sum())
+    assert read_lines(folder / "metrics.jsonl")[-1]["accuracy"] == right / len(own)
+
+
 def test_data_and_lists(call: Call) -> None:
     printed = call("data", "digits", "--partition", "classes:2", "--clients", "5", "--draw", "who.png")
     assert "client-4" in printed
@@ -302,6 +328,12 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
 def test_flags_out_of_range(refused: Call, flags: list[str], message: str) -> None:
     assert message in refused("run", "fedelmy", *flags)
     assert nothing_begun()
+
+
+def test_tuning_needs_validation_data(refused: Call) -> None:
+    assert "no validation data to tune by: raise --val-fraction" in refused(
+        "run", "fedseq", "--tune", "--val-fraction", "0"
+    )
 
 
 def test_the_error_of_a_real_process_is_one_line() -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ekiden.errors import UserError
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
 
@@ -110,3 +111,19 @@ class FederatedData:
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+
+    def for_tuning(self) -> "FederatedData":
+        """With the clients' validation samples in the place of the test samples.
+
+        Raises:
+            UserError: no client has any.
+        """
+        held = self.dataset.train
+        rows = torch.cat([client.val.rows for client in self.clients])
+        if not len(rows):
+            raise UserError("there are no validation data to tune by: raise --val-fraction")
+        parts = (None if part is None else part[rows] for part in (held.domain, held.group))
+        test = Samples(held.x[rows], held.y[rows], *parts)
+        places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
+        clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
+        return FederatedData(replace(self.dataset, test=test), tuple(clients))

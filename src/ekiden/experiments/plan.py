@@ -51,6 +51,8 @@ class Plan(Generic[M]):
     """processes for the independent tasks of one run"""
     evaluate_every: int = 1
     """steps between evaluations on the test data"""
+    tune: bool = False
+    """measure on the clients' validation data, not on the test data: to choose settings by"""
     keep_trained: bool = False
     """keep at each client the models that its last task trained, for `ekiden report`: distances in a pool, the loss
     around it"""
@@ -66,7 +68,8 @@ class Plan(Generic[M]):
         dataset = load(self.data, size=self.size)
         auto = "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
-        return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+        data = split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+        return data.for_tuning() if self.tune else data
 
     def run(
         self,
@@ -96,8 +99,9 @@ class Plan(Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
-        if not self.keep_trained:  # as in runs that were begun before there was a choice
-            del values["keep_trained"]
+        for later in ("tune", "keep_trained"):  # as in runs that were begun before there was a choice
+            if not values[later]:
+                del values[later]
         return values
 
 

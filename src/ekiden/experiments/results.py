@@ -79,7 +79,8 @@ def verdict(result: Result, experiment: Experiment) -> str:
 def obstacle(cell: Cell, experiment: Experiment) -> str:
     """Why a value cannot be compared with the printed one; empty if it can."""
     scaled = f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
-    return "; ".join(filter(None, (scaled, cell.differs, experiment.differs)))
+    tuning = "on validation data" if cell.plan and cell.plan.tune else ""
+    return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
 
 def table(experiment: Experiment, results: Sequence[Result]) -> Table:

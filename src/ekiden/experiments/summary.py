@@ -193,4 +193,5 @@ def duration(seconds: float) -> str:
 def _data(config: dict[str, Any]) -> str:
     plan = config.get("plan", {})
     partition = f", {plan['partition']}" if plan.get("partition", "auto") != "auto" else ""
-    return f"{config['dataset']}, {len(config['clients'])} clients{partition}, {config['model']}"
+    tuning = ", on validation data" if plan.get("tune") else ""
+    return f"{config['dataset']}, {len(config['clients'])} clients{partition}, {config['model']}{tuning}"
