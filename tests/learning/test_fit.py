@@ -1,6 +1,7 @@
 """The training loop against plain PyTorch loops written out here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from ekiden import Hardware, Training, UserError
 from ekiden.core.seeds import derive
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.learning import fit as fitting
+from ekiden.learning.augment import Augment
 from ekiden.learning.feed import Feed
-from ekiden.learning.fit import Bench, Diverged, fit
+from ekiden.learning.fit import Bench, Diverged, Forward, fit
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from tests.conftest import Tiny
@@ -355,8 +357,56 @@ def test_says_where_training_diverged() -> None:
 def test_counts_work() -> None:
     data = dataset()
     here = bench(data, select="best")
-    fit(here, here.network.weights(), subset(data, 20), subset(data, 0, 20), epochs=3, seed=SEED, extra_passes=1)
-    assert (here.work.forward, here.work.backward) == (3 * (2 * 30 + 20), 3 * 30)
+    fit(here, here.network.weights(), subset(data, 20), subset(data, 0, 20), epochs=3, seed=SEED)
+    assert (here.work.forward, here.work.backward) == (3 * (30 + 20), 3 * 30)
+
+
+@dataclass
+class Mimicry:
+    """Brings the answers to those of a teacher; its own pass over each batch is one of no use."""
+
+    teacher: Forward
+    passes: float = 0.5
+
+    @property
+    def teachers(self) -> tuple[Forward]:
+        return (self.teacher,)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+        assert torch.allclose(answers, self.teacher(x)), "to the same samples"
+        assert not answers.requires_grad
+        return F.mse_loss(forward(x), answers)
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "sam"])
+def test_teachers_answer_once_unless_samples_change(augmented: bool, optimizer: Any) -> None:
+    x = torch.randint(256, (80, 1, 4, 4), dtype=torch.uint8)
+    data = from_tensors(
+        (x, torch.arange(80) % 2), classes=("a", "b"), augment=Augment(crop=1, flip=True) if augmented else Augment()
+    )
+    weight = torch.randn(16, 2)
+    asked: list[int] = []
+
+    def teacher(x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # not in Mimicry
+            asked.append(len(x))
+        return x.flatten(1) @ weight
+
+    network, hardware = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))), Hardware(threads=1)
+    here = Bench(network, Feed(data, hardware), Training(optimizer, lr=0.1, batch_size=20, select="last"), hardware)
+    held, none = subset(data, 0, 60), subset(data, 0, 0)
+    held.rows.copy_(held.rows.flip(0))
+    fit(here, network.weights(), held, none, epochs=3, seed=SEED, objective=Mimicry(teacher))
+    passes = 2 if optimizer == "sam" else 1
+    assert asked == ([20] * 9 if augmented else [60])
+    assert here.work.backward == passes * 180
+    assert here.work.forward == passes * (180 + 90) + (180 if augmented else 60)
+
+    asked.clear()
+    few = replace(here, training=replace(here.training, max_steps=2))
+    fit(few, network.weights(), held, none, epochs=3, seed=SEED, objective=Mimicry(teacher))
+    assert asked == [20, 20], "less than one pass over the samples"
 
 
 def test_bf16_and_channels_last_train_images() -> None:

@@ -87,7 +87,14 @@ def test_large_logits_stay_finite() -> None:
 
 def test_frozen_networks_get_no_gradient() -> None:
     student, reference, previous = (torch.nn.Linear(3, 2) for _ in range(3))
-    GLAM(reference, previous, 1.0, 1.0)(student, torch.randn(4, 3), torch.tensor([0, 1, 0, 1])).backward()  # type: ignore[no-untyped-call]
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    for objective in (GLAM(reference, previous, 1.0, 1.0), GLAM(None, previous, 1.0, 0.0)):
+        with torch.no_grad():
+            answers = [teacher(x) for teacher in objective.teachers]
+        loss = objective(student, x, y, *answers)
+        said = answers[0] if objective.reference else None
+        assert loss == aligned(student(x), said, answers[-1], y, objective.tau, objective.rho)
+        loss.backward()  # type: ignore[no-untyped-call]
     assert student.weight.grad is not None
     assert reference.weight.grad is None
     assert previous.weight.grad is None

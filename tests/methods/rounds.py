@@ -49,7 +49,6 @@ class Toy:
         penalty: Penalty | None = None,
         training: Training | None = None,
         objective: Objective = cross_entropy,
-        extra_passes: int = 0,
     ) -> Weights:
         assert objective is cross_entropy, "a toy has its own loss"
         training = training or self.training

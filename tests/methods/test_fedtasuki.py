@@ -21,6 +21,7 @@ from ekiden.learning.distillation import Distillation, Form, divergence, kl, scr
 from ekiden.learning.fit import Forward, Objective, cross_entropy
 from ekiden.learning.network import Network
 from ekiden.learning.statistics import measure, size
+from ekiden.learning.training import batches
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.fedtasuki import Handoff
@@ -45,7 +46,7 @@ def test_divergence_without_the_true_class() -> None:
 
 def test_loss_of_300_samples_before_100() -> None:
     logits = torch.zeros(1, 3, requires_grad=True)
-    loss = Distillation(Fixed(TEACHER), 300 / 100, "both", 1.0)(lambda x: logits, torch.zeros(1), LABEL)
+    loss = Distillation(Fixed(TEACHER), 300 / 100, "both", 1.0)(lambda x: logits, torch.zeros(1), LABEL, TEACHER)
     assert loss.item() == pytest.approx(1.186949566, abs=1e-6)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -68,11 +69,12 @@ class Given(nn.Module):
 def test_the_widened_part_has_no_label_and_counts_whole() -> None:
     torch.manual_seed(0)
     x, y = torch.rand(8, 3), torch.arange(8) % 3
-    teacher, student = Given(), torch.randn(8, 3)
-    loss = Distillation(teacher, 3.0, "both", 1.0, widen=0.25)(lambda x: student, x, y)
+    teacher, student, said = Given(), torch.randn(8, 3), torch.randn(8, 3)
+    objective = Distillation(teacher, 3.0, "both", 1.0, widen=0.25)
+    loss = objective(lambda x: student, x, y, said)
     (asked,) = teacher.asked
-    assert torch.equal(asked[:6], x[:6])
-    d = (6 * divergence(student[:6], asked[:6], y[:6], "both") + 2 * kl(student[6:], asked[6:])) / 8
+    assert len(asked) == 2 == objective.passes * 8
+    d = (6 * divergence(student[:6], said[:6], y[:6], "both") + 2 * kl(student[6:], asked)) / 8
     assert loss.item() == pytest.approx(float(F.cross_entropy(student[:6], y[:6]) + 3 * d), abs=1e-6)
 
 
@@ -80,11 +82,12 @@ def test_both_models_see_the_same_scrambled_inputs() -> None:
     torch.manual_seed(0)
     teacher, student = Given(), Given()
     x = torch.rand(16, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    Distillation(teacher, 1.0, "kl", widen=0.5)(student, x, torch.zeros(16, dtype=torch.long))
-    assert torch.equal(teacher.asked[0], student.asked[0])
-    assert torch.equal(teacher.asked[0][:8], x[:8])
-    assert teacher.asked[0].is_contiguous(memory_format=torch.channels_last), "the layout that the feed gave"
-    assert not torch.isclose(teacher.asked[0][8:], x[8:]).all((1, 2, 3)).any()
+    Distillation(teacher, 1.0, "kl", widen=0.5)(student, x, torch.zeros(16, dtype=torch.long), torch.randn(16, 3))
+    assert torch.equal(teacher.asked[0], student.asked[0][8:])
+    assert torch.equal(student.asked[0][:8], x[:8])
+    assert student.asked[0].is_contiguous(memory_format=torch.channels_last), "the layout that the feed gave"
+    assert teacher.asked[0].is_contiguous(memory_format=torch.channels_last)
+    assert not torch.isclose(teacher.asked[0], x[8:]).all((1, 2, 3)).any()
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 8, 8), (6, 1, 1, 1), (6, 5), (1, 3, 4, 4), (0, 3, 8, 8), (0, 4)])
@@ -106,7 +109,7 @@ def test_scrambled_images_are_of_two() -> None:
 
 def test_temperature_softens_both_sides() -> None:
     logits = torch.zeros(1, 3)
-    loss = Distillation(Fixed(2 * TEACHER), 1.0, "kl", 2.0)(lambda x: logits, torch.zeros(1), LABEL)
+    loss = Distillation(Fixed(2 * TEACHER), 1.0, "kl", 2.0)(lambda x: logits, torch.zeros(1), LABEL, 2 * TEACHER)
     assert loss.item() == pytest.approx(log(3) + 4 * 0.058891518, abs=1e-6)
 
 
@@ -139,7 +142,6 @@ class Silo:
     training: Training = field(default_factory=lambda: Training(tail=0.25))
     factors: list[float | None] = field(default_factory=list)
     selects: list[str] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
 
     def network(self, model: Weights) -> nn.Module:
         return Fixed(model.params[None])
@@ -151,11 +153,9 @@ class Silo:
         epochs: int,
         training: Training,
         objective: Objective = cross_entropy,
-        extra_passes: int = 0,
     ) -> Weights:
         self.factors.append(objective.factor if isinstance(objective, Distillation) else None)
         self.selects.append(training.select)
-        self.passes.append(extra_passes)
         assert training.tail == self.training.tail
         return model
 
@@ -184,7 +184,6 @@ def test_weight_is_what_others_hold_over_what_is_own() -> None:
     silos = Silo(200), Silo(100), Silo(400)
     assert chain(FedTasuki(), *silos) == [200, 300, 700]
     assert [s.factors for s in silos] == [[None], [2.0], [0.75]]
-    assert [s.passes for s in silos] == [[0], [1], [1]]
 
 
 def test_second_pass_counts_everybody_once() -> None:
@@ -291,7 +290,11 @@ def test_counts_the_passes_of_the_teacher(blobs: FederatedData) -> None:
     result = run(FedTasuki(epochs=3), blobs, Tiny, **settings())
     n = [len(c.train) for c in blobs.clients]
     assert result.metrics[-1]["backward"] == 3 * sum(n)
-    assert result.metrics[-1]["forward"] == 3 * (n[0] + 2 * sum(n[1:]))
+    assert result.metrics[-1]["forward"] == 3 * sum(n) + sum(n[1:]), "it answers once for all epochs"
+    widened = run(FedTasuki(epochs=3, widen=0.25), blobs, Tiny, **settings())
+    parts = [torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]]
+    quarters = sum(int(0.25 * len(batch)) for part in parts for batch in part)
+    assert widened.metrics[-1]["forward"] == 3 * (sum(n) + quarters) + sum(n[1:])
 
 
 @pytest.mark.parametrize(("clients", "rounds", "sends"), [(10, 1, 9), (4, 3, 11)])
@@ -337,7 +340,7 @@ def test_statistics_cost_what_is_said_and_stand_for_all_samples(blobs: Federated
     assert [row.bytes for row in result.ledger] == [each] * 3
     assert size(3, 6, 6) < 0.05 * wire.size(result.weights)
     n = [len(c.train) for c in blobs.clients]
-    assert result.metrics[-1]["forward"] == 2 * (n[0] + 2 * sum(n[1:])) + n[0] + 6 * sum(n[1:])
+    assert result.metrics[-1]["forward"] == 2 * sum(n) + sum(n[1:]) + n[0] + 6 * sum(n[1:])
 
 
 def test_first_client_describes_its_own_samples(blobs: FederatedData) -> None:

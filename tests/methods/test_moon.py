@@ -92,7 +92,7 @@ def test_frozen_models_stay_as_they_are() -> None:
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (received, previous)]
     x, y = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     objective = Contrast(as_split(received), [as_split(previous)], 5.0, 0.5)
-    objective(student, x, y).backward()  # type: ignore[no-untyped-call]
+    objective(student, x, y, *(teacher(x) for teacher in objective.teachers)).backward()  # type: ignore[no-untyped-call]
     for module, values in zip((received, previous), before, strict=True):
         assert all(torch.equal(v, values[k]) for k, v in module.state_dict().items())
     assert all(p.grad is not None for p in student.parameters())

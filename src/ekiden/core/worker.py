@@ -140,7 +140,6 @@ class Client:
         epochs: int,
         penalty: Penalty | None = None,
         objective: Objective = fitting.cross_entropy,
-        extra_passes: int = 0,
         training: Training | None = None,
         train: Subset | None = None,
         network: Network | None = None,
@@ -165,7 +164,6 @@ class Client:
             key=f"{self._key}-fit{self._fits}",
             penalty=penalty,
             objective=objective,
-            extra_passes=extra_passes,
         )
         if self._trained is not None:
             self._trained += [trained] if self._trained else [model, trained]

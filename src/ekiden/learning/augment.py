@@ -39,6 +39,11 @@ class Augment:
         if not 0 <= self.rotation <= 180:  # NaN is caught too
             raise UserError(f"rotation is an angle from 0 to 180 degrees; it is {self.rotation}")
 
+    @property
+    def active(self) -> bool:
+        """Whether anything is switched on."""
+        return bool(self.crop or self.flip or self.rotation)
+
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """Transform a batch.
 
@@ -52,7 +57,7 @@ class Augment:
         Raises:
             UserError: `x` is not a batch of images.
         """
-        if not (self.crop or self.flip or self.rotation):
+        if not self.active:
             return x
         if x.ndim != 4:
             raise UserError(

@@ -15,7 +15,7 @@ Form = Literal["both", "kl"]
 
 @dataclass(frozen=True)
 class Distillation:
-    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same augmented inputs, in evaluation mode.
+    """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation mode.
 
     The last part of the batch, `widen` of it, is scrambled: it has no label, so it counts in D alone, and whole.
     """
@@ -26,16 +26,26 @@ class Distillation:
     temperature: float = 1.0  # τ
     widen: float = 0.0
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of inputs x (b, ...) with labels y (b,)."""
+    @property
+    def teachers(self) -> tuple[Forward]:
+        """The received model."""
+        return (self.teacher,)
+
+    @property
+    def passes(self) -> float:
+        """The teacher's, of what is scrambled."""
+        return self.widen
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+        """The loss of inputs x (b, ...) with labels y (b,), to which the teacher answers (b, K)."""
         own = len(x) - int(self.widen * len(x))
         if own < len(x):
             x = x.clone()  # unlike concatenation, keeps the memory layout
             x[own:] = scrambled(x[own:])
+            with torch.no_grad():
+                answers = torch.cat([answers[:own], self.teacher(x[own:]).float()])
             y = y[:own]
-        with torch.no_grad():
-            target = self.teacher(x).float() / self.temperature
-        logits = forward(x).float()
+        logits, target = forward(x).float(), answers / self.temperature
         soft = logits / self.temperature
         d = own * divergence(soft[:own], target[:own], y, self.form)
         if own < len(x):

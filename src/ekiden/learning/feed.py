@@ -22,6 +22,11 @@ class Feed:
         self._channels_last = hardware.channels_last and len(dataset.shape) == 3
         self._samples: dict[int, tuple[Samples, Tensor, Tensor]] = {}
 
+    @property
+    def alike(self) -> bool:
+        """Whether a sample is always fed alike: nothing is augmented."""
+        return not self.dataset.augment.active
+
     def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) float32 and labels (b,) for positions `rows` of `subset`, augmented in training."""
         x, y = self._on_device(subset.samples)

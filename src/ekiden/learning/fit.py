@@ -1,7 +1,7 @@
 """Local training: the one loop in which all methods train a model at a client."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,8 +21,13 @@ from ekiden.learning.weights import Weights
 
 _SHARE_OF_SAVING = 100
 Forward = Callable[[Tensor], Tensor]
-Objective = Callable[[Forward, Tensor, Tensor], Tensor]
-"""(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable."""
+Objective = Callable[..., Tensor]
+"""(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable.
+
+One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
+them answers to the inputs as a further argument, float32 and without gradient. One that makes further forward passes by
+itself says as `passes` how many for each sample.
+"""
 
 
 class Penalty(Protocol):
@@ -108,14 +113,13 @@ def fit(
     key: str = "fit",
     penalty: Penalty | None = None,
     objective: Objective = cross_entropy,
-    extra_passes: int = 0,
 ) -> Weights:
     """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
 
     Returns what `training.select` says.
 
-    `extra_passes` counts the further forward passes (of a teacher, say) that `objective` makes per sample. The same
-    arguments give the same bits, also when `bench.journal` holds the first epochs of an interrupted fit.
+    Teachers of `objective` answer once for all epochs unless samples are augmented. The same arguments give the same
+    bits, also when `bench.journal` holds the first epochs of an interrupted fit.
 
     Raises:
         Diverged: a loss or a weight became NaN or infinite; says where.
@@ -126,11 +130,12 @@ def fit(
         bench,
         _optimizer(network.params, training),
         training.steps(len(train), epochs),
-        1 + extra_passes,
         getattr(penalty, "progress", {}),
     )
     epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
     first = run.restore(key)
+    if first < epochs and run.total >= batches(len(train), training.batch_size):
+        run.ask(objective, train, count=first == 0)
     with torch.random.fork_rng(devices=_cuda(bench.feed.device)):
         for epoch in range(first, epochs):
             _seed(derive(seed, epoch), bench.feed.device)
@@ -150,15 +155,35 @@ class _Run:
     bench: Bench
     optimizer: torch.optim.Optimizer
     total: int
-    passes: int
     progress: dict[str, Tensor]
     step: int = 0
     accuracy: float = -1.0
     chosen: Weights | None = None  # best epoch, or running mean of the tail
     averaged: int = 0
+    answers: tuple[Tensor, ...] | None = None  # of the teachers to all samples
     work: Work = field(default_factory=Work)
     saved_at: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
+
+    def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
+        """Keep what the teachers answer to all samples, if these are always fed alike."""
+        if not _teachers(objective) or not self.bench.feed.alike:
+            return
+        parts = torch.split(torch.arange(len(train)), 512)
+        each = [_answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
+        self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
+        if count:
+            self.work.forward += len(_teachers(objective)) * len(train)
+
+    def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        """What the teachers answer to a batch."""
+        if not _teachers(objective):
+            return ()
+        if self.answers is not None:
+            rows = rows.to(self.bench.feed.device)
+            return tuple(answers[rows] for answers in self.answers)
+        self.work.forward += len(_teachers(objective)) * len(x)
+        return _answers(self.bench, objective, x)
 
     def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
         bench, network, training = self.bench, self.bench.network, self.bench.training
@@ -168,9 +193,10 @@ class _Run:
         for rows in islice(_batches(len(train), training.batch_size), self.total - self.step):
             x, y = bench.feed.batch(train, rows, train=True)
             draws = _random_state(bench.feed.device) if training.optimizer == "sam" else None
-            loss = self._gradient(objective, x, y)
+            answers = self.taught(objective, x, rows)
+            loss = self._gradient(objective, x, y, answers)
             if draws is not None:
-                self._ascend(objective, x, y, draws)
+                self._ascend(objective, x, y, answers, draws)
             if penalty is not None:
                 penalty(network.params, network.grad, loss)
             if training.clip_norm:
@@ -183,20 +209,20 @@ class _Run:
                 self._average()
         self._check(torch.stack(losses), epoch)
 
-    def _gradient(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
+    def _gradient(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]) -> Tensor:
         network = self.bench.network
         network.grad.zero_()
         try:
             with self.bench.autocast():
-                loss = objective(network.forward, x, y)
+                loss = objective(network.forward, x, y, *answers)
         except ValueError as error:  # BatchNorm, of a mini-batch of one
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
-        self.work.forward += self.passes * len(y)
+        self.work.forward += len(y) + int(getattr(objective, "passes", 0) * len(y))
         self.work.backward += len(y)
         return loss.detach()
 
-    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, draws: Tensor) -> None:
+    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: Tensor) -> None:
         """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`).
 
         Running statistics stay those of the first pass.
@@ -206,7 +232,7 @@ class _Run:
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
         _set_random_state(draws, self.bench.feed.device)
-        self._gradient(objective, x, y)
+        self._gradient(objective, x, y, answers)
         network.params.copy_(params)
         network.buffers.copy_(buffers)
         network.counters.copy_(counters)
@@ -335,6 +361,15 @@ def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Ten
     if not answers:
         return torch.empty(0, dtype=torch.int64), torch.empty(0)
     return torch.cat(answers).cpu(), torch.cat(losses).cpu()
+
+
+def _teachers(objective: Objective) -> Sequence[Forward]:
+    return getattr(objective, "teachers", ())
+
+
+def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad(), bench.autocast():
+        return tuple(teacher(x).float() for teacher in _teachers(objective))
 
 
 def _batches(n: int, size: int) -> Iterator[Tensor]:

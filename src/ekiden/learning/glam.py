@@ -1,9 +1,7 @@
 """GLAM, the global-local alignment module: a local loss that holds a network's answers near those of two others."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,17 +10,22 @@ from ekiden.learning.fit import Forward
 
 @dataclass(frozen=True)
 class GLAM:
-    """ℓ + ρ·L_ag + τ·L_ap, an `Objective` with an extra pass for each network, which is in evaluation mode."""
+    """ℓ + ρ·L_ag + τ·L_ap, an `Objective`. Its teachers are in evaluation mode."""
 
-    reference: Callable[[Tensor], Tensor] | None  # w_g, the global model; None with ρ = 0
-    previous: Callable[[Tensor], Tensor] | None  # w_p; None with τ = 0
+    reference: Forward | None  # w_g, the global model; None with ρ = 0
+    previous: Forward | None  # w_p; None with τ = 0
     tau: float
     rho: float
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch."""
-        with torch.no_grad():
-            reference, previous = (None if f is None else f(x).float() for f in (self.reference, self.previous))
+    @property
+    def teachers(self) -> tuple[Forward, ...]:
+        """Those of the two that there are."""
+        return tuple(f for f in (self.reference, self.previous) if f is not None)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
+        """The loss of a batch, with what the teachers answer."""
+        said = iter(answers)
+        reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
         return aligned(forward(x).float(), reference, previous, y, self.tau, self.rho)
 
 

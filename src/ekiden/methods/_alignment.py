@@ -16,16 +16,14 @@ class Passing(State):
     origin: Model | None = INITIAL
 
 
-def alignment(
-    client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float
-) -> tuple[Objective, int]:
-    """The loss ℓ + ρ·L_ag + τ·L_ap of a task, and its further passes; a term without its model is left out."""
+def alignment(client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float) -> Objective:
+    """The loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
     tau, rho = tau if previous is not None else 0.0, rho if reference is not None else 0.0
     if not (tau or rho):
-        return cross_entropy, 0
+        return cross_entropy
     w_g = client.network(reference) if reference is not None and rho else None
     w_p = client.network(previous) if previous is not None and tau else None
-    return GLAM(w_g, w_p, tau, rho), (w_g is not None) + (w_p is not None)
+    return GLAM(w_g, w_p, tau, rho)
 
 
 def transfers(clients: int, rounds: int, align_global: float) -> int:

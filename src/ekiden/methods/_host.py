@@ -117,9 +117,9 @@ class Host:
         """What the local loss has beside that of the labels, in closed form, from `model` on."""
         return None
 
-    def objective(self, local: Local, base: Objective) -> tuple[Objective, int]:
-        """The local loss around `base`, and the further passes that it makes."""
-        return base, 0
+    def objective(self, local: Local, base: Objective) -> Objective:
+        """The local loss around `base`."""
+        return base
 
     def learned(self, local: Local, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """What a visit gives for the memory; the mean of a round's visits goes to `close`."""

@@ -200,12 +200,12 @@ class MOON(Host):
         """The positive."""
         return True
 
-    def objective(self, local: Local, base: Objective) -> tuple[Objective, int]:
+    def objective(self, local: Local, base: Objective) -> Objective:
         """The contrast, from the second round on."""
         if not local.memory:
-            return base, 0
+            return base
         frozen = [as_split(local.client.network(m)) for m in (local.origin, *local.memory)]
-        return moon.Contrast(frozen[0], frozen[1:], self.mu, self.temperature, base), len(frozen)
+        return moon.Contrast(frozen[0], frozen[1:], self.mu, self.temperature, base)
 
     def learned(self, local: Local, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """The model."""

@@ -95,13 +95,11 @@ class FedELMY(Method):
     def extend_pool(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Algorithm 1, at each client: S models, each trained from the mean of those before."""
         pool, origin = [model], model if origin is None else origin  # the first of a round receives it
-        objective, passes = alignment(client, origin, model, self.align_previous, self.align_global)
+        objective = alignment(client, origin, model, self.align_previous, self.align_global)
         for _ in range(self.models):
             start = mean(pool)
             penalty = self.diversity(pool, start)
-            pool.append(
-                client.fit(start, epochs=self.epochs, penalty=penalty, objective=objective, extra_passes=passes)
-            )
+            pool.append(client.fit(start, epochs=self.epochs, penalty=penalty, objective=objective))
         return mean(pool if self.average_start else pool[1:])
 
     def diversity(self, pool: list[Weights], start: Weights) -> Penalty | None:

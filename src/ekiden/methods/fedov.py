@@ -76,7 +76,7 @@ class FedOV(Method):
         """Open-set training."""
         model = model if self.init == "same" else client.fresh()
         terms = OpenSet(client.module, client.classes, self)
-        return client.fit(model, epochs=self.epochs, objective=terms, extra_passes=terms.passes)
+        return client.fit(model, epochs=self.epochs, objective=terms)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks side by side."""

@@ -67,8 +67,8 @@ class FedSeq(Method):
     def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Training from the received model, near what it and that of the round's beginning answer if so wished."""
         origin = model if origin is None else origin  # the first of a round receives it
-        objective, passes = alignment(client, origin, model, self.align_previous, self.align_global)
-        return client.fit(model, epochs=self.epochs, objective=objective, extra_passes=passes)
+        objective = alignment(client, origin, model, self.align_previous, self.align_global)
+        return client.fit(model, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
         """T·N hops."""

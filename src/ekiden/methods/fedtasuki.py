@@ -61,7 +61,7 @@ class FedTasuki(Method):
     """
 
     epochs: int = 150
-    """E, epochs at each client; with the teacher's passes 3 cost as much as 4 plain ones"""
+    """E, epochs at each client; where samples are augmented the teacher's passes make 3 cost as much as 4 plain ones"""
     form: Form = "both"
     """D: KL(q || p), the student's answers p brought to the teacher's q; or half of it and half of the same without
     the true class"""
@@ -126,7 +126,6 @@ class FedTasuki(Method):
             received.model,
             epochs=self.epochs,
             objective=Distillation(client.network(received.model), factor, self.form, self.temperature, self.widen),
-            extra_passes=1,
             training=self.training(client),
         )
         if received.statistics is None:

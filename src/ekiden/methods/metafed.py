@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -99,7 +98,7 @@ class MetaFed(Method):
         if not weight:
             return client.fit(own, epochs=self.epochs)
         objective = Distillation(as_split(client.network(teacher)), weight)
-        return client.fit(own, epochs=self.epochs, objective=objective, extra_passes=1)
+        return client.fit(own, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
         """R·N hops, one step before and one after."""
@@ -117,12 +116,15 @@ class Distillation:
     teacher: Split
     weight: float
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch."""
+    @property
+    def teachers(self) -> tuple[Forward]:
+        """Its features."""
+        return (self.teacher.features,)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
+        """The loss of a batch, with the teacher's features."""
         network = as_split(forward)
         features = network.features(x)
-        with torch.no_grad():
-            wanted = self.teacher.features(x).float()
         loss = F.cross_entropy(network.head(features).float(), y)
         return loss + self.weight * F.mse_loss(features.float(), wanted)
 

@@ -89,7 +89,6 @@ class MOON(Method):
                 epochs=self.epochs,
                 training=training,
                 objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature),
-                extra_passes=len(frozen),
             )
         else:
             trained = client.fit(model, epochs=self.epochs, training=training)
@@ -116,14 +115,19 @@ class Contrast:
     temperature: float
     base: Objective = cross_entropy
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch."""
+    @property
+    def teachers(self) -> tuple[Forward, ...]:
+        """Positive, negatives, and those of the base."""
+        own = (frozen.features for frozen in (self.received, *self.previous))
+        return (*own, *getattr(self.base, "teachers", ()))
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, positive: Tensor, *others: Tensor) -> Tensor:
+        """The loss of a batch, with the representations of the frozen networks."""
         network = as_split(forward)
         z = network.features(x)
-        with torch.no_grad():
-            positive, *negatives = (frozen.features(x).float() for frozen in (self.received, *self.previous))
+        negatives, said = others[: len(self.previous)], others[len(self.previous) :]
         contrast = contrastive(z.float(), positive, negatives, self.temperature)
-        return self.base(lambda _: network.head(z), x, y) + self.mu * contrast
+        return self.base(lambda _: network.head(z), x, y, *said) + self.mu * contrast
 
 
 def contrastive(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float) -> Tensor:

@@ -190,15 +190,13 @@ class SPFL(Method):
         if opening is not None:
             kept = Kept(opening, kept.memory, earlier=kept.own)
         local = self.local(client, kept, size, round)
-        base, passes = self.alignment(client, model, kept)
-        objective, further = host.objective(local, base)
+        objective = host.objective(local, self.alignment(client, model, kept))
         penalty = host.penalty(local, model)
         trained = client.fit(
             model,
             epochs=self.epochs,
             penalty=penalty,
             objective=objective,
-            extra_passes=passes + further,
             training=local.training,
         )
         learned = host.learned(local, model, trained, penalty)
@@ -222,8 +220,8 @@ class SPFL(Method):
         training = local_training(client, self.lr_decay, round)
         return Local(client, training, self.epochs, kept.opening.start, kept.opening.sent, kept.memory, size)
 
-    def alignment(self, client: Client, model: Weights, kept: Kept) -> tuple[Objective, int]:
-        """GLAM, or the loss of the labels alone, and its further passes."""
+    def alignment(self, client: Client, model: Weights, kept: Kept) -> Objective:
+        """GLAM, or the loss of the labels alone."""
         previous = model if self.previous == "received" else kept.earlier
         return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
 
