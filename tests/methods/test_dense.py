@@ -132,6 +132,17 @@ def test_images_grow_a_pool_of_bytes_and_the_loss_reaches_the_generator() -> Non
     assert result.bytes == 2 * 4 * sum(p.numel() for p in lenet().parameters())
 
 
+def test_passes_at_the_server_count(blobs: FederatedData) -> None:
+    result = run(small(), blobs, Tiny, **settings())
+    n, clients = sum(len(c.train) for c in blobs.clients), len(blobs.clients)
+    first, *others = result.metrics
+    assert first["backward"] == 3 * n
+    synthesis = 3 * 8 * (clients + 2)
+    for epoch, (before, row) in enumerate(zip(result.metrics, others, strict=False), start=1):
+        assert row["forward"] - before["forward"] == synthesis + (clients + 1) * 8 * epoch
+        assert row["backward"] - before["backward"] == synthesis + 8 * epoch
+
+
 def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
     softly = dense.softened

@@ -259,6 +259,16 @@ def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, align
         run(OTFusion(), blobs, Shortcut, **settings)  # type: ignore[arg-type]
 
 
+def test_passes_for_activations_count(blobs: FederatedData) -> None:
+    settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+    plain, probed = (
+        run(OTFusion(epochs=1, alignment=alignment, samples=50), blobs, Tiny, **settings).metrics[-1]  # type: ignore[arg-type]
+        for alignment in ("weights", "activations")
+    )
+    assert probed["forward"] - plain["forward"] == 4 * 2 * 50
+    assert probed["backward"] == plain["backward"]
+
+
 def test_one_client_keeps_its_model(blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     a, b = (

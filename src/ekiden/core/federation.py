@@ -100,6 +100,7 @@ class Fed:
 
     Attributes:
         clients: names of all clients, in the order given.
+        work: compute of the server in this step; methods that have some there add to it.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Fed:
         self._skip = skip
         self._step = 0
         self._calls: dict[str, int] = {}
+        self.work = Work()
 
     def call(self, task: Callable[..., T], client: str, *args: Any) -> Ref[T]:
         """Ask `client` to do `task` (a function of the method marked `@on_client`); returns at once.
@@ -230,6 +232,7 @@ class Fed:
         """Start a step (the runtime does this, not methods)."""
         self._step = step
         self._calls = {}
+        self.work = Work()
 
     def _count(self, ref: Ref[Any], target: str, task: str) -> None:
         """The one place where bytes are counted: a value crosses from its owner to its user."""

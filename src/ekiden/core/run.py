@@ -69,6 +69,7 @@ def drive(
             after = state.next()
             steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
             work = transport.commit(after.step, live_refs(after))
+        work.add(fed.work)
         marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:

@@ -12,6 +12,7 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.ensemble import EnsembleModel
+from ekiden.learning.fit import Work
 from ekiden.learning.generator import SampleGenerator
 from ekiden.learning.network import Network
 from ekiden.learning.training import require
@@ -141,6 +142,8 @@ class DENSE(Method):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         statistics.close()
+        samples = self.steps_per_batch * self.batch * (len(teacher.members) + 2)  # generator and student
+        fed.work.add(Work(samples, samples))
         best = best.cpu().contiguous()
         return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
 
@@ -161,6 +164,7 @@ class DENSE(Method):
                 softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
                 momentum.mul_(0.9).add_(student.grad)
                 student.params.add_(momentum, alpha=-self.distill_lr)
+        fed.work.add(Work((len(teacher.members) + 1) * len(pool), len(pool)))
         student.module.eval()
 
     def steps(self, clients: int) -> int:

@@ -13,6 +13,7 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
+from ekiden.learning.fit import Work
 from ekiden.learning.layout import Layer, Layout
 from ekiden.learning.network import Network
 from ekiden.learning.training import require
@@ -102,6 +103,7 @@ class OTFusion(Method):
         settings = self.squared, self.sinkhorn, self.correction
         if self.alignment == "weights":
             return lambda i, a, b: transport(a, b, self.normalise, *settings)
+        fed.work.add(Work(2 * len(probe)))
         ours, theirs = (activations(fed.network(m), fed.layout, probe) for m in (model, target))
         return lambda i, a, b: transport(ours[i], theirs[i], False, *settings)
 
