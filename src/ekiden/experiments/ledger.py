@@ -48,8 +48,11 @@ def section(sweep: Sweep) -> str:
         ]
     else:
         lines.append("No run is finished.")
-    notes = sorted({f"{r.cell.label}: {r.cell.note}" for r in done if r.cell.note})
-    lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    notes: dict[str, list[str]] = {}
+    for result in done:
+        if result.cell.note:
+            notes.setdefault(result.cell.note, []).append(result.cell.label)
+    lines += ["", *(f"- {', '.join(labels)}: {note}" for note, labels in notes.items())] if notes else []
     return "\n".join([*lines, ""])
 
 
