@@ -167,22 +167,22 @@ class _Run:
 
     def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
         """Keep what the teachers answer to all samples, if these are always fed alike."""
-        if not _teachers(objective) or not self.bench.feed.alike:
+        if not teachers_of(objective) or not self.bench.feed.alike:
             return
         parts = torch.split(torch.arange(len(train)), 512)
         each = [_answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
         self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
         if count:
-            self.work.forward += len(_teachers(objective)) * len(train)
+            self.work.forward += len(teachers_of(objective)) * len(train)
 
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         """What the teachers answer to a batch."""
-        if not _teachers(objective):
+        if not teachers_of(objective):
             return ()
         if self.answers is not None:
             rows = rows.to(self.bench.feed.device)
             return tuple(answers[rows] for answers in self.answers)
-        self.work.forward += len(_teachers(objective)) * len(x)
+        self.work.forward += len(teachers_of(objective)) * len(x)
         return _answers(self.bench, objective, x)
 
     def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
@@ -363,13 +363,14 @@ def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Ten
     return torch.cat(answers).cpu(), torch.cat(losses).cpu()
 
 
-def _teachers(objective: Objective) -> Sequence[Forward]:
+def teachers_of(objective: Objective) -> Sequence[Forward]:
+    """The frozen networks that `objective` compares with; most have none."""
     return getattr(objective, "teachers", ())
 
 
 def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad(), bench.autocast():
-        return tuple(teacher(x).float() for teacher in _teachers(objective))
+        return tuple(teacher(x).float() for teacher in teachers_of(objective))
 
 
 def _batches(n: int, size: int) -> Iterator[Tensor]:

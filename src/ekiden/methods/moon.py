@@ -11,7 +11,7 @@ from torch import Tensor
 from ekiden.core.federation import Fed
 from ekiden.core.method import Method, State, on_client
 from ekiden.core.worker import Client
-from ekiden.learning.fit import Forward, Objective, cross_entropy
+from ekiden.learning.fit import Forward, Objective, cross_entropy, teachers_of
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights
 from ekiden.methods._rounds import (
@@ -119,7 +119,7 @@ class Contrast:
     def teachers(self) -> tuple[Forward, ...]:
         """Positive, negatives, and those of the base."""
         own = (frozen.features for frozen in (self.received, *self.previous))
-        return (*own, *getattr(self.base, "teachers", ()))
+        return (*own, *teachers_of(self.base))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, positive: Tensor, *others: Tensor) -> Tensor:
         """The loss of a batch, with the representations of the frozen networks."""
