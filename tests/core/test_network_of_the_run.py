@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden import FederatedData, Hardware, UserError, run
+from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import Fed, Transport
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client, Setup
@@ -19,8 +19,8 @@ from ekiden.methods import Average
 from tests.conftest import Tiny
 
 
-def fed(data: FederatedData, setup: bool = True) -> Fed:
-    agreed = Setup(Average(), Tiny, data.dataset) if setup else None
+def fed(data: FederatedData, setup: bool = True, training: Training | None = None) -> Fed:
+    agreed = Setup(Average(), Tiny, data.dataset, training or Training()) if setup else None
     return Fed(["a"], cast(Transport, None), 0, lambda row: None, agreed)
 
 
@@ -43,6 +43,14 @@ def test_the_server_feeds_samples_of_its_own_as_clients_do(blobs: FederatedData)
     fed_twice[0].sum().backward()  # type: ignore[no-untyped-call]
     assert images.grad is not None
     assert float(images.grad.max()) == 4.0
+
+
+def test_the_servers_samples_follow_the_training_settings(blobs: FederatedData) -> None:
+    """As a client's do: what the run asks for stands over what the data set has."""
+    images = torch.rand(5, 1, 6, 6)
+    augmented = replace(blobs.dataset, mean=(0.1,), std=(0.2,), augment=Augment(crop=1, flip=True))
+    server = fed(replace(blobs, dataset=augmented), training=Training(mean=(0.5,), std=(0.25,), augment=False))
+    assert torch.equal(server.feed(images, torch.Generator()), (images - 0.5) / 0.25)
 
 
 def test_a_federation_without_a_setup_says_so(blobs: FederatedData) -> None:

@@ -1,6 +1,6 @@
 """FedDyn: exact numbers with inexact and exact local minima, and its reduction to FedAvg."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -39,29 +39,30 @@ class Exact(Toy):
 
     a: float = 1.0
     b: float = 1.0
+    minima: list[float] = field(default_factory=list)
 
     def fit(self, model: Weights, *, epochs: int, penalty: Any = None, **how: Any) -> Weights:
         assert isinstance(penalty, Proximal)
         assert penalty.slope is not None
         top = self.a * self.b - penalty.slope + penalty.weight * penalty.centre
+        self.minima.append(float(top / (self.a + penalty.weight)))
         return model.with_params(top / (self.a + penalty.weight))
 
 
 def test_three_rounds_of_exact_minima() -> None:
     toys = [Exact(lambda w: w, a=1.0, b=1.0), Exact(lambda w: w, a=2.0, b=-1.0)]
-    clouds, before = [], 0.0
+    clouds = []
     for s in play(FedDyn(rounds=3, alpha=0.5, result="cloud"), toys):
         for toy in toys:  # λ_i is the gradient at the exact minimum w_i
-            w = toy.b + float(toy.state) / toy.a
-            assert float(toy.state) == pytest.approx(toy.a * (w - toy.b), abs=1e-12)
+            assert float(toy.state) == pytest.approx(toy.a * (toy.minima[-1] - toy.b), abs=1e-12)
         clouds.append(values(iter([s]))[0])
         if len(clouds) == 1:
             assert [float(t.state) for t in toys] == pytest.approx([-1 / 3, 2 / 5], abs=1e-12)
         if len(clouds) == 2:
             assert [float(t.state) for t in toys] == pytest.approx([-0.6, 2 / 3], abs=1e-12)
-        before = clouds[-1]
     assert clouds == pytest.approx([-2 / 15, -0.2, -0.24], abs=1e-12)
-    assert before == clouds[-1]
+    assert toys[0].minima == pytest.approx([2 / 3, 0.4, 0.2], abs=1e-12)
+    assert toys[1].minima == pytest.approx([-4 / 5, -2 / 3, -43 / 75], abs=1e-12)
 
 
 def test_memory_is_the_mean_of_all_clients_under_partial_participation() -> None:

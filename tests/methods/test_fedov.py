@@ -149,7 +149,7 @@ def test_batchnorm_sees_samples_and_corrupted_ones_together(monkeypatch: pytest.
     terms = OpenSet(module, 3, FedOV())
     loss = terms(module, torch.randn(8, 4), torch.arange(8) % 3)
     assert [len(s) for s in seen] == [16]
-    assert terms.passes == 1
+    assert terms.passes == terms.backward_passes == 1
     loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -247,3 +247,15 @@ def test_members_are_copies() -> None:
     assert isinstance(members, Vote)
     assert len({p.data_ptr() for p in members.parameters()}) == 3
     assert copy.deepcopy(members)(X).shape == (1, 2)
+
+
+@pytest.mark.parametrize(("normed", "rows"), [(False, 8), (True, 2)])
+def test_all_passes_count(normed: bool, rows: int, blobs: FederatedData) -> None:
+    """Samples, corrupted ones, harder ones and five steps of PGD, each forward and backward."""
+    settings: dict[str, Any] = {"training": Training(select="last"), "hardware": Hardware(threads=1)}
+    norm = nn.BatchNorm1d(6) if normed else nn.Identity()
+    result = run(
+        FedOV(epochs=2), blobs, lambda: nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)), **settings
+    )
+    n = sum(len(c.train) for c in blobs.clients)
+    assert result.metrics[-1]["forward"] == result.metrics[-1]["backward"] == 2 * rows * n

@@ -426,3 +426,29 @@ def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
 def test_refuses_an_order_of_other_clients(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="nobody"):
         run(FedTasuki(order="nobody"), blobs, Tiny, **settings())
+
+
+def test_who_was_left_out_counts_when_it_first_takes_part(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors: list[float] = []
+
+    def spy(teacher: nn.Module, factor: float, *others: Any) -> Distillation:
+        factors.append(factor)
+        return Distillation(teacher, factor, *others)
+
+    monkeypatch.setattr("ekiden.methods.fedtasuki.Distillation", spy)
+    data = replace(blobs, clients=blobs.clients[:2])
+    a, b = (len(c.train) for c in data.clients)
+    away = data.clients[1].name
+    for weight, expected in [("counts", [a / b, b / a, a / b]), ("hop", [1.0, 1.0, 1.0])]:
+        factors.clear()
+        run(
+            FedTasuki(epochs=1, rounds=3, weight=weight),  # type: ignore[arg-type]
+            data,
+            Tiny,
+            absent=lambda step, client: (step, client) == (1, away),
+            **settings(),
+        )
+        # The second pass begins with who trained the model alone: nobody else's samples are behind it.
+        assert factors == pytest.approx([0.0, *expected])

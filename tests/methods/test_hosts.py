@@ -259,3 +259,22 @@ def test_equal_chains_count_each() -> None:
     ends = {-0.12, -0.08, -0.1}  # both chains (1,2), both (2,1), one of each
     seen = {round(values(play(method, toy_q(), seed=seed))[-1], 9) for seed in range(12)}
     assert seen == ends
+
+
+@pytest.mark.parametrize("host", ["fednova", "feddisco"])
+def test_who_is_gone_when_a_round_closes_counts_as_those_of_its_chain(host: str, blobs: FederatedData) -> None:
+    """Chains (0, 1) and (1, 2) of equal clients; the first trains and is away at the last hop."""
+    equal = replace(blobs, clients=tuple(replace(blobs.clients[0], name=f"client-{i}") for i in range(3)))
+    a, b = (
+        run(
+            SPFL(host=h, rounds=1, epochs=1, chains=2, length=2, order="fixed", **PLAIN),
+            equal,
+            Tiny,
+            absent=lambda step, client: (step, client) == (1, "client-0"),
+            **SGD,
+        ).weights
+        for h in (host, "fedavg")
+    )
+    assert a is not None
+    assert b is not None
+    torch.testing.assert_close(a.params, b.params, rtol=1e-4, atol=1e-6)

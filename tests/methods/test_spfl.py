@@ -100,6 +100,7 @@ def test_chains_of_some_clients(order: Order) -> None:
 def test_transfers() -> None:
     assert SPFL(rounds=1).cost(10, 1) == 120
     assert SPFL(rounds=1, **PLAIN).cost(10, 1) == 110
+    assert SPFL(rounds=1, align_global=0.0).cost(10, 1) == 110, "w^r is for the global term only"
     assert 4 * 15 * 120 * 11_689_512 == SPFL(rounds=15).cost(10, 4 * 11_689_512) == round(4 * 21.0411216e9)
 
 

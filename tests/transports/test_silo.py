@@ -16,11 +16,12 @@ from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
 from ekiden.core.method import INITIAL, Method
+from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.transports.flower import keys
-from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.agreement import Agreement, no_samples
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
@@ -42,6 +43,13 @@ TERMS = Agreement(
     {"crop": 0, "flip": False, "rotation": 0.0},
     0,
 )
+
+
+def test_the_coordinator_feeds_samples_of_its_own_as_silos_do() -> None:
+    agreed = replace(TERMS, mean=(0.5,), std=(0.25,), augment={"crop": 1, "flip": True, "rotation": 0.0})
+    dataset = no_samples(agreed)
+    assert (dataset.mean, dataset.std, dataset.augment) == ((0.5,), (0.25,), Augment(crop=1, flip=True))
+    assert len(dataset.train) == len(dataset.test) == 0
 
 
 @pytest.fixture

@@ -213,7 +213,7 @@ class Fed:
 
     def feed(self, samples: Tensor, generator: torch.Generator) -> Tensor:
         """Samples of the server's own (images with values in [0, 1]), augmented and scaled as the clients' are."""
-        dataset = self._agreed.dataset
+        dataset = self._agreed.dataset.fed(self._agreed.training)
         return normalise(dataset.augment(samples, generator), dataset.mean, dataset.std).to(
             self._agreed.hardware.device
         )

@@ -26,7 +26,7 @@ Objective = Callable[..., Tensor]
 
 One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
 them answers to the inputs as a further argument, float32 and without gradient. One that makes further forward passes by
-itself says as `passes` how many for each sample.
+itself says as `passes` how many for each sample, and as `backward_passes` how many of them went backward too.
 """
 
 
@@ -219,7 +219,7 @@ class _Run:
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
         self.work.forward += len(y) + int(getattr(objective, "passes", 0) * len(y))
-        self.work.backward += len(y)
+        self.work.backward += len(y) + int(getattr(objective, "backward_passes", 0) * len(y))
         return loss.detach()
 
     def _ascend(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: Tensor) -> None:

@@ -1,5 +1,6 @@
 """The eight parallel methods that SPFL plugs into, each as its loss, its memory and its server's step."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -91,7 +92,7 @@ class FedNova(Host):
     def merge(self, r: Round) -> After:
         """w^r + τ_eff Σ p_j (end_j - w^r) / a_j over the chains j, p_j all the same."""
         a = {client: closing.numbers[0] for client, closing in r.closings.items()}
-        along = [sum(a.get(client, 0.0) for client in chain) for chain in r.chains]
+        along = [len(chain) * known_mean(a, chain) for chain in r.chains]
         new = normalised(r.start, [Progress(Reply(end, 1.0), s) for end, s in zip(r.ends, along, strict=True) if s])
         return After(new, new)
 
@@ -175,7 +176,10 @@ class FedDC(Host):
         return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: Round) -> After:
-        """The mean of all h_i grows by that of the mean visits: 1/L of how far the chains went."""
+        """The mean of all h_i grows by that of the mean visits: 1/L of how far the chains went.
+
+        That is exact where all clients have equally many visits, in chains that come back; else an estimate.
+        """
         middle, gradient = r.middle, r.kept(1)
         for closing in r.closings.values():
             gradient = gradient + closing.changes[0].params / r.clients
@@ -237,9 +241,15 @@ class FedDisco(Host):
         n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
         weights = feddisco.disco_weights(n, feddisco.normalised(d, self.measure), self.a, self.b)
         p = dict(zip(r.closings, weights, strict=True))
-        along = [sum(p.get(client, 0.0) for client in chain) / len(chain) for chain in r.chains]
+        along = [known_mean(p, chain) for chain in r.chains]
         middle = mean(r.ends, along if any(along) else None)
         return After(middle, middle)
+
+
+def known_mean(values: Mapping[str, float], chain: Sequence[str]) -> float:
+    """Mean over those of a chain who closed the round, standing for who trained and was gone at its end; 0 for none."""
+    known = [values[client] for client in chain if client in values]
+    return sum(known) / len(known) if known else 0.0
 
 
 def displacement(model: Weights, trained: Weights) -> Weights:

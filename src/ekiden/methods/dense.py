@@ -45,11 +45,11 @@ class DENSE(Method):
     BatchNorm statistics (BN), and on which the student disagrees with them (ADV); then the student learns the
     teachers' answers on all batches so far.
 
-    Departures from the paper: hyperparameters are those of the authors' README command. Their code never sees the
-    clients' BatchNorm layers, so its statistics loss is always 0; here it is what the text says (`bn` = 0 for theirs).
-    The student is in evaluation mode while samples are made. Samples are augmented as the clients' training data are,
-    and the last epoch is the result, not the best on the test set. For samples that are not images the generator is
-    a perceptron.
+    Departures from the paper: hyperparameters of the server are those of the authors' README command. Their code never
+    sees the clients' BatchNorm layers, so its statistics loss is always 0; here it is what the text says (`bn` = 0 for
+    theirs). The student is in evaluation mode while samples are made. Samples are augmented as the clients' training
+    data are, and the last epoch is the result, not the best on the test set. For samples that are not images the
+    generator is a perceptron.
     """
 
     epochs: int = 200

@@ -64,11 +64,11 @@ class FedDC(Method):
     Local Drift Decoupling and Correction. CVPR 2022. https://arxiv.org/abs/2203.11751
     (local loss L_i(θ) + α_i/2 ‖θ + h_i - w^r‖² + ⟨θ, g/ω_i - g_i⟩).
 
-    Departures from the paper: g_i is the mean of the gradients over the local steps; for plain SGD that is the
-    authors' (w^r - θ_i)/(K·η) with the K and η of this client and round, to rounding, and it holds with momentum and
-    Adam too. Gradient memories travel in the shape of a model. The result is by default the mean of the clients'
-    models, which their code reports too, not the model broadcast. n/N is the mean over the
-    clients met so far, each of which says once how many samples it has: in full participation that is the paper's.
+    Departures from the paper: g_i is the mean over the local steps of the gradient without the correction; for plain
+    SGD that is the authors' g_i - g/ω_i + (w^r - θ_i)/(K·η) with the K and η of this client and round, to rounding, and
+    it holds with momentum and Adam too. Gradient memories travel in the shape of a model. The result is by default the
+    mean of the clients' models, which their code reports too, not the model broadcast. n/N is the mean over the clients
+    met so far, each of which says once how many samples it has: in full participation that is the paper's.
     """
 
     rounds: int = 100

@@ -25,7 +25,8 @@ class FedELMY(Method):
     Each client trains S models one after the other, each from the mean of its pool and held apart from the pool
     (d1) and near the received model (d2), and hands on the mean of the pool.
 
-    Departures from the paper: none with `form = "paper"`, the text (each distance brought to one order of magnitude
+    Departures from the paper: `order` is the given one, not drawn anew each round, as in the authors' code; otherwise
+    none with `form = "paper"`, the text (each distance brought to one order of magnitude
     below the loss), which measures no worse on PACS and better on digits. `form = "released"` computes the distances as
     the authors' code does: squared, the start point counted as a member of the pool, one divisor for both, taken from
     d2. Gradients of both are in closed form. Beyond the paper: GLAM, the loss of SPFL.
@@ -117,5 +118,8 @@ class FedELMY(Method):
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:
-        """(T·N - 1)·M: only the mean of a pool leaves a client; with ρ (T - 1)(N - 2)·M more."""
+        """(T·N - 1)·M: only the mean of a pool leaves a client; with ρ (T - 1)(N - 2)·M more.
+
+        Less where a client is the last of a pass and the first of the next.
+        """
         return transfers(clients, self.rounds, self.align_global) * model

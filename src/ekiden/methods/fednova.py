@@ -88,7 +88,8 @@ class FedNova(Method):
             model = at_server(fed, s.model)
             asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
             target = normalised(model, fed.get(asked, at_least=1))
-            new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
+            momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
+            new, buffer = momentum_step(model, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
             yield s
 

@@ -32,10 +32,11 @@ class FedOV(Method):
     the probabilities of the k that are least sure that the sample is unknown to them.
 
     Departures from the paper: what the authors' code does is followed where the two may differ, for any number of
-    classes (the code has 10 written into it). The corruptions are those of the code. Which k the paper reports is not
-    known; the default is all. Networks with BatchNorm learn from samples and corrupted ones in one pass, without the
-    other terms, as in the code. The distillation of the vote into one model, which needs data that the server does
-    not have, is left out. Samples that are not images are corrupted by permuting their numbers.
+    classes (the code has 10 written into it). The corruptions are those of the code (an overwritten band may begin one
+    line further). Which k the paper reports is not known; the default is all. Networks with BatchNorm learn from
+    samples and corrupted ones in one pass, without the other terms, as in the code. The distillation of the vote into
+    one model, which needs data that the server does not have, is left out. Samples that are not images are corrupted by
+    permuting their numbers.
     """
 
     extra_outputs = 1
@@ -114,6 +115,11 @@ class OpenSet:
     def passes(self) -> int:
         """Further forward passes for each sample."""
         return 1 if self.normed else 2 + self.method.attack_steps
+
+    @property
+    def backward_passes(self) -> int:
+        """The same: corrupted and harder samples are in the loss, and PGD takes a gradient in each step."""
+        return self.passes
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The sum of the terms for inputs (b, ...) and labels (b,)."""

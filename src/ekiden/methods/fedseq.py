@@ -75,5 +75,8 @@ class FedSeq(Method):
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:
-        """(T·N - 1)·M: nothing is sent to the first client or from the last; with ρ (T - 1)(N - 2)·M more."""
+        """(T·N - 1)·M: nothing is sent to the first client or from the last; with ρ (T - 1)(N - 2)·M more.
+
+        Less where a client is the last of a pass and the first of the next.
+        """
         return transfers(clients, self.rounds, self.align_global) * model

@@ -34,9 +34,10 @@ class OTFusion(Method):
     optimal transport between their weights (or activations), permute. The classifier is only averaged.
 
     Departures from the paper: the defaults are those of the authors' commands (exact transport, Euclidean distance,
-    rows of weights normalised), not of their script; columns of the transport sum to 1 exactly (theirs to
-    n/(1 + n·1e-7)); biases count as one more input of a unit, and normalisation layers follow their units. There are
-    no shared samples in one-shot federated learning: activations are those on standard normal inputs.
+    rows of weights normalised), not of their script; the classifier, whose outputs are classes, is not matched; columns
+    of the transport sum to 1 exactly (theirs to n/(1 + n·1e-7)); biases count as one more input of a unit, and
+    normalisation layers follow their units. There are no shared samples in one-shot federated learning: activations are
+    those on standard normal inputs.
     """
 
     epochs: int = 10

@@ -87,7 +87,8 @@ class SPFL(Method):
     Departures from the paper: it does not say how chains are ordered; by default a random order is drawn each round
     and chain j starts at its j-th client, so that at every position each client trains one model. Its minus before the
     alignment with the previous model is taken as a slip. Nor does it say how hosts with a memory are plugged in: here
-    control variates, drifts and memories are frozen while a round lasts and change once, by the mean of its visits.
+    control variates, drifts and memories are frozen while a round lasts and change once, by the mean of its visits. A
+    client missing inside a chain stops the run, which goes on from there; the chain is not led round it.
     """
 
     host: str = "fedavg"
@@ -165,7 +166,7 @@ class SPFL(Method):
         """What comes with the first visit of a round to a client; nothing where nobody needs it."""
         if not (self.glam or host.needs_start or host.closes):
             return None
-        return Opening(start if self.glam or host.needs_start else None, host.opening(start, s.memory))
+        return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
         """The state after a round: every client visited closes it, the host's server takes the ends together."""
@@ -230,6 +231,10 @@ class SPFL(Method):
         """Whether there is GLAM."""
         return bool(self.align_previous or self.align_global)
 
+    def needs_start(self, host: Host) -> bool:
+        """Whether a local loss refers to w^r: GLAM's global term, or the host's."""
+        return bool(self.align_global) or host.needs_start
+
     def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
         """The chains of this round."""
         chosen, generator = sample(fed, self.participation), fed.generator("order")
@@ -267,7 +272,7 @@ class SPFL(Method):
     def traffic(self, clients: int, model: int) -> int:
         """Bytes of all rounds."""
         host, (chains, length) = host_named(self.host), self.shape(clients)
-        vectors = bool(self.glam or host.needs_start) + host.sent + host.changes
+        vectors = self.needs_start(host) + host.sent + host.changes
         each = vectors * model + 8 * host.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
 

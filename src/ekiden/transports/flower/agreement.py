@@ -154,7 +154,8 @@ def parse(text: str) -> Agreement:
 def no_samples(agreed: Agreement) -> Dataset:
     """What the coordinator holds: nothing."""
     none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
-    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std)
+    augment = Augment(**agreed.augment)
+    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment)
 
 
 _ABSENT = object()
