@@ -139,6 +139,8 @@ def run(args: Sequence[str]) -> None:
     plan: Plan[Any] = options.plan
     name = f"{kind.title()}-{Path(plan.data).stem}"
     seeds = options.seeds or (plan.seed,)
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
 
 
@@ -187,10 +189,11 @@ def evaluate(args: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
         return
-    console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} test samples")
-    for kind, rows in groups.items():
+    kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
+    console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} {kind}")
+    for group, rows in groups.items():
         if rows:
-            console.print(_accuracies(kind, rows))
+            console.print(_accuracies(group, rows))
 
 
 def show(args: Sequence[str]) -> None:
@@ -209,7 +212,10 @@ def show(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
     options = parse(CompareOptions, args, "ekiden compare")
-    console.print(summary.comparison(summary.summarise(folder) for folder in expand(options.runs)))
+    runs = [summary.summarise(folder) for folder in expand(options.runs)]
+    if not runs:
+        raise UserError("name the run folders or sweep folders to compare")
+    console.print(summary.comparison(runs))
 
 
 def data(args: Sequence[str]) -> None:
@@ -369,12 +375,18 @@ def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = Non
 
 
 def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
-    """The arguments without `flag` and its value, and the value ("" if absent)."""
+    """The arguments without `flag` and its value, and the value ("" if absent).
+
+    Raises:
+        UserError: the flag is there without a value.
+    """
     rest, value = [], ""
     given = iter(args)
     for arg in given:
         if arg == flag:
             value = next(given, "")
+            if not value:
+                raise UserError(f"{flag} needs a value: see --help")
         elif arg.startswith(f"{flag}="):
             value = arg.split("=", 1)[1]
         else:
@@ -389,7 +401,7 @@ def first_line(method: type[Method]) -> str:
 def _accuracies(kind: str, rows: dict[str, tuple[int, float]]) -> Table:
     table = Table()
     table.add_column(kind)
-    table.add_column("test samples", justify="right")
+    table.add_column("samples", justify="right")
     table.add_column("accuracy %", justify="right")
     for name, (n, accuracy) in rows.items():
         table.add_row(name, str(n), f"{100 * accuracy:.2f}" if n else "-")

@@ -139,6 +139,7 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     one, two = (Path(f"runs/fedseq-digits-seed0{end}") for end in ("", "-2"))
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
+    assert spread in call("compare", *folders, two), "a repetition is no further seed"
 
 
 def test_resume_after_ctrl_c_ends_with_the_same_bits(
@@ -285,6 +286,8 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "unknown preset 'papers'" in refused("run", "fedseq", "--preset", "papers")
     assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
     assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")
+    assert "name the run folders" in refused("compare")
+    assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "device 'gpu' cannot be used here" in refused("run", "fedseq", "--device", "gpu")
     assert nothing_begun()
 
@@ -319,6 +322,9 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--order", "client-0,client-1"], "--order must name each of the 10 clients once"),
         (["--seed", "-1"], "seed must be 0 or more"),
         (["--seeds", "0", "x"], "x"),
+        (["--seeds", "0", "1", "0"], "--seeds 0 1 0 names one twice"),
+        (["--on"], "--on needs a value"),
+        (["--preset"], "--preset needs a value"),
         (["--model", "vgg11"], "vgg11"),
         (["--size", "0"], "size is the side"),
         (["--out", "/dev/null/runs"], "/dev/null/runs"),
@@ -420,6 +426,9 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     for command in ("resume", "show", "evaluate", "compare"):
         assert "config.json cannot be read" in refused(command, damaged("config.json", config[:-9]))
         assert "run-folder format 0, this version reads 1" in refused(command, damaged("config.json", old))
+    foreign = json.dumps(json.loads(config) | {"hyperparameters": {"speed": 1}}).encode()
+    for command in ("show", "compare"):
+        assert "use the Ekiden that ran it" in refused(command, damaged("config.json", foreign))
     for content in (model[:-1], b"", b"\x80\x04N."):
         assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
     other = safetensors.torch.save({"weight": torch.ones(2)})

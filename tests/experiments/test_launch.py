@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ekiden.data import FederatedData
+from ekiden.data import Dataset, FederatedData
 from ekiden.experiments.board import Board
 from ekiden.experiments.launch import Event, Job, Outcome, execute
 from ekiden.experiments.plan import Plan
@@ -19,7 +19,7 @@ from ekiden.methods import FedSeq
 class Dying(Plan[FedSeq]):
     """A run whose process is killed."""
 
-    def federation(self) -> FederatedData:
+    def federation(self, dataset: Dataset | None = None) -> FederatedData:
         os._exit(9)
 
 
@@ -27,7 +27,7 @@ class Dying(Plan[FedSeq]):
 class Faulty(Plan[FedSeq]):
     """A run that fails in a way nobody foresaw."""
 
-    def federation(self) -> FederatedData:
+    def federation(self, dataset: Dataset | None = None) -> FederatedData:
         raise RuntimeError("out of\nluck")
 
 

@@ -11,13 +11,14 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
+from ekiden import api
 from ekiden.errors import UserError
 from ekiden.experiments import experiment, export, ledger, results, sweep
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.results import Result
 from ekiden.experiments.summary import Summary, label, size, summarise
-from ekiden.methods import FedSeq, Local
+from ekiden.methods import Centralized, FedSeq, Local
 
 TABLE = """
 title = "digits"
@@ -87,6 +88,16 @@ def test_places_are_among_rows_or_columns() -> None:
     assert results.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
     across = replace(found, methods_in_rows=False)
     assert results.ranks(across, [seq, local]) == {}, "each alone in its row"
+    pooled = result(replace(found.cells[0], row="all", plan=Plan(Centralized())), 90.0)
+    assert results.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, "a yardstick has none"
+
+
+def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
+    made = swept(tmp_path / "sweep")
+    file = tmp_path / "sweep" / "experiment.toml"
+    file.write_text(TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"'))
+    with pytest.raises(UserError, match="'global_accuracy' was not measured: write one of accuracy, client_mean in"):
+        results.collect(sweep.opened(made.folder))
 
 
 def swept(folder: Path, budget: str = "paper") -> sweep.Sweep:
@@ -239,3 +250,20 @@ def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) 
     assert not summarise(tmp_path / "run").finished
     plan.run(tmp_path / "run", plan.federation())
     assert summarise(tmp_path / "run").finished
+
+
+def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after a step, gone on with, and killed between the last state and the result."""
+    plan, folder = Plan(FedSeq(epochs=1), clients=2), tmp_path / "run"
+    data = plan.federation()
+    config = {"plan": plan.to_json()}
+    api.run(plan.method, data, folder=folder, config=config, stop_after=1)
+    early = (folder / "model.safetensors").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("ekiden.api.write_models", lambda *args: None)
+        api.run(plan.method, data, folder=folder, config=config)
+    assert summarise(folder).last["step"] == 2
+    assert not summarise(folder).finished
+    api.run(plan.method, data, folder=folder, config=config)
+    assert summarise(folder).finished
+    assert (folder / "model.safetensors").read_bytes() != early

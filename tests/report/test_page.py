@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ekiden.core.folder import read_lines
 from ekiden.errors import UserError
 from ekiden.methods import FedSeq
 from ekiden.report import report
+from ekiden.report.models import accuracies, open_run
 from ekiden.report.runs import collect
 from tests.report.conftest import make, plan
 
@@ -160,8 +162,11 @@ def test_writes_over_nothing_but_an_older_report(runs: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     report([runs / "fedseq"], out, details=0)
     (out / "figures" / "old.png").touch()
-    report([runs / "fedseq"], out, details=0)
+    (out / "notes.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(out)
+    report([runs / "fedseq"], tmp_path / "link", details=0)
     assert not (out / "figures" / "old.png").exists()
+    assert (out / "notes.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("my own page")
     for wrong, text in ((tmp_path / "mine", "no report"), (tmp_path / "mine" / "index.html", "names a folder")):
@@ -175,6 +180,24 @@ def test_methods_that_occur_twice_are_told_apart_by_what_differs(runs: Path, tmp
     found = collect([runs / "fedseq", tmp_path / "short"])
     assert [group.name for group in found.groups] == ["FedSeq (epochs=4)", "FedSeq (epochs=1)"]
     assert len({group.setting for group in found.groups}) == 1
+
+
+def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(runs: Path, tmp_path: Path) -> None:
+    plain = plan(FedSeq(epochs=4))
+    make(replace(plain, seed=1, hardware=replace(plain.hardware, precision="bf16")), tmp_path / "bf16")
+    make(replace(plain, seed=2, tune=True), tmp_path / "tuned")
+    found = collect([runs / "fedseq", tmp_path / "bf16", tmp_path / "tuned"])
+    assert [(group.name, len(group.runs)) for group in found.groups] == [
+        ("FedSeq (precision=float32)", 1),
+        ("FedSeq (precision=bf16)", 1),
+        ("FedSeq", 1),
+    ]
+    assert [group.setting.endswith("on validation data") for group in found.groups] == [False, False, True]
+    tuned = open_run(found.groups[2].first)
+    assert len(tuned.data.dataset.test) == sum(len(c.val) for c in tuned.data.clients) > 0
+    assert found.groups[2].first.last["accuracy"] == pytest.approx(
+        sum(n * a for n, a in accuracies(tuned)["class"].values()) / len(tuned.data.dataset.test)
+    )
 
 
 def test_on_the_command_line(

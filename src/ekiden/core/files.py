@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves either the old or the new one, and tensors without copying them."""
 
+import contextlib
 import errno
 import json
 import os
@@ -68,7 +69,8 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise disk_error(error, path) from error
     return written
 

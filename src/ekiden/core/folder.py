@@ -137,7 +137,9 @@ class RunFolder:
             raise disk_error(error, self.path / name) from error
 
     def save(self, state: State, marks: Marks) -> None:
-        """Write the state after a step: from now on the run goes on from here."""
+        """Write the state after a step: from now on the run goes on from here. Results of an earlier step are gone."""
+        for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
+            stale.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "ledger.jsonl"):
             if name in self._files:
                 os.fsync(self._files[name].fileno())

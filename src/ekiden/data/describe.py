@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ekiden.core.files import disk_error
 from ekiden.data.samples import FederatedData
 
 WIDE = 12  # more classes than this are summed up in the table
@@ -53,8 +54,15 @@ def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
 
 
 def draw(fed: FederatedData, path: Path | str) -> None:
-    """Write the bubble chart of `picture` to a PNG file."""
-    picture(fed).savefig(path, format="png", dpi=120)
+    """Write the bubble chart of `picture` to a PNG file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        picture(fed).savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise disk_error(error, Path(path)) from None
 
 
 def picture(fed: FederatedData) -> Any:

@@ -1,5 +1,6 @@
 """Metrics of runs as one tidy table, for pandas and Polars, and as TensorBoard event files."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def write(runs: Sequence[Summary], file: Path) -> int:
             pyarrow.parquet.write_table(made, unfinished)
         unfinished.replace(file)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {file} ({error.strerror or error}): choose another place") from None
     return int(made.num_rows)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import mean
 from textwrap import fill
 
+from ekiden.errors import UserError
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.results import Result, collect, ours, theirs, verdict
 from ekiden.experiments.summary import duration, size
@@ -17,7 +18,8 @@ seeds, in %. Printed values are from the papers. **Within 2 std**: the differenc
 the standard deviations, as far as they are known. With three seeds that is a coarse test: "above" and "below" say no
 more than that the values differ. A value at a smaller budget, or with other settings, is not compared. *Sent* are all
 bytes that left a client or the server, *passes* the samples that went forward through a network plus twice those that
-went backward, in millions: both of one run, a mean over the seeds. The command above a table makes all of it, with
+went backward, in millions: both of one run, a mean over the seeds. Time of computing is that of the attempts that ended
+their steps. The command above a table makes all of it, with
 `--only "ROW/COLUMN"` one cell.
 """
 
@@ -80,7 +82,12 @@ def _environment(results: Sequence[Result]) -> str:
     runs = [run for result in results for run in result.runs]
     versions = set()
     for run in runs:
-        environment = json.loads((run.folder / "environment.json").read_text())
+        try:
+            environment = json.loads((run.folder / "environment.json").read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cannot read {run.folder / 'environment.json'} ({error}): the run folder is damaged"
+            ) from None
         device = environment["gpu"] or "CPU" if run.config["hardware"]["device"] != "cpu" else "CPU"
         versions.add(f"Ekiden {run.config['ekiden']}, PyTorch {environment['torch']}, {device}")
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"

@@ -14,7 +14,7 @@ from ekiden.core.folder import read_config
 from ekiden.core.method import Method
 from ekiden.core.run import Row
 from ekiden.core.worker import Setup, Watch, Worker
-from ekiden.data import FederatedData, load, parse, split
+from ekiden.data import Dataset, FederatedData, load, parse, split
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
 from ekiden.learning.network import Network
@@ -63,9 +63,9 @@ class Plan(Generic[M]):
         require(self.evaluate_every > 0, "evaluate_every", self.evaluate_every, "1 or more")
         require(self.workers > 0, "workers", self.workers, "1 or more")
 
-    def federation(self) -> FederatedData:
-        """The data, divided among the clients."""
-        dataset = load(self.data, size=self.size)
+    def federation(self, dataset: Dataset | None = None) -> FederatedData:
+        """The data, divided among the clients; `dataset` if they are loaded already."""
+        dataset = dataset or load(self.data, size=self.size)
         auto = "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
         data = split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)

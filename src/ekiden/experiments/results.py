@@ -8,7 +8,8 @@ from statistics import mean, stdev
 from rich.table import Table
 from rich.text import Text
 
-from ekiden.experiments.experiment import Cell, Experiment
+from ekiden.errors import UserError
+from ekiden.experiments.experiment import METRICS, Cell, Experiment
 from ekiden.experiments.summary import Summary, summarise
 from ekiden.experiments.sweep import Sweep
 
@@ -53,13 +54,31 @@ class Result:
 
 
 def collect(sweep: Sweep, cells: Sequence[Cell] | None = None) -> tuple[Result, ...]:
-    """What is finished of a sweep, cell by cell."""
+    """What is finished of a sweep, cell by cell.
+
+    Raises:
+        UserError: what a cell compares was not measured.
+    """
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
     for run in sweep.runs(chosen):
         if run.finished:
-            done[run.cell.slug].append(summarise(run.folder))
+            done[run.cell.slug].append(measured(summarise(run.folder), run.cell.metric))
     return tuple(Result(cell, tuple(done[cell.slug])) for cell in chosen)
+
+
+def measured(run: Summary, metric: str) -> Summary:
+    """The run, if it has that metric.
+
+    Raises:
+        UserError: it has not; says what it has.
+    """
+    if run.last.get(metric) is None:
+        known = ", ".join(m for m in METRICS if run.last.get(m) is not None)
+        raise UserError(
+            f"{run.folder}: metric {metric!r} was not measured: write one of {known} in the experiment file"
+        )
+    return run
 
 
 def verdict(result: Result, experiment: Experiment) -> str:
@@ -123,10 +142,13 @@ def heading(experiment: Experiment, results: Sequence[Result]) -> str:
 
 
 def ranks(experiment: Experiment, results: Sequence[Result]) -> dict[str, int]:
-    """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns."""
+    """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns.
+
+    Methods that pool the data are yardsticks and have none.
+    """
     groups: dict[str, list[Result]] = {}
     for result in results:
-        if result.runs:
+        if result.runs and not (result.cell.plan and result.cell.plan.method.pools_data):
             key = result.cell.column if experiment.methods_in_rows else result.cell.row
             groups.setdefault(key, []).append(result)
     return {

@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from ekiden.core.folder import read_config, read_lines
-from ekiden.core.method import SERVER
-from ekiden.learning.training import Training
+from ekiden.core.method import SERVER, Method
+from ekiden.errors import UserError
+from ekiden.learning.training import Hardware, Training
 from ekiden.methods import method_named
 
 
@@ -35,7 +36,7 @@ class Summary:
     @property
     def finished(self) -> bool:
         """Whether all steps are done and the result is there."""
-        method = method_named(self.config["method"])(**self.config["hyperparameters"])
+        method = _method(self.config)
         done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
         personal = len(list(self.folder.glob("personal/*.safetensors")))
         return done and ((self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"]))
@@ -59,26 +60,29 @@ def summarise(folder: Path) -> Summary:
 
 def comparison(summaries: Iterable[Summary]) -> Table:
     """One row for all runs that differ in nothing but the seed: mean ± standard deviation over the seeds."""
-    groups: dict[str, list[Summary]] = defaultdict(list)
-    for summary in summaries:
-        groups[_all_but_the_seed(summary.config)].append(summary)
+    groups: dict[str, dict[int, Summary]] = defaultdict(dict)
+    for summary in summaries:  # of two runs with one seed the finished one; they are equal
+        group = groups[_all_but_the_seed(summary.config)]
+        if not (twin := group.get(summary.config["seed"])) or not twin.finished:
+            group[summary.config["seed"]] = summary
     table = Table(title="accuracy on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
     for column in ("seeds", "accuracy %", "bytes moved", "forward", "backward", "time"):
         table.add_column(column, justify="right")
     for group in groups.values():
-        name = label(group[0].config)
-        done = [s for s in group if s.finished]
+        done = [s for s in group.values() if s.finished]
+        config = next(iter(group.values())).config
+        name = label(config)
         if not done:
-            table.add_row(name, _data(group[0].config), "0 finished")
+            table.add_row(name, _data(config), "0 finished")
             continue
         table.add_row(
             name,
-            _data(group[0].config),
+            _data(config),
             str(len(done)),
             spread([100 * s.last["accuracy"] for s in done]),
-            size(done[-1].last["bytes"]),
+            size(mean(s.last["bytes"] for s in done)),
             *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
             duration(mean(s.seconds for s in done)),
         )
@@ -145,15 +149,27 @@ def steps(run: Summary) -> Table:
 
 
 def label(config: dict[str, Any]) -> str:
-    """Method, with the hyperparameters and training fields that are not the default, and what a budget made less."""
-    usual = asdict(method_named(config["method"])()) | asdict(Training())
-    chosen = {
-        k: v
-        for k, v in (config["hyperparameters"] | asdict(Training(**config["training"]))).items()
-        if usual.get(k) != v
-    }
+    """Method, with the settings that are not the default and change the result, and what a budget made less."""
+    usual = asdict(method_named(config["method"])()) | asdict(Training()) | asdict(Hardware())
+    hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
+    given = config["hyperparameters"] | asdict(Training(**config["training"])) | hardware
+    chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
     return f"{name}{_budget(config)}"
+
+
+def _method(config: dict[str, Any]) -> Method:
+    """The method of a run.
+
+    Raises:
+        UserError: it is not of this version.
+    """
+    try:
+        return method_named(config["method"])(**config["hyperparameters"])
+    except TypeError as error:
+        raise UserError(
+            f"the settings of {config['method']} cannot be read ({error}): use the Ekiden that ran it"
+        ) from None
 
 
 def _budget(config: dict[str, Any]) -> str:

@@ -160,8 +160,8 @@ def begin(sweep: Sweep, content: str) -> None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out") from None
+    write(sweep.folder / MARK, [json.dumps(mark).encode()])  # first: it makes the folder a sweep's
     write(sweep.folder / COPY, [content.encode()])
-    write(sweep.folder / MARK, [json.dumps(mark).encode()])
 
 
 def differences(run: Run) -> list[str]:

@@ -79,8 +79,10 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     rows: list[list[Value]] = []
     for group, (spent, accuracy) in tracks.items():
         x, y = spent.mean(0), accuracy.mean(0)
-        std = accuracy.std(0, ddof=1) if len(accuracy) > 1 else np.zeros_like(y)
-        rows += [[group.name, float(a), float(b), float(c), len(group.runs)] for a, b, c in zip(x, y, std, strict=True)]
+        several = len(accuracy) > 1
+        std = accuracy.std(0, ddof=1) if several else np.zeros_like(y)
+        numbers = ((float(a), float(b), float(c) if several else None) for a, b, c in zip(x, y, std, strict=True))
+        rows += [[group.name, *three, len(group.runs)] for three in numbers]
         if group in best:
             _series(axes, group, x, y, std, logarithmic)
     if logarithmic:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.store import read_trained
-from ekiden.data import Dataset, FederatedData, load, parse, split
+from ekiden.data import Dataset, FederatedData, load
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
 from ekiden.experiments.plan import judge, read_model, stored
@@ -53,7 +53,7 @@ def open_run(run: Summary) -> Opened:
         UserError: it was made with data that are not here, or its models cannot be read.
     """
     plan = stored(run.folder)
-    data = _federation(plan.data, plan.size, plan.partition, plan.clients, plan.seed, plan.val_fraction)
+    data = plan.federation(_dataset(plan.data, plan.size))
     test = judge(plan, data, data)
     names = [f"personal/{client}.safetensors" for client in run.config["clients"]]
     personal = (run.folder / names[0]).exists()
@@ -64,19 +64,8 @@ def open_run(run: Summary) -> Opened:
 
 @lru_cache(maxsize=2)
 def _dataset(name: str, size: int | None) -> Dataset:
+    """Decoded once for all runs of a report."""
     return load(name, size=size)
-
-
-@lru_cache(maxsize=8)
-def _federation(
-    name: str, size: int | None, partition: str, clients: int | None, seed: int, val_fraction: float
-) -> FederatedData:
-    """What `Plan.federation` gives, decoded once for all runs of a report."""
-    dataset = _dataset(name, size)
-    auto = "domains" if dataset.domains else "dirichlet:0.5"
-    return split(
-        dataset, parse(auto if partition == "auto" else partition), clients, seed=seed, val_fraction=val_fraction
-    )
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:

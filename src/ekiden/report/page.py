@@ -18,6 +18,7 @@ from ekiden.report.runs import Found, collect
 from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
 from ekiden.report.tables import ResultTable
 
+_PARTS = ("figures", "data", "index.html")
 _MADE_BY = '<meta name="generator" content="ekiden report">'
 
 
@@ -39,7 +40,7 @@ class View:
 
 
 def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], None] = lambda what: None) -> Found:
-    """Write the report on some runs into a folder; what was there of an older report is replaced.
+    """Write the report on some runs into a folder; what was there of an older report, and nothing else, is replaced.
 
     Args:
         paths: run folders, or folders that hold them.
@@ -51,10 +52,11 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
         UserError: there is no finished run, or `out` holds something else.
     """
     _check(out)
+    out = out.resolve()
     found = collect(paths)
     building = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        for part in ("figures", "data"):
+        for part in _PARTS[:2]:
             (building / part).mkdir(parents=True)
         with look():
             sections = [
@@ -63,9 +65,11 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
                 if section.items
             ]
         (building / "index.html").write_text(_render(found, sections))
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(building, out)
+        out.mkdir(exist_ok=True)
+        for part in _PARTS:
+            if (out / part).is_dir():
+                shutil.rmtree(out / part)
+            os.replace(building / part, out / part)
     except OSError as error:
         raise disk_error(error, out) from error
     finally:

@@ -9,9 +9,10 @@ from typing import Any
 
 from ekiden.data import NAMED
 from ekiden.errors import UserError
-from ekiden.experiments.results import Result
+from ekiden.experiments.results import Result, measured
 from ekiden.experiments.summary import Summary, summarise
 from ekiden.experiments.sweep import COPY, MARK, Sweep, differences, opened
+from ekiden.learning.training import Hardware
 from ekiden.methods import method_named
 
 
@@ -165,8 +166,11 @@ def _results(
         if one.folder in runs:
             if different := differences(one):
                 left_out.append((one.folder, f"not in its table: {different[0]}"))
-            else:
-                done[one.cell.slug].append(runs[one.folder])
+                continue
+            try:
+                done[one.cell.slug].append(measured(runs[one.folder], one.cell.metric))
+            except UserError as error:
+                left_out.append((one.folder, f"not in its table: {error}"))
     return sweep, tuple(Result(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
 
 
@@ -179,9 +183,17 @@ def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _alike(config: Mapping[str, Any]) -> str:
     """All that makes a run, but the seed and what does not change its result."""
     plan = {k: v for k, v in config.get("plan", {}).items() if k in ("data", "size", "val_fraction")}
+    plan["tune"] = bool(config.get("plan", {}).get("tune"))
     fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]
+    fields.append(_machine(config))
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     return json.dumps([fields, plan, partition(config), list(config["clients"]), cell], sort_keys=True)
+
+
+def _machine(config: Mapping[str, Any]) -> dict[str, str]:
+    """What of the hardware changes results by more than rounding."""
+    hardware = Hardware(**config["hardware"])
+    return {"device": hardware.device.partition(":")[0], "precision": hardware.precision}
 
 
 def _setting(run: Summary) -> str:
@@ -192,6 +204,7 @@ def _setting(run: Summary) -> str:
     parts += [config["model"]] if config["model"] != "auto" else []
     plan = config.get("plan", {})
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
+    parts += ["on validation data"] if plan.get("tune") else []
     return " · ".join(part for part in parts if part)
 
 
@@ -230,7 +243,7 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    return {**config["hyperparameters"], **config["training"]}
+    return {**config["hyperparameters"], **config["training"], **_machine(config)}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:
