@@ -52,6 +52,20 @@ def test_written_once_and_used_again(tmp_path: Path, folder: Path, decoded: list
     assert decoded == [1]
 
 
+def test_images_beside_a_table_are_part_of_its_contents(tmp_path: Path, folder: Path, decoded: list[int]) -> None:
+    pictures = [png(p) for p in noise(5)]
+    (tmp_path / "e.png").write_bytes(pictures[4])
+    rows: list[dict[str, object]] = [{"bytes": p, "path": "p"} for p in pictures[:4]]
+    rows.append({"bytes": None, "path": "e.png"})
+    path = write(tmp_path / "a.parquet", {"image": rows, "label": [0, 1, 0, 1, 0]})
+    first = load(str(path))
+    assert same(load(str(path)), first)
+    assert decoded == [1]
+    (tmp_path / "e.png").write_bytes(png(noise(1, seed=9)[0]))
+    assert not same(load(str(path)), first)
+    assert decoded == [1, 1]
+
+
 @pytest.mark.parametrize(
     "damage",
     [

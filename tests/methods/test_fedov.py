@@ -15,6 +15,7 @@ from ekiden.core.method import Method, Size
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.experiments.plan import Plan, judge, read_model
+from ekiden.learning.fit import Work
 from ekiden.learning.network import Network
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.fedov import Mixed, OpenSet, Vote, attack, without
@@ -149,7 +150,7 @@ def test_batchnorm_sees_samples_and_corrupted_ones_together(monkeypatch: pytest.
     terms = OpenSet(module, 3, FedOV())
     loss = terms(module, torch.randn(8, 4), torch.arange(8) % 3)
     assert [len(s) for s in seen] == [16]
-    assert terms.passes == terms.backward_passes == 1
+    assert terms.further(8) == Work(8, 8)
     loss.backward()  # type: ignore[no-untyped-call]
 
 

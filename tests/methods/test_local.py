@@ -1,9 +1,10 @@
 """Local: nothing moves, nobody depends on anybody."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.worker import Client
@@ -18,6 +19,20 @@ def test_numbers_of_the_toy() -> None:
         method = Local(epochs=epochs)
         assert float(method.train(cast(Client, Quadratic([1.0], 0.1)), weights(0.0)).params) == pytest.approx(first)
         assert float(method.train(cast(Client, Quadratic([-1.0], 0.2)), weights(0.0)).params) == pytest.approx(second)
+
+
+def test_rounds_are_book_keeping(blobs: FederatedData) -> None:
+    """R rounds of E epochs of plain SGD are R·E epochs; momentum starts anew in each, so there they differ."""
+    for momentum, alike in ((0.0, True), (0.9, False)):
+        settings: dict[str, Any] = {
+            "training": Training(optimizer="sgd", lr=0.05, momentum=momentum, batch_size=512, select="last"),
+            "hardware": Hardware(threads=1),
+        }
+        twice, once = (
+            run(Local(rounds=r, epochs=e), blobs, lambda: nn.Linear(4, 3), **settings).personal[0].params
+            for r, e in ((2, 2), (1, 4))
+        )
+        assert torch.allclose(twice, once, atol=1e-6) == alike
 
 
 def test_a_client_does_not_depend_on_the_others(blobs: FederatedData) -> None:

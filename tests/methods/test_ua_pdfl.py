@@ -1,6 +1,6 @@
 """UA-PDFL: exact divergences, branches and penalties, and its ablation switches."""
 
-from math import inf, log
+from math import exp, inf, log
 from typing import Any, cast
 
 import pytest
@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.federation import Fed
+from ekiden.core import wire
 from ekiden.core.method import Size, State
 from ekiden.core.worker import Client
 from ekiden.learning.divergence import Divergence, divergence
 from ekiden.learning.network import Network
+from ekiden.learning.training import batches
 from ekiden.learning.weights import Weights
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
-from ekiden.methods.ua_pdfl import Branches, Choice, Heard, Units
+from ekiden.methods.ua_pdfl import Branches, Choice, Heard, Held, Units, auxiliary
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
 
@@ -106,11 +107,38 @@ def test_takes_over_the_whole_model() -> None:
 
 def test_penalty_and_its_gradient() -> None:
     aux, target = AUX[0].clone().requires_grad_(), torch.tensor([2 / 3, 2 / 3])
-    penalty = UAPDFL().auxiliary(aux, target)
+    penalty = auxiliary(aux, target, average=False)
     penalty.backward()  # type: ignore[no-untyped-call]
     assert float(penalty.detach()) == pytest.approx(5 / 9)
     torch.testing.assert_close(aux.grad, torch.tensor([2 / 3, -4 / 3]))
-    assert float(UAPDFL(average_aux=True).auxiliary(AUX[0], target)) == pytest.approx(5 / 18)
+    assert float(auxiliary(AUX[0], target, average=True)) == pytest.approx(5 / 18)
+
+
+class Probed:
+    """Stands for a client whose extractor answers `aux` to the unit input."""
+
+    def __init__(self, aux: torch.Tensor) -> None:
+        self.aux = aux
+
+    def probe(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.aux[None], torch.zeros(1, 2)
+
+
+@pytest.mark.parametrize(("average", "penalty"), [(False, 5 / 9), (True, 5 / 18)])
+def test_the_penalty_weighs_mu(average: bool, penalty: float) -> None:
+    aux, x = AUX[0].clone().requires_grad_(), torch.tensor([[0.3, -0.2]])
+    held = Held(cast(Client, Probed(aux)), torch.ones(1, 2), torch.tensor([2 / 3, 2 / 3]), 0.3, average)
+    loss = held(lambda x: x, x, torch.tensor([0]))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == pytest.approx(log(1 + exp(-0.5)) + 0.3 * penalty)
+    torch.testing.assert_close(aux.grad, 0.3 * torch.tensor([2 / 3, -4 / 3]) / (2 if average else 1))
+
+
+def test_the_pass_of_the_unit_input_counts(blobs: FederatedData) -> None:
+    settled: dict[str, Any] = {"rounds": 2, "epochs": 1, "peers": 2}
+    held, free = (run(UAPDFL(mu=mu, **settled), blobs, Tiny, **settings()).metrics[-1] for mu in (0.5, 0.0))
+    steps = 2 * sum(batches(len(c.train), 16) for c in blobs.clients)
+    assert [held[kind] - free[kind] for kind in ("forward", "backward")] == [steps, steps], "one a mini-batch"
 
 
 TARGETS = ((1.0, 2.0), (-2.0, 1.0), (4.0, 0.0), (3.0, -5.0))
@@ -148,13 +176,6 @@ def test_with_nobody_near_it_is_fedper() -> None:
         assert a == pytest.approx(b)
 
 
-def test_equal_models_are_taken_over_in_the_first_round_at_no_cost() -> None:
-    fed = cast(Fed, Table(silos()))
-    first = next(iter(UAPDFL(**(PLAIN | {"dropout": True})).run(fed, Branches(personal=START.personal))))
-    assert isinstance(first, Branches)
-    assert (first.models, first.bases, first.heads) == (0, 0, 0)
-
-
 def settings() -> dict[str, Any]:
     return {"training": Training(lr=0.05, batch_size=16), "hardware": Hardware(threads=1), "seed": 5}
 
@@ -167,12 +188,26 @@ def test_bytes_follow_the_branches(blobs: FederatedData, dropout: bool, personal
     assert isinstance(result.state, Branches)
     assert result.bytes == method.moved(result.state, 4, size) <= method.cost(4, size)
     if not dropout:
-        assert (result.state.models, result.state.bases) == (0, 24)
+        assert (result.state.models, result.state.bases) == (0, 16), "none in the first of three rounds"
     if not dropout and not personal_heads:
-        assert result.state.heads == 24
+        assert result.state.heads == 16
         assert result.bytes == method.cost(4, size)
     to_server = sum(row.bytes for row in result.ledger if row.target == "server")
     assert to_server == 3 * 4 * (2 + 8)  # choices only
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_the_first_round_is_local_training_and_no_model_travels(dropout: bool, blobs: FederatedData) -> None:
+    """All models are the initial one, which everybody has."""
+    short: dict[str, Any] = {"rounds": 1, "epochs": 2, "peers": 3, "dropout": dropout}
+    first = run(UAPDFL(**short, mu=0.0), blobs, Tiny, **settings())
+    assert isinstance(first.state, Branches)
+    assert (first.state.models, first.state.bases, first.state.heads) == (0, 0, 0)
+    pulled = run(UAPDFL(**short, mu=1.0), blobs, Tiny, **settings())
+    assert first.bytes == pulled.bytes
+    assert max(row.bytes for row in first.ledger) < wire.size(first.personal[0])
+    other = run(UAPDFL(**short | {"dropout": not dropout}, mu=0.0), blobs, Tiny, **settings())
+    assert all(torch.equal(a.params, b.params) for a, b in zip(first.personal, other.personal, strict=True))
 
 
 def spread(models: tuple[Weights, ...]) -> float:

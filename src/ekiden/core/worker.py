@@ -182,12 +182,13 @@ class Client:
 
         Args:
             x: inputs, as the network takes them.
-            model: the weights; None: those in training, inside an objective of `fit`.
+            model: the weights; None: those in training, inside an objective of `fit`, which counts the pass itself.
         """
         if model is not None:
             self._bench.network.load(model)
-        self._bench.work.forward += len(x)
-        return self._bench.network.probe(x)
+            self._bench.work.forward += len(x)
+        with self._bench.autocast():
+            return self._bench.network.probe(x)
 
     def unit(self) -> Tensor:
         """(1, ...) ones in the shape of a sample as the network takes it: the same at all clients."""

@@ -76,14 +76,40 @@ def find(path: Path) -> tuple[Path, Path | None]:
 
 
 def files(part: Path) -> Iterator[tuple[str, Path]]:
-    """The files of one part, sorted, each with its name inside the part (which holds the class)."""
+    """The files of one part, sorted, each with its name inside the part (which holds the class).
+
+    Those of a table are itself and the images that its rows name instead of holding them.
+    """
     if part.is_file():
         yield "", part
+        yield from ((name, part.parent / name) for name in _beside(part))
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
         if file.suffix.lower() in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
             yield inside.as_posix(), file
+
+
+def _beside(table: Path) -> list[str]:
+    """Paths of images in a Parquet file; none where it cannot be read, which `read` says."""
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(table) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+            lacking = {
+                chunk.path_in_schema.removesuffix(".bytes")
+                for chunk in chunks
+                if chunk.path_in_schema.endswith(".bytes")
+                and not (chunk.statistics and chunk.statistics.null_count == 0)
+            }
+            rows = [row for name in lacking for row in file.read([f"{name}.path"])[name].to_pylist()]
+    except (pa.ArrowException, OSError, KeyError):
+        return []
+    names = {row["path"] for row in rows if row and row.get("path")}
+    return sorted(name for name in names if (table.parent / name).is_file())
 
 
 def read(part: Path, columns: Columns) -> Raw:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.learning.augment import Augment
-from ekiden.learning.fit import Forward
+from ekiden.learning.fit import Forward, Work
 
 Form = Literal["both", "kl"]
 
@@ -31,10 +31,9 @@ class Distillation:
         """The received model."""
         return (self.teacher,)
 
-    @property
-    def passes(self) -> float:
-        """The teacher's, of what is scrambled."""
-        return self.widen
+    def further(self, batch: int) -> Work:
+        """The teacher's answers to what is scrambled."""
+        return Work(forward=int(self.widen * batch))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,), to which the teacher answers (b, K)."""

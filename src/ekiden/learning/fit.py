@@ -25,8 +25,8 @@ Objective = Callable[..., Tensor]
 """(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable.
 
 One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
-them answers to the inputs as a further argument, float32 and without gradient. One that makes further forward passes by
-itself says as `passes` how many for each sample, and as `backward_passes` how many of them went backward too.
+them answers to the inputs as a further argument, float32 and without gradient. One that sends further samples through a
+network by itself says how many by `further(b)`, a `Work` for a mini-batch of b.
 """
 
 
@@ -218,8 +218,9 @@ class _Run:
         except ValueError as error:  # BatchNorm, of a mini-batch of one
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
-        self.work.forward += len(y) + int(getattr(objective, "passes", 0) * len(y))
-        self.work.backward += len(y) + int(getattr(objective, "backward_passes", 0) * len(y))
+        self.work.add(Work(len(y), len(y)))
+        if further := getattr(objective, "further", None):
+            self.work.add(further(len(y)))
         return loss.detach()
 
     def _ascend(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: Tensor) -> None:
@@ -320,7 +321,8 @@ class _Run:
         state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
         if state:
             self.optimizer.state[network.params] = {
-                k: v if k == "step" and not v.dim() else v.to(device) for k, v in state.items()
+                k: v.to(device)
+                for k, v in state.items()  # also the step: a fused optimiser counts on the device
             }
         return int(epoch)
 

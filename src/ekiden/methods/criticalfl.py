@@ -49,6 +49,7 @@ class CriticalFL(Method):
     client is its own server, watches its own norm and draws its own peers, and whole models travel in all rounds (the
     paper's critical uploads hold the largest changes only). Norms are taken before any clipping. How UA-PDFL's authors
     changed the number of peers is not published: it doubles up to a cap and halves again, as in CriticalFL's code.
+    Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 150
@@ -148,7 +149,7 @@ class CriticalFL(Method):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        return int(self.cap * (clients - 1))
+        return int(self.cap * (clients - 1) + 1e-9)  # forgives the rounding of the cap
 
     def steps(self, clients: int) -> int:
         """R rounds."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,8 @@ class CriticalFLServer(Method):
     lr_decay: float = 1.0
     """factor on the local learning rate, once a round"""
 
+    skips: ClassVar[bool] = True  # a round has fewer replies
+
     def __post_init__(self) -> None:
         require_rounds(self.rounds, self.epochs, self.participation, self.lr_decay)
         for name in ("window", "every"):
@@ -150,7 +152,7 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        return int(self.cap * clients)
+        return int(self.cap * clients + 1e-9)  # forgives the rounding of the cap
 
     def steps(self, clients: int) -> int:
         """T rounds."""

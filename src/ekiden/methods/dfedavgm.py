@@ -25,7 +25,8 @@ class DFedAvgM(Method):
     Departures from the paper: local training is counted in epochs; the variant with quantised messages is left out;
     statistics of normalisation layers are averaged like parameters. `topology = "peers:K"`, as where others compare
     with it, gives weights whose columns need not sum to 1, which the paper's theory asks for. `heavy_ball = False`
-    trains as --optimizer says: so FedELMY's authors ran it, with Adam, in one round.
+    trains as --optimizer says: so FedELMY's authors ran it, with Adam, in one round. Local training ends with the epoch
+    that --select names, by default the best on validation data.
     """
 
     rounds: int = 1

@@ -12,7 +12,7 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.ensemble import copies
-from ekiden.learning.fit import Forward
+from ekiden.learning.fit import Forward, Work
 from ekiden.learning.network import Network
 from ekiden.learning.outliers import destroy
 from ekiden.learning.training import require
@@ -111,15 +111,10 @@ class OpenSet:
         """Whether the network has BatchNorm, whose statistics separate passes would spoil."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
-    @property
-    def passes(self) -> int:
-        """Further forward passes for each sample."""
-        return 1 if self.normed else 2 + self.method.attack_steps
-
-    @property
-    def backward_passes(self) -> int:
-        """The same: corrupted and harder samples are in the loss, and PGD takes a gradient in each step."""
-        return self.passes
+    def further(self, batch: int) -> Work:
+        """Corrupted and harder samples are in the loss too, and PGD takes a gradient in each step."""
+        samples = batch * (1 if self.normed else 2 + self.method.attack_steps)
+        return Work(samples, samples)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The sum of the terms for inputs (b, ...) and labels (b,)."""

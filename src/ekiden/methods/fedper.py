@@ -33,7 +33,8 @@ class FedPer(Method):
     Departures from the paper: the personal layers are the model's declared head, not its last K blocks; all clients
     take part in every round, and all heads start alike. There need be no server: over the complete graph everybody
     averages what a server would, to the same bits; `topology = "server"` is the paper's exchange and `"peers:5"` that
-    in which UA-PDFL's authors compare with it. Statistics of normalisation layers go with their part.
+    in which UA-PDFL's authors compare with it. Statistics of normalisation layers go with their part. Local training
+    ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 150

@@ -12,7 +12,7 @@ from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning import topology
 from ekiden.learning.divergence import Divergence, divergence
-from ekiden.learning.fit import Forward, cross_entropy
+from ekiden.learning.fit import Forward, Work, cross_entropy
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
 
@@ -66,8 +66,9 @@ class UAPDFL(Method):
     near only (layer-wise personalisation). Training keeps its extractor's answer to the input near the peers' mean.
 
     Departures from the paper: the auxiliary penalty is recomputed with the current weights in each step (a stored
-    value, as printed, has no gradient); the unit input is ones after normalisation; extractor and head are the
-    declared parts of the model; the optimiser starts anew each round. Thresholds, μ and epochs are not published.
+    value, as printed, has no gradient); the unit input is ones after normalisation; extractor and head are the declared
+    parts of the model; the optimiser starts anew each round. Thresholds, μ and epochs are not published. Local training
+    ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 150
@@ -123,6 +124,9 @@ class UAPDFL(Method):
             heads: dict[int, Ref[Weights]] = {}
             models: list[Ref[Weights]] = []
             for i, choice in enumerate(choices):
+                if not s.personal:  # all models are the initial one, and so is any mean of them
+                    models.append(fed.call(self.adopt, names[i], INITIAL, s.step))
+                    continue
                 if choice.adopt >= 0:
                     models.append(fed.call(self.adopt, names[i], mine[near[i][choice.adopt]], s.step))
                     continue
@@ -134,10 +138,11 @@ class UAPDFL(Method):
                 flags = tuple(choice.similar)
                 parts = [bases[j] for j in near[i]], [heads[j] for j in similar]
                 models.append(fed.call(self.combine, names[i], mine[i], *parts, flags, s.step))
-            stay = [c for c in choices if c.adopt < 0]
+            moving = choices if s.personal else []  # the initial model does not travel
+            stay = [c for c in moving if c.adopt < 0]
             s = s.next(
                 personal=tuple(models),
-                models=s.models + (len(choices) - len(stay) if s.step else 0),  # the initial model does not travel
+                models=s.models + len(moving) - len(stay),
                 bases=s.bases + self.peers * len(stay),
                 heads=s.heads + sum(sum(c.similar) for c in stay),
             )
@@ -197,18 +202,8 @@ class UAPDFL(Method):
         training = replace(client.training, lr=client.training.lr * self.decay**round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
-        unit, target = client.unit(), cast(Heard, client.state).aux
-
-        def objective(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-            aux, _ = client.probe(unit)
-            return cross_entropy(forward, x, y) + self.mu * self.auxiliary(aux[0], target)
-
+        objective = Held(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
         return client.fit(model, epochs=self.epochs, objective=objective, training=training)
-
-    def auxiliary(self, aux: Tensor, target: Tensor) -> Tensor:
-        """‖I^Aux - I_avg^Aux‖²."""
-        squared = (aux - target).pow(2)
-        return squared.mean() if self.average_aux else squared.sum()
 
     def steps(self, clients: int) -> int:
         """R rounds."""
@@ -217,10 +212,10 @@ class UAPDFL(Method):
     def cost(self, clients: int, model: Size) -> int:
         """At most this: nobody takes a whole model, and all peers are near; `moved` says what it was.
 
-        Per client and round N_com·(4C + 4A + 8) for the representations and |D|, N_com + 8 for its choice, then
-        N_com·M. Taking a whole model costs M.
+        Per client and round N_com·(4C + 4A + 8) for the representations and |D|, N_com + 8 for its choice, then, from
+        the second round on, N_com·M. Taking a whole model costs M.
         """
-        edges = self.rounds * clients * self.peers
+        edges = (self.rounds - 1) * clients * self.peers
         return self.moved(Branches(step=self.rounds, bases=edges, heads=edges), clients, model)
 
     def moved(self, end: Branches, clients: int, model: Size) -> int:
@@ -229,3 +224,29 @@ class UAPDFL(Method):
         talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
         sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
         return end.step * clients * talk + sent
+
+
+@dataclass(frozen=True)
+class Held:
+    """ℓ + μ‖g(X_unit) - I_avg^Aux‖², g being the extractor of the model in training."""
+
+    client: Client
+    unit: Tensor
+    target: Tensor
+    mu: float
+    average: bool
+
+    def further(self, batch: int) -> Work:
+        """The unit input."""
+        return Work(1, 1)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a mini-batch."""
+        aux, _ = self.client.probe(self.unit)
+        return cross_entropy(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
+
+
+def auxiliary(aux: Tensor, target: Tensor, *, average: bool) -> Tensor:
+    """‖I^Aux - I_avg^Aux‖², or that divided by the number of entries."""
+    squared = (aux - target).pow(2)
+    return squared.mean() if average else squared.sum()
