@@ -10,13 +10,14 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.cli import console, first_line, parse
-from ekiden.core.folder import read_config
 from ekiden.core.method import EVERYONE, Method
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.transports.flower import commands, keys, silo_file
+from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.session import RemotePlan, check, stored
+from ekiden.transports.flower.verify import terms as signed_terms
 from ekiden.transports.flower.verify import verify as custody_of
 
 M = TypeVar("M", bound=Method)
@@ -149,13 +150,14 @@ def register(args: Sequence[str]) -> None:
     commands.checked(options.link, security, _say, anywhere=False)
     for path in options.public_keys:
         keys.read_public(path)
+        check_name(path.stem, str(path))
         commands.register(path, options.link, security, _say)
 
 
 def verify(args: Sequence[str]) -> None:
     """`ekiden verify RUN`."""
     options = parse(VerifyOptions, args, "ekiden verify")
-    names = tuple(read_config(options.run)["clients"])
+    names = signed_terms(options.run).clients
     found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
     table = Table()
     for column in ("step", "silo", "did", "samples", "took", "gave"):
@@ -168,7 +170,7 @@ def verify(args: Sequence[str]) -> None:
         _say(line)
     if found.wrong:
         raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
-    result = "" if found.remarks else ", and the result is what they gave"
+    result = ", and the result is what they gave" if found.result else ""
     _say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
 
 

@@ -342,6 +342,28 @@ def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
     assert [row["bytes"] for row in second["lost_transfers"]] == [13]
 
 
+def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it takes up a run forgets nothing."""
+    folder_with_a_state(tmp_path / "run")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    where: list[tuple[object, str]] = [(RunFolder, "append"), (os, "truncate")]
+    for thing, name in where:
+        with monkeypatch.context() as patch:
+            patch.setattr(thing, name, killed)
+            with pytest.raises(Killed):
+                reopened(tmp_path / "run")
+    reopened(tmp_path / "run")
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == 1
+    *_, last = read_lines(tmp_path / "run" / "attempts.jsonl")
+    assert [row["bytes"] for row in last["lost_transfers"]] == [13]
+
+
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     code = (

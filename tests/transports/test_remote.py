@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from ekiden import Hardware, Training
 from ekiden import run as run_here
 from ekiden.api import Result
+from ekiden.core import wire
 from ekiden.core.federation import ClientMissing
 from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
@@ -19,11 +21,24 @@ from ekiden.data import load, parse, split
 from ekiden.errors import UserError
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.learning.weights import Weights
-from ekiden.methods import METHODS, SPFL, FedAvg, FedDyn, FedELMY, FedSeq, FedTasuki, MetaFed
+from ekiden.methods import (
+    METHODS,
+    MOON,
+    SCAFFOLD,
+    SPFL,
+    FedAvg,
+    FedDC,
+    FedDyn,
+    FedELMY,
+    FedSeq,
+    FedTasuki,
+    MetaFed,
+)
+from ekiden.methods._rounds import Reply
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, Count, pack, unpack
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.flower.shelf import Shelf
 from ekiden.transports.flower.silo import Silo
@@ -151,6 +166,64 @@ def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> Non
     assert_equal(far(method, nodes_in(tmp_path), tmp_path / "run"), here(method))
 
 
+class Crooked(Silo):
+    """A silo that says something else than it should."""
+
+    def __init__(self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]], of: Any) -> None:
+        super().__init__(silo._file, silo._data)
+        self._kind, self._change, self._of = kind, change, of
+
+    def answer(self, data: bytes) -> bytes:
+        said, body = unpack(super().answer(data), Answer)
+        if unpack(data, Ask)[0].kind != self._kind:
+            return pack(said, (body,))
+        said, value = self._change(said, wire.decode(body, self._of) if body else None)
+        return pack(said, wire.chunks(value) if body else ())
+
+
+def with_params(reply: Reply, params: torch.Tensor) -> Reply:
+    return reply._replace(model=reply.model.with_params(params))
+
+
+CROOKED: list[tuple[str, Any, str]] = [
+    ("value", lambda a, r: (a, with_params(r, r.model.params * float("nan"))), "holds NaN or infinity"),
+    ("value", lambda a, r: (a, with_params(r, r.model.params.double())), "model of another shape or type"),
+    ("value", lambda a, r: (a, r._replace(weight=float("inf"))), "holds NaN or infinity"),
+    ("value", lambda a, r: (a, list(r)), "payload does not hold the Reply"),
+    ("value", lambda a, r: (replace(a, size=a.size + 1), r), "another size than announced"),
+    ("task", lambda a, r: (replace(a, size=-1), r), "a count in it is negative"),
+    ("task", lambda a, r: (replace(a, forward=-1), r), "a count in it is negative"),
+    ("evaluate", lambda a, c: (a, [replace(c[0], right=c[0].samples + 1)]), "above that of samples"),
+    ("evaluate", lambda a, c: (a, [Count(-1, 0.0, 5)]), "it is negative"),
+    ("evaluate", lambda a, c: (a, c * 2), "measured 2 of 1 models"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "why"), CROOKED, ids=[f"{kind}: {why}" for kind, _, why in CROOKED])
+def test_what_silos_send_is_checked_before_it_is_used(kind: str, change: Any, why: str, tmp_path: Path) -> None:
+    """The run ends with the silo's name, and nothing of it is in the state."""
+    nodes, honest = nodes_in(tmp_path), FakeNodes.silo
+    of = list[Count] if kind == "evaluate" else Reply
+    nodes.silo = lambda node: (  # type: ignore[method-assign]
+        Crooked(honest(nodes, node), kind, change, of) if node == 101 else honest(nodes, node)
+    )
+    with pytest.raises(UserError, match=f"silo client-1 .*{why}"):
+        far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run")
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+def test_the_server_computes_on_as_many_threads_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_before(*args: object, **more: object) -> None:
+        assert threads == [1]
+        raise Stop
+
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(session, "drive", set_before)
+    with pytest.raises(Stop):
+        far(FedAvg(rounds=1, epochs=1), nodes_in(tmp_path), tmp_path / "run")
+
+
 def test_work_is_not_done_twice(tmp_path: Path) -> None:
     nodes = nodes_in(tmp_path)
     tasks: list[bytes] = []
@@ -225,6 +298,38 @@ def test_absent_silos_are_skipped_as_in_one_process(
     verdict = verify(tmp_path / "run", public)
     assert verdict.wrong == ()
     assert not {(h.client, h.step) for h in verdict.hops} & {(c, s) for c in gone for s in gone[c]}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [kind(rounds=4, epochs=1) for kind in (SCAFFOLD, FedDyn, FedDC, MOON)],
+    ids=lambda method: method.title(),
+)
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_task_whose_value_did_not_come_does_not_count(method: Method, lost: int, tmp_path: Path) -> None:
+    """The silo ends its task in a step and dies before it gives the value; the run is resumed before and after that.
+
+    Values are asked for by themselves in the first step, and in the first one after a resume.
+    """
+    nodes, public = sealed_in(tmp_path)
+    stops = {lost, lost + 1}
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        ask, _ = unpack(data, Ask)
+        if ask.kind == "task" and ask.step in stops:
+            stops.remove(ask.step)
+            raise Stop
+        return Lost("unsent") if node == 101 and ask.kind == "value" and ask.key.startswith(f"{lost}-") else None
+
+    nodes.lose = lose
+    for _ in range(2):
+        with pytest.raises(Stop):
+            far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    assert_equal(result, here(method, away({"client-1": {lost}})))
+    verdict = verify(tmp_path / "run", public)
+    assert verdict.wrong == ()
+    assert ("client-1", lost) not in {(h.client, h.step) for h in verdict.hops}
 
 
 def test_a_run_that_skips_resumes_without_the_silo(tmp_path: Path) -> None:

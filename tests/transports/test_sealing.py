@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ekiden.learning.weights import Weights
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing, shelf
-from ekiden.transports.flower.contents import opened
+from ekiden.transports.flower.contents import arguments_key, opened
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, Part, pack, unpack
 from ekiden.transports.flower.sealing import Binding, Party, Reader
@@ -160,10 +161,9 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
     to_b = Reader(SERVER, 1, sealing.public_of(b.private))  # nobody vouches for a server's key
     b = replace(b, name=SERVER)
     data, (lock,) = a.seal(b"weights", "0-0-train", (to_b,))
-    arguments, (own,) = server.seal(b"arguments", "arguments of 1-0-train", (to_b,))
-    part = Part("a", "0-0-train", len(data), lock)
-    ask = Ask("task", step=1, task="train", parts=(part,), length=len(arguments), lock=own)
-    return b, pack(ask, (arguments, data))
+    ask = Ask("task", step=1, task="train", parts=(Part("a", "0-0-train", len(data), lock),))
+    arguments, (own,) = server.seal(b"arguments", arguments_key(ask), (to_b,))
+    return b, pack(replace(ask, length=len(arguments), lock=own), (arguments, data))
 
 
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
@@ -259,20 +259,49 @@ def shut(path: Path) -> SiloFile:
     return read(path)
 
 
-def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path) -> None:
-    nodes, public = federation(tmp_path)
+Asked = tuple[int, Ask, bytes]
+
+
+def asked_until_the_last(folder: Path) -> tuple[FakeNodes, dict[str, str], list[Asked]]:
+    """A relay that broke off before its last hop, and the tasks that silos were asked for."""
+    nodes, public = federation(folder)
     nodes.lose = lambda node, data: stop() if node == 102 and unpack(data, Ask)[0].kind == "task" else None
     with pytest.raises(KeyboardInterrupt):
-        far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+        far(FedSeq(epochs=1), nodes, folder / "run", public)
     asks = [(node, *unpack(data, Ask)) for node, data in nodes.log]
-    tasks = [(node, ask, bytes(body)) for node, ask, body in asks if ask.kind == "task"]
+    return nodes, public, [(node, ask, bytes(body)) for node, ask, body in asks if ask.kind == "task"]
+
+
+def said_by(nodes: FakeNodes, node: int, ask: Ask, body: bytes = b"") -> str:
+    answer, rest = unpack(nodes.silo(node).answer(pack(ask, (body,))), Answer)
+    assert not (answer.error and rest)
+    return answer.error
+
+
+def test_a_silo_shows_another_one_only_what_the_method_gives_it(tmp_path: Path) -> None:
+    """Or a coordinator and one silo together get any value of another silo."""
+    nodes, _, ((first, one, _), (_, two, _), _) = asked_until_the_last(tmp_path)
+    (second,), (third,) = one.readers, two.readers
+    assert (second.name, second.step, third.name, third.step) == ("client-1", 1, "client-2", 2)
+    value = Ask("value", one.agreement, key="0-0-train", eager=True)
+    assert said_by(nodes, first, replace(value, readers=(second,))) == ""
+    for reader, step in ((third, 3), (replace(second, step=2), 3), (replace(third, step=1), 2)):
+        refused = f"in fedseq {reader.name} does not use '0-0-train' in step {step}: client-0 does not show it"
+        assert refused in said_by(nodes, first, replace(value, readers=(second, reader)))
+
+
+def test_what_a_silo_is_to_forget_is_sealed_with_its_task(tmp_path: Path) -> None:
+    nodes, _, (_, (second, two, body), _) = asked_until_the_last(tmp_path)
+    assert two.settled == 1
+    for changed in (replace(two, settled=0), replace(two, keep=("0-0-train",)), replace(two, void=(0,))):
+        assert "is broken" in said_by(nodes, second, changed, body)
+    assert said_by(nodes, second, two, body) == ""
+
+
+def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path) -> None:
+    nodes, public, tasks = asked_until_the_last(tmp_path)
     (first, one, _), (second, two, body), (_, three, _) = tasks
-
-    def said(node: int, ask: Ask, body: bytes = b"") -> str:
-        answer, rest = unpack(nodes.silo(node).answer(pack(ask, (body,))), Answer)
-        assert not (answer.error and rest)
-        return answer.error
-
+    said = partial(said_by, nodes)
     (server,) = three.readers
     assert server.name == SERVER
     value = Ask("value", one.agreement, key="0-0-train", eager=True)

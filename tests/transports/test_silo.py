@@ -1,6 +1,7 @@
 """A silo does what its file allows, and nothing that is malformed."""
 
 import contextlib
+import os
 import random
 import re
 from dataclasses import asdict, fields, replace
@@ -15,14 +16,15 @@ from hypothesis import strategies as st
 from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import INITIAL, Method
+from ekiden.core.method import INITIAL, Method, Ref
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Weights
-from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.agreement import Agreement, no_samples
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
+from ekiden.transports.flower.shelf import Shelf, drop_old_runs
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
 from tests.fuzz import examples
@@ -112,6 +114,9 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
         (task(replace(TERMS, seed="0")), "terms of the run cannot be read"),  # type: ignore[arg-type]
         (task(replace(TERMS, augment={"crop": -1})), "crop is the number of pixels"),
+        (task(replace(TERMS, clients=("server", "client-0"))), "no silo can be called 'server'"),
+        (task(replace(TERMS, clients=("*", "client-0"))), "terms of the run cannot be read"),
+        (task(replace(TERMS, clients=("client-0", "client-0"))), "terms of the run cannot be read"),
         (task(task="run"), "clients run only functions marked @on_client"),
         (task(task="__init__"), "clients run only functions marked @on_client"),
         (task(step=-1), "a task needs a step"),
@@ -167,8 +172,6 @@ def test_a_message_longer_than_64_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_value_that_the_message_lacks(file: SiloFile) -> None:
-    from ekiden.core.method import Ref
-
     assert "lacks the value" in said(file, task(model=Ref("client-1", "0-0-train")))
     assert "is not here" in said(file, task(model=Ref("client-0", "0-0-train")))
     assert "no client task" in said(file, task(model=Ref("client-1", "0-0-run")))
@@ -208,6 +211,75 @@ def test_settled_values_are_dropped(file: SiloFile) -> None:
     assert not list(file.folder.rglob("journal/*-fit*")) or all(
         p.name.startswith("2-") for p in file.folder.rglob("journal/*")
     )
+
+
+def test_a_refused_message_makes_the_silo_forget_nothing(file: SiloFile) -> None:
+    """What to forget stands in the header, before anything is opened and checked."""
+    assert said(file, task()) == ""
+    text = TERMS.text()
+    forget: dict[str, Any] = {"settled": 9, "void": (0,)}
+    for data in (
+        task(step=9, model="x", **forget),
+        task(step=9, extra=b"more", **forget),
+        task(step=9, task="run", **forget),
+        task(step=8, **forget),
+        pack(Ask("evaluate", text, **forget), (b"noise",)),
+        pack(Ask("shell", text, **forget)),
+    ):
+        assert said(file, data)
+    assert said(file, pack(Ask("value", text, key="0-0-train", **forget))) == ""
+    assert said(file, task(step=1, model=Ref("client-0", "0-0-train"))) == ""
+
+
+def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:
+    skips = replace(TERMS, run="fedcba9876543210", skips=True)
+    for agreed in (TERMS, skips):
+        assert said(file, task(agreed)) == ""
+        assert said(file, task(agreed, step=1, void=(0,))) == ""
+        refused = said(file, task(agreed, step=2, model=Ref("client-0", "0-0-train")))
+        assert ("is not here" in refused) is agreed.skips
+
+
+def test_what_the_method_still_needs_is_kept_whatever_the_message_says(file: SiloFile) -> None:
+    agreed = terms(FedSeq(epochs=1, rounds=2), clients=("client-0",))
+    assert said(file, task(agreed)) == ""
+    second = task(agreed, model=Ref("client-0", "0-0-train"), step=1, settled=1)
+    assert said(file, second) == ""
+    assert said(file, second) == ""
+    assert said(file, pack(Ask("value", agreed.text(), key="0-0-train"))) == ""
+
+
+def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None:
+    """An ensemble has a network for each."""
+    file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\n")
+    body = wire.encode([model()])
+
+    def evaluate(named: int, asked: int) -> str:
+        names = tuple(f"client-{i}" for i in range(named))
+        ask = Ask("evaluate", terms(Ensemble(epochs=1), clients=names).text(), clients=asked)
+        return said(file, pack(ask, (body,)))
+
+    assert "a result of 1000 clients in a run of 1: refused" in evaluate(1, 1000)
+    assert "a result of 1000 clients may be larger than client-0 takes" in evaluate(1000, 1000)
+    assert evaluate(1, 1) == ""
+
+
+def test_a_run_that_is_in_use_is_not_old(tmp_path: Path) -> None:
+    def aged(name: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "lock").touch()
+        os.utime(tmp_path / name / "lock", (0, 0))
+        return tmp_path / name
+
+    old, used, busy = aged("old"), aged("used"), aged("busy")
+    with Shelf(used, None).held():
+        pass
+    with Shelf(busy, None).held():
+        aged("busy")  # it has worked for longer than a month
+        drop_old_runs(tmp_path)
+        assert [folder.exists() for folder in (old, used, busy)] == [False, True, True]
+    drop_old_runs(tmp_path)
+    assert not busy.exists()
 
 
 @settings(max_examples=examples(200), deadline=None)

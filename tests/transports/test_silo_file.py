@@ -42,6 +42,8 @@ def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
         ("", "give the silo a name"),
         ('name = "../x"\n', "give the silo a name"),
         ("name = 3\n", "give the silo a name"),
+        ('name = "*"\n', "give the silo a name"),
+        (GOOD.replace('"a"', '"server"'), "no silo can be called 'server'"),
         ('name = "a"\n', "either path or python"),
         ('name = "a"\n[data]\npath = "x"\npython = "y.py:z"\n', "either path or python"),
         ('nam = "a"\n', "did you mean 'name'"),

@@ -105,8 +105,7 @@ class RunFolder:
         state, marks = None, Marks()
         if (self.path / "state.safetensors").exists():
             state, marks = read(self.path / "state.safetensors", tuple[kind, Marks])  # type: ignore[valid-type]
-        self._cut("metrics.jsonl", marks.metrics)
-        lost = self._cut("ledger.jsonl", marks.ledger)
+        lost = self._beyond("ledger.jsonl", marks.ledger)
         transfers = [json.loads(line) for line in lost.split(b"\n")[:-1]]
         self.append(
             "attempts.jsonl",
@@ -117,6 +116,9 @@ class RunFolder:
                 "lost_transfers": transfers,
             },
         )
+        # Cut only what is noted: a process killed here leaves it to be noted once more, not forgotten.
+        self._cut("metrics.jsonl", marks.metrics)
+        self._cut("ledger.jsonl", marks.ledger)
         return (state, marks) if state else None
 
     def transfer(self, row: Transfer) -> None:
@@ -168,15 +170,18 @@ class RunFolder:
                 file.close()
         self._lock.close()
 
-    def _cut(self, name: str, length: int) -> bytes:
-        """Shorten a growing file to what belongs to finished steps; returns the rest."""
+    def _beyond(self, name: str, length: int) -> bytes:
+        """What a growing file holds after what belongs to finished steps."""
         path = self.path / name
         data = path.read_bytes() if path.exists() else b""
         if len(data) < length:
             raise UserError(f"{path} is shorter than the state says: the run folder is damaged, start a new run")
-        if len(data) > length:
-            os.truncate(path, length)
         return data[length:]
+
+    def _cut(self, name: str, length: int) -> None:
+        """Shorten a growing file to what belongs to finished steps."""
+        if self._beyond(name, length):
+            os.truncate(self.path / name, length)
 
 
 def read_config(path: Path) -> dict[str, Any]:

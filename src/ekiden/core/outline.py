@@ -24,11 +24,20 @@ class Outline:
 
     Attributes:
         requests: in order.
-        result: the values that the last state consists of.
+        end: the last state.
     """
 
     requests: tuple[Request, ...]
-    result: frozenset[Ref[Any]]
+    end: State
+
+    @cached_property
+    def result(self) -> frozenset[Ref[Any]]:
+        """The values that the last state consists of."""
+        return live_refs(self.end)
+
+    def needed(self, steps: int) -> frozenset[Ref[Any]]:
+        """The values that a run with so many steps done still asks for, its result among them."""
+        return self.result.union(*(refs(request.args) for request in self.requests if request.step >= steps))
 
     def users(self, ref: Ref[Any]) -> list[tuple[str, int]]:
         """Who else uses a value, and in which step."""
@@ -72,7 +81,7 @@ def outline(
         while True:
             after = next(steps, None)
             if after is None:
-                return Outline(tuple(nobody.requests), live_refs(state))
+                return Outline(tuple(nobody.requests), state)
             if nobody.missing & live_refs(after):
                 after = state.next()
                 steps = method.run(fed, after)

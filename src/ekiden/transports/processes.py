@@ -56,15 +56,19 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self, job: Job, finished: "Future[tuple[bytes, bytes, Work]]", done: Future[Outcome]) -> None:
-        error = finished.exception()
-        if isinstance(error, BrokenProcessPool):
-            error = UserError("a worker process died (out of memory?): use fewer --workers, then resume")
-        if error is not None:
+        """Pass on what a process gave. Nobody sees what is raised here: it must reach who waits for `done`."""
+        try:
+            value, private, work = finished.result()
+            _, kind = payload_types(self._setup.method, job.task)
+            done.set_result(Outcome(wire.decode(value, kind), _private(self._setup, private), work))
+        except BrokenProcessPool:
+            done.set_exception(UserError("a worker process died (out of memory?): use fewer --workers, then resume"))
+        except wire.WireError as error:
+            task = f"step {job.step + 1}, {job.client}, {job.task} of {self._setup.method.title()}"
+            rule = "what a task takes, returns and keeps in client.state must be of the types that the method announces"
+            done.set_exception(UserError(f"{task}: {error}; {rule}"))
+        except BaseException as error:
             done.set_exception(error)
-            return
-        value, private, work = finished.result()
-        _, kind = payload_types(self._setup.method, job.task)
-        done.set_result(Outcome(wire.decode(value, kind), _private(self._setup, private), work))
 
 
 def end_with_parent() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ekiden._version import __version__
 from ekiden.api import Named, widened
-from ekiden.core.method import Method
+from ekiden.core.method import EVERYONE, SERVER, Method
 from ekiden.core.worker import Setup
 from ekiden.data.samples import Dataset, Samples
 from ekiden.errors import UserError
@@ -138,7 +138,8 @@ def parse(text: str) -> Agreement:
             and all(type(v) is float for v in (*agreement.mean, *agreement.std))
             and all(type(c) is str and _CLIENT.fullmatch(c) for c in agreement.clients)
             and all(type(k) is str for k in agreement.keys)
-            and len(agreement.keys) in (0, len(set(agreement.clients)))
+            and len(set(agreement.clients)) == len(agreement.clients)
+            and len(agreement.keys) in (0, len(agreement.clients))
             and type(agreement.sealed) is type(agreement.skips) is bool
             and bool(agreement.keys) >= agreement.sealed
             and isinstance(agreement.hyperparameters, dict)
@@ -148,7 +149,19 @@ def parse(text: str) -> Agreement:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
         raise UserError("the terms of the run cannot be read: a value is of another type than announced")
+    for name in agreement.clients:
+        check_name(name, "the terms of the run")
     return agreement
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse names of silos that mean somebody else in messages: what the server seals, nobody signs.
+
+    Raises:
+        UserError: says to choose another.
+    """
+    if name in (SERVER, EVERYONE):
+        raise UserError(f"{where}: no silo can be called {name!r}, which means another party; give it another name")
 
 
 def no_samples(agreed: Agreement) -> Dataset:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ class Contents:
 
 
 def arguments_key(ask: Ask) -> str:
-    """The name under which a task's arguments are sealed."""
-    return f"arguments of {ask.step}-{ask.call}-{ask.task}"
+    """The name under which a task's arguments are sealed; what the silo is to forget with it is part of it."""
+    forget = custody.digest([wire.encode((ask.settled, ask.keep, ask.void))])[:16]
+    return f"arguments of {ask.step}-{ask.call}-{ask.task}, {forget}"
 
 
 def opened(ask: Ask, body: memoryview, sealer: Sealer) -> Contents:
@@ -85,7 +87,7 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
                 fits = size == here.numel() if whole else size <= here.numel()
                 if there.dtype != here.dtype or there.ndim != 1 or not fits:
                     raise wire.WireError("message holds a model of another shape or type than this run's: refused")
-        elif isinstance(part, Tensor) and not _finite(part):
+        elif (isinstance(part, Tensor) and not _finite(part)) or (isinstance(part, float) and not isfinite(part)):
             raise wire.WireError("message holds NaN or infinity: refused")
 
 

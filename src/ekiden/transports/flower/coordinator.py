@@ -6,6 +6,7 @@ cannot where they are sealed, unless the method itself brings it to the server (
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ekiden.core import wire
@@ -15,10 +16,11 @@ from ekiden.core.outline import outline
 from ekiden.core.worker import Setup, payload_types
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work
+from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.contents import arguments_key
+from ekiden.transports.flower.contents import arguments_key, check
 from ekiden.transports.flower.courier import Courier, Message
 from ekiden.transports.flower.custody import Record
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Part
@@ -54,6 +56,7 @@ class Remote:
         """
         self._courier = courier
         self._method = setup.method
+        self._build = setup.build
         self._agreed = agreed
         self._terms = agreed.text()
         self._initial = initial
@@ -74,7 +77,7 @@ class Remote:
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        self._work = Work()
+        self._done: list[tuple[str, Work, Record | None]] = []  # who did what in this step
 
     def submit(self, request: Request) -> None:
         """Send a task with the values that it needs, after the client's earlier tasks of this step."""
@@ -106,9 +109,20 @@ class Remote:
         task = ref.key.split("-", 2)[2]
         if ref in self._running:
             self._read_by_server.add(task)  # the next ones may send it at once
-        lock, data = self._fetch(ref, self._server())
-        plain = self._sealer.open(data, lock, ref.owner, ref.key, lock.step if lock else 0)
-        return wire.decode(plain, payload_types(self._method, task)[1])
+        try:
+            lock, data = self._fetch(ref, self._server())
+        except ClientMissing:
+            self._missed(ref.owner)
+            raise
+        try:
+            plain = self._sealer.open(data, lock, ref.owner, ref.key, lock.step if lock else 0)
+            value = wire.decode(plain, payload_types(self._method, task)[1])
+            check(value, self._network, whole=False)
+        except wire.WireError as error:
+            raise _unusable(ref.owner, f"value {ref.key}", str(error)) from None
+        if wire.size(value) != self._sizes[ref]:
+            raise _unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
+        return value
 
     def size(self, ref: Ref[Any]) -> int:
         """Its content in bytes, as its owner says."""
@@ -129,13 +143,20 @@ class Remote:
                 if ref in live:
                     raise
                 del self._running[ref]
+        work = Work()
+        for client, its, record in self._done:
+            if self._step in self._void.get(client, ()):
+                continue  # as if it had done nothing in this step
+            work.add(its)
+            if record is not None:
+                self._note(record)
+        self._done = []
         self._live = live
         self._last = {}
         self._settled = (self._settled[0], self._settled[1] | live)  # until the state is written, keep both
         self._step = step
         self._values = {slot: value for slot, value in self._values.items() if slot[0] in live}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
-        work, self._work = self._work, Work()
         return work
 
     def settle(self) -> None:
@@ -174,9 +195,14 @@ class Remote:
             body = memoryview(b"")
         if message is None or not body:
             return [Count(0, 0.0, 0)] * models
-        found: list[Count] = wire.decode(body, list[Count])
+        try:
+            found: list[Count] = wire.decode(body, list[Count])
+        except wire.WireError as error:
+            raise _unusable(message.client, "count of right answers", str(error)) from None
         if len(found) != models:
             raise UserError(f"silo {message.client} measured {len(found)} of {models} models")
+        if any(not 0 <= count.right <= count.samples for count in found):  # the loss of a model may be NaN
+            raise _unusable(message.client, "count of right answers", "it is negative, or above that of samples")
         return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> Ask:
@@ -248,15 +274,20 @@ class Remote:
         try:
             answer, value = self._courier.wait(message)
         except ClientMissing:
-            self._void.setdefault(ref.owner, set()).add(int(ref.key.split("-")[0]))
+            self._missed(ref.owner)
             raise
         del self._running[ref]
-        if self._agreed.keys:
-            self._check_record(ref, answer.record)
+        record = self._record(ref, answer.record) if self._agreed.keys else None
         self._keep(ref, answer, value)
-        self._work.add(Work(answer.forward, answer.backward))
+        self._done.append((ref.owner, Work(answer.forward, answer.backward), record))
+
+    def _missed(self, client: str) -> None:
+        """Let nothing count that the client did in this step, as the ledger will say and a resumed run reads there."""
+        self._void.setdefault(client, set()).add(self._step)
 
     def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
+        if min(answer.size, answer.forward, answer.backward) < 0:
+            raise _unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
         self._sizes[ref] = answer.size
         if not value:
             return
@@ -265,8 +296,8 @@ class Remote:
         if not self._agreed.sealed:
             self._values[self._slot(ref, "", 0)] = None, value
 
-    def _check_record(self, ref: Ref[Any], line: str) -> None:
-        """Take a silo's account of what it did into the chain of custody.
+    def _record(self, ref: Ref[Any], line: str) -> Record:
+        """A silo's account of what it did, for the chain of custody.
 
         Raises:
             UserError: it is not signed by the silo, or is of something else.
@@ -276,4 +307,13 @@ class Remote:
         same = (hop.client, hop.key, hop.terms) == (ref.owner, ref.key, self._agreed.digest)
         if not same or not record.signed_by(self._agreed.silos[ref.owner]):
             raise UserError(f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused")
-        self._note(record)
+        return record
+
+    @cached_property
+    def _network(self) -> Network:
+        """What the silos' models must fit."""
+        return Network(self._build())
+
+
+def _unusable(client: str, what: str, why: str) -> UserError:
+    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): mend that silo or run without it")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from ekiden.core import wire
 from ekiden.core.federation import ClientMissing
 from ekiden.errors import UserError
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
@@ -104,6 +105,7 @@ class Message:
     data: bytes
     ticket: str | Lost
     since: float | None = None  # since when nothing but losses
+    waited: float = 0.0  # seconds of nothing but losses before
     probe: str = ""  # ticket of the question whether the silo works on it
     probe_after: float = field(default_factory=lambda: _PROBE)
     probed: float = field(default_factory=time.monotonic)
@@ -125,7 +127,7 @@ class Courier:
         self._note = note
         self._warn = warn
         self._open: list[Message] = []
-        self._silent: dict[str, float] = {}  # since when a client gave no sign of life
+        self._silent: dict[str, float] = {}  # since when there were losses only, and no sign of life
 
     def send(self, client: str, ask: Ask, body: Sequence[bytes | memoryview] = ()) -> Message:
         """Send a request; `wait` gives the answer."""
@@ -162,9 +164,13 @@ class Courier:
         Raises:
             ClientMissing: patience ended.
         """
-        while (found := self._post.sealing_key(client)) is None and wait:
+        found = self._post.sealing_key(client)
+        while found is None and wait:
             self._gone(client, "not connected")
             time.sleep(self._patience.poll)
+            found = self._post.sealing_key(client)
+            if found is not None:
+                self._alive(client)
         return found
 
     def _look(self) -> bool:
@@ -184,13 +190,14 @@ class Courier:
         """Find out whether a message that nothing is heard of broke off on the way."""
         if message.probe:
             got = self._post.receive([message.probe]).get(message.probe)
-            if got is None:
-                return
-            message.probe = ""
-            if isinstance(got, bytes) and not unpack(got, Answer)[0].busy:
-                self._warn(f"{message.client} does not work on what it was asked: sending again")
-                message.ticket = self._post.send(message.client, message.data)
-        elif time.monotonic() - message.probed > message.probe_after:
+            if got is not None:
+                message.probe = ""
+            if isinstance(got, bytes):
+                self._alive(message.client)
+                if not _read(message.client, got)[0].busy:
+                    self._warn(f"{message.client} does not work on what it was asked: sending again")
+                    message.ticket = self._post.send(message.client, message.data)
+        if time.monotonic() - message.probed > message.probe_after:  # the question before may have broken off as well
             ask, _ = unpack(message.data, Ask)
             ticket = self._post.send(message.client, pack(Ask("status", ask.agreement)))
             message.probe = ticket if isinstance(ticket, str) else ""
@@ -198,27 +205,36 @@ class Courier:
             message.probe_after = min(2 * message.probe_after, 10 * _PROBE)
 
     def _take(self, message: Message, got: bytes) -> None:
+        self._alive(message.client)
         self._open.remove(message)
-        self._silent.pop(message.client, None)
         engine = self._post.overhead(len(message.data)) + self._post.overhead(len(got))
-        waited = 0.0 if message.since is None else round(time.monotonic() - message.since, 1)
+        waited = round(message.waited, 1)
         self._note(Crossing(message.client, message.kind, len(message.data), len(got), engine, waited))
-        answer, body = unpack(got, Answer)
-        if answer.silo != message.client:
-            raise UserError(f"{answer.silo[:40]!r} answered for {message.client}: give each silo its own name")
-        message.answer = answer, body
+        message.answer = _read(message.client, got)
         message.data = b""
 
     def _lost(self, message: Message, lost: Lost) -> None:
         if message.since is None:
             message.since = time.monotonic()
+        message.probe_after = _PROBE  # to hear soon of a silo that is back
         try:
             self._gone(message.client, lost.why)
         except ClientMissing as missing:
             self._open.remove(message)
             message.answer = missing
             return
+        away = isinstance(message.ticket, Lost)
         message.ticket = self._post.send(message.client, message.data)
+        if away and isinstance(message.ticket, str):
+            self._alive(message.client)  # it is connected again
+
+    def _alive(self, client: str) -> None:
+        """Patience with a silo begins anew: it gave a sign of life."""
+        self._silent.pop(client, None)
+        for message in self._open:
+            if message.client == client and message.since is not None:
+                message.waited += time.monotonic() - message.since
+                message.since = None
 
     def _gone(self, client: str, why: str) -> None:
         """Be patient with a silo that gives no sign of life.
@@ -238,3 +254,18 @@ class Courier:
                 raise UserError(f"no silo was connected for {seconds}: is the SuperLink well? Then `ekiden resume`")
             self._warn(f"{client} did not answer for {seconds}: going on without it (--absent skip)")
         raise ClientMissing(f"{client} did not answer for {seconds}: start it, then `ekiden resume`")
+
+
+def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
+    """What a silo said.
+
+    Raises:
+        UserError: it is unreadable, or of another silo.
+    """
+    try:
+        answer, body = unpack(data, Answer)
+    except wire.WireError as error:
+        raise UserError(f"silo {client} answers unreadably ({error}): install the same Ekiden there") from None
+    if answer.silo != client:
+        raise UserError(f"{answer.silo[:40]!r} answered for {client}: give each silo its own name")
+    return answer, body

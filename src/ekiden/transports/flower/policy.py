@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -86,19 +87,34 @@ def check_request(name: str, agreed: Agreement, outline: Outline | None, ask: As
         raise UserError(f"{agreed.method} does not ask this of {name} in step {ask.step + 1}: refused")
 
 
+def kept(name: str, agreed: Agreement, outline: Outline | None, ask: Ask) -> frozenset[str]:
+    """What the silo keeps of the steps that are done for good: what it is told, and what the method still needs."""
+    keep = frozenset(ask.keep)
+    if outline is None or agreed.skips:
+        return keep
+    return keep.union(ref.key for ref in outline.needed(ask.settled) if ref.owner == name)
+
+
 def check_readers(name: str, agreed: Agreement, outline: Outline | None, key: str, readers: Sequence[Reader]) -> None:
-    """Refuse to let somebody read a value who has no need to.
+    """Refuse to let somebody read a value who has no need to, as far as `check_request` can tell.
 
     Raises:
-        UserError: the server, where the method needs no value of it there, or a stranger.
+        UserError: the server or another silo, where the method needs no value of it there, or a stranger.
     """
+    value: Ref[Any] = Ref(name, key)
     for reader in readers:
         if reader.name not in (SERVER, *agreed.clients):
             raise UserError(f"{reader.name[:80]!r} takes no part in the run: {name} shows it nothing")
-        hidden = outline is not None and not agreed.skips and Ref(name, key) not in outline.result
-        if reader.name == SERVER and hidden:
+        if outline is None or agreed.skips:
+            continue
+        if reader.name == SERVER and value not in outline.result:
             raise UserError(
                 f"in {agreed.method} the server reads only the result, not {key[:80]!r}: {name} does not show it"
+            )
+        if reader.name != SERVER and (reader.name, reader.step) not in outline.users(value):
+            raise UserError(
+                f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step {reader.step + 1}: "
+                f"{name} does not show it"
             )
 
 

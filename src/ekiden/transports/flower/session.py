@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
+import torch
+
 from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
@@ -24,7 +26,7 @@ from ekiden.learning.training import Hardware, Training, require
 from ekiden.methods import method_named
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
-from ekiden.transports.flower.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name, no_samples
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
 from ekiden.transports.flower.custody import Record
@@ -64,6 +66,7 @@ class RemotePlan(Generic[M]):
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"--clients names {name!r} twice: give each silo its own name")
+            check_name(name, "--clients")
         require(self.evaluate_every >= 0, "evaluate_every", self.evaluate_every, "0 or more")
         require(self.patience > 0, "patience", self.patience, "greater than 0")
         require(self.absent in get_args(Absent), "absent", self.absent, "one of wait, skip, stop")
@@ -126,6 +129,7 @@ def run(
     hellos = roll.gather(all_of_them=before is None or plan.absent != "skip")
     agreed = before or agree(plan, hellos, run_id, public_keys)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
+    torch.set_num_threads(setup.hardware.threads)  # what the server computes is the same bits on any machine
     check_reading(plan, agreed, setup)
     method.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -61,6 +61,7 @@ class Shelf:
     def held(self) -> Iterator[None]:
         """Keep other processes of this silo off the run: one task at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "lock").touch()  # how old the run is
         with open(self._folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -168,6 +169,8 @@ class Shelf:
 def drop_old_runs(runs: Path) -> None:
     """Remove the folders of runs that nobody asked for in a month."""
     limit = time.time() - _DAYS_KEPT * 86400
-    for folder in runs.glob("*"):
-        if (folder / "lock").exists() and (folder / "lock").stat().st_mtime < limit:
-            shutil.rmtree(folder, ignore_errors=True)
+    for file in runs.glob("*/lock"):
+        with suppress(OSError), open(file, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process that works on the run holds it
+            if file.stat().st_mtime < limit:
+                shutil.rmtree(file.parent, ignore_errors=True)

@@ -31,7 +31,6 @@ from ekiden.transports.flower.shelf import Done, Shelf, drop_old_runs
 from ekiden.transports.flower.silo_file import Held, SiloFile
 
 log = logging.getLogger("ekiden")
-_MOST_CLIENTS = 1000
 _ARGUMENT_BYTES = 64
 """Arguments may hold so many times the largest model: a gossip task gets its neighbours' models."""
 _SEALING_KEY = "sealing.key"
@@ -78,7 +77,6 @@ class Silo:
             run = self._agreed(terms)
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.private)
             with shelf.held():
-                shelf.settle(ask.settled, lambda key: key in ask.keep, ask.void)
                 if ask.kind == "task":
                     return self._task(run, shelf, ask, body)
                 if ask.kind == "value":
@@ -169,17 +167,21 @@ class Silo:
         place = (ask.step, ask.call)
         if min(place) < 0:
             raise UserError("a task needs a step and a number: refused")
-        if ask.step < shelf.settled:
-            raise UserError(f"step {ask.step + 1} of the run is over, {shelf.settled} are done for good: refused")
+        settled = max(ask.settled, shelf.settled)
+        if ask.step < settled:
+            raise UserError(f"step {ask.step + 1} of the run is over, {settled} are done for good: refused")
         task_of(run.worker.setup.method, ask.task)
         self._check_length(body)
         contents = opened(ask, body, run.sealer)
         policy.check_request(self._file.name, run.terms, run.outline, ask, contents.arguments)
+        args, taken = self._arguments(run.worker, shelf, ask.task, contents)
+        # Not before all is opened and checked: a message that is refused must not make the silo forget anything.
+        keep = policy.kept(self._file.name, run.terms, run.outline, ask)
+        shelf.settle(ask.settled, keep.__contains__, ask.void if run.terms.skips else ())
         private = shelf.private(place)
         digest = contents.digest(ask.task, private)
         found = shelf.find(place, ask.task, digest)
         if found is None:
-            args, taken = self._arguments(run.worker, shelf, ask.task, contents)
             shelf.discard(place)
             job = Job(ask.step, ask.call, self._file.name, ask.task, args, private)
             outcome = run.worker.execute(job, FolderJournal(shelf.journal), digest[:16])
@@ -263,10 +265,12 @@ class Silo:
         self._check_length(body)
         models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step), list[Weights])
         worker, setup = run.worker, run.worker.setup
-        changed = setup.method.changes_network
-        if changed and not 0 < ask.clients <= _MOST_CLIENTS:
-            raise UserError(f"a run of {ask.clients} clients: refused")
-        build = Built(setup.method, setup.build, ask.clients)
+        changed, clients = setup.method.changes_network, len(run.terms.clients)
+        if ask.clients != clients:
+            raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
+        if changed and clients * api.model_bytes(setup) > self._most:  # before it is built: a network for each client
+            raise UserError(f"a result of {clients} clients may be larger than {self._file.name} takes: refused")
+        build = Built(setup.method, setup.build, clients)
         _, client = self._held()
         counts = []
         for i, model in enumerate(models):
@@ -279,7 +283,11 @@ class Silo:
             counts.append(Count(int(right.sum()), float(loss.double().sum()), len(client.test)))
         return pack(Answer(self._file.name), wire.chunks(counts))
 
+    @property
+    def _most(self) -> int:
+        """Bytes that a message may have."""
+        return _ARGUMENT_BYTES * self._file.limits.model_bytes
+
     def _check_length(self, body: memoryview) -> None:
-        most = _ARGUMENT_BYTES * self._file.limits.model_bytes
-        if len(body) > most:
-            raise UserError(f"a message of {len(body)} bytes: {self._file.name} takes {most} (64 largest models)")
+        if len(body) > self._most:
+            raise UserError(f"a message of {len(body)} bytes: {self._file.name} takes {self._most} (64 largest models)")

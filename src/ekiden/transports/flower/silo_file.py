@@ -14,6 +14,7 @@ from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, load, 
 from ekiden.errors import UserError, unknown
 from ekiden.learning.training import Hardware
 from ekiden.methods import METHODS
+from ekiden.transports.flower.agreement import check_name
 
 T = TypeVar("T")
 Held = tuple[Dataset, ClientData]
@@ -147,6 +148,7 @@ def read(path: Path) -> SiloFile:
     name = values.get("name")
     if not isinstance(name, str) or not name or not set(name) <= _NAME_CHARACTERS or name[0] in "-.":
         raise UserError(f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}")
+    check_name(name, str(path))
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")

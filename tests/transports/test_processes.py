@@ -1,0 +1,53 @@
+"""What worker processes give back."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pytest
+
+from ekiden.core import wire
+from ekiden.core.federation import Fed
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.worker import Client, Job, Outcome, Setup
+from ekiden.errors import UserError
+from ekiden.learning.fit import Work
+from ekiden.transports.processes import Processes
+from tests.conftest import Tiny
+
+
+@dataclass(frozen=True)
+class Share(Method):
+    """Its task promises a float."""
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        yield s.next()
+
+    @on_client
+    def share(self, client: Client) -> float:
+        return 0.5
+
+    def steps(self, clients: int) -> int:
+        return 1
+
+    def cost(self, clients: int, model: int) -> int:
+        return 0
+
+
+def given(value: object, private: object, setup: Setup) -> Future[Outcome]:
+    """What is passed on when a process gave this."""
+    pool, done = Processes(setup, {}, 1), Future[Outcome]()
+    running: Future[tuple[bytes, bytes, Work]] = Future()
+    running.add_done_callback(lambda finished: pool._read(Job(0, 0, "a", "share", ()), finished, done))
+    running.set_result((wire.encode(value), wire.encode(private), Work()))
+    pool.close()
+    return done
+
+
+@pytest.mark.parametrize(("value", "private"), [(1, None), (0.5, 1)], ids=["value", "private"])
+def test_a_value_of_another_type_than_announced_ends_the_run(value: object, private: object) -> None:
+    """It did not come at all: the run waited without end."""
+    setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
+    assert given(0.5, None, setup).result(timeout=0).value == 0.5
+    with pytest.raises(UserError, match=r"step 1, a, share of share: payload does not hold .* types that the method"):
+        given(value, private, setup).result(timeout=0)
