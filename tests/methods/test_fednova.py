@@ -118,3 +118,9 @@ def test_counts_the_steps_really_made(blobs: FederatedData) -> None:
     assert a is not None
     assert b is not None
     assert not torch.allclose(a.params, b.params, atol=1e-5)
+
+
+def test_momentum_at_the_server_follows_the_decay_of_the_learning_rate() -> None:
+    """u ← γu + change/η, w ← w - ηu, on the loss w: η = 0.1, 0.05, γ = 0.5."""
+    method = FedNova(rounds=2, epochs=1, lr_decay=0.5, server_momentum=0.5)
+    assert values(play(method, [linear(1.0)])) == pytest.approx([-0.1, -0.1 - 0.05 * 1.5], abs=1e-12)

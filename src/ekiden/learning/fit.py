@@ -319,11 +319,8 @@ class _Run:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
             self.chosen = Weights(*parts)
         state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
-        if state:
-            self.optimizer.state[network.params] = {
-                k: v.to(device)
-                for k, v in state.items()  # also the step: a fused optimiser counts on the device
-            }
+        if state:  # the step too: a fused optimiser counts on the device
+            self.optimizer.state[network.params] = {k: v.to(device) for k, v in state.items()}
         return int(epoch)
 
 
