@@ -18,6 +18,7 @@ from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Outcome
+from ekiden.experiments.paired import contrasts
 from ekiden.experiments.summary import summarise
 from ekiden.experiments.sweep import Run, Sweep
 
@@ -59,7 +60,11 @@ def run_sweep(args: Sequence[str]) -> None:
         return
     sweep.begin(swept, options.file.read_text())
     failed = _do(runs, jobs, options.cores or api.cores()) if jobs else []
-    console.print(_table(swept.experiment, results.collect(swept, cells)))
+    sweep.note_failures(swept, {job.folder.name for job in jobs}, {o.folder.name: o.error for o in failed})
+    came = results.collect(swept, cells)
+    console.print(_table(swept.experiment, came))
+    for contrast in contrasts(swept.experiment, came):
+        console.print(contrast.table)
     for cell in (c for c in cells if c.skip):
         console.print(f"not run: {cell.label}: {cell.skip}", markup=False, soft_wrap=True)
     console.print(f"sweep folder: {swept.folder}", soft_wrap=True)

@@ -81,6 +81,9 @@ def test_killed_resumed_failing_and_changed(
     assert err == "ekiden: 1 of 2 runs failed (listed above): mend it and run the same command again\n"
     assert "failed: apart--accuracy--seed0: erdos_renyi:0.0 falls into" in out
     assert re.search(r"FedSeq .*\d\d\.\d\d", out)
+    code, page, _ = ekiden("results", "runs/table")
+    assert code == 0
+    assert "- apart / accuracy %, seed 0 failed: erdos_renyi:0.0 falls into" in page
     assert "(90.00 ± 5.00, " in out
     cell = experiment.read(file).cells[0]
     assert cell.plan is not None
@@ -102,6 +105,11 @@ def test_killed_resumed_failing_and_changed(
     code, out, _ = ekiden("results", "runs/table")
     assert code == 0
     assert "| FedSeq | accuracy % |" in out
+    assert "seed 0 failed: erdos_renyi:0.0 falls into" in out, "it was not tried again"
+    file.write_text(TABLE.replace("erdos_renyi:0.0", "ring"))
+    code, out, err = ekiden("sweep", "table.toml")
+    assert (code, err) == (0, "")
+    assert "failed" not in ekiden("results", "runs/table")[1]
     code, out, _ = ekiden("compare", "runs/table")
     assert "fedseq (epochs=30" in out
     Path("runs/mine").mkdir()

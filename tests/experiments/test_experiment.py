@@ -126,6 +126,8 @@ MISTAKES = [
     ("seeds = [3, 4, 5]", "seed = [3]", "unknown entry 'seed': did you mean 'seeds'?"),
     ("seeds = [3, 4, 5]", "seeds = [1, 1]", "seeds must differ"),
     ("seeds = [3, 4, 5]", "seeds = 3", "seeds must be a list of whole numbers"),
+    ("seeds = [3, 4, 5]", 'paired = "long"', "paired must be a list of labels"),
+    ("seeds = [3, 4, 5]", 'paired = ["lon"]', "unknown method in paired 'lon': did you mean 'long'?"),
     ("title =", "title ", "it is no TOML"),
     ('method = "fedelmy"', 'method = "fedely"', "unknown method 'fedely': did you mean 'fedelmy'?"),
     ("lr = 0.5", 'lr = "0.5"', "row 'FedELMY', column 'first': lr must be a number, not '0.5'"),

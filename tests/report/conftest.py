@@ -17,6 +17,7 @@ title = "Table <b>1</b>"
 source = "Nobody & Sons, Table 1"
 link = "https://arxiv.org/abs/2404.12130"
 seeds = [0, 1]
+paired = ["Averaged"]
 [settings]
 epochs = 1
 clients = 3

@@ -1,6 +1,7 @@
 """The page: complete, by itself, escaped; and what stands in place of what is missing."""
 
 import base64
+import csv
 import json
 import re
 import shutil
@@ -62,6 +63,21 @@ def test_has_every_section_and_figure_and_the_files_behind_them(out: Path, page:
     assert {f.name: f.read_text() for f in (out / "data").iterdir()} == {
         name: base64.b64decode(data).decode() for name, data in links.items()
     }
+
+
+def test_paired_differences_of_a_sweep(runs: Path, out: Path, page: str) -> None:
+    table = list(csv.DictReader((out / "data" / "paired-1-1.csv").read_text().splitlines()))
+    last = {
+        (name, seed): read_lines(runs / "sweep" / f"{name}--digits--seed{seed}" / "metrics.jsonl")[-1]["accuracy"]
+        for name in ("Averaged", "Sequential-i-")
+        for seed in (0, 1)
+    }
+    apart = [100 * (last["Averaged", seed] - last["Sequential-i-", seed]) for seed in (0, 1)]
+    assert [(row["task"], row["other"], row["seeds"]) for row in table] == [("digits", "Sequential <i>", "2")]
+    assert float(table[0]["mean"]) == pytest.approx(sum(apart) / 2)
+    assert float(table[0]["standard_error"]) == pytest.approx(abs(apart[0] - apart[1]) / 2)
+    assert "Averaged less the others, paired by seed" in page
+    assert f"{sum(apart) / 2:+.2f} ± {abs(apart[0] - apart[1]) / 2:.2f}: Sequential &lt;i&gt;" in page
 
 
 def test_needs_nothing_from_elsewhere_and_nothing_in_it_has_two_meanings(page: str) -> None:

@@ -18,7 +18,7 @@ from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
 
 METRICS = ("accuracy", "client_mean", "global_accuracy")
-_TOP = ("title", "source", "link", "note", "differs", "seeds", "settings", "budget", "column", "row")
+_TOP = ("title", "source", "link", "note", "differs", "seeds", "paired", "settings", "budget", "column", "row")
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
@@ -87,6 +87,7 @@ class Experiment:
         columns: labels.
         cells: one for each row and column.
         methods_in_rows: whether rows are compared with each other, rather than columns.
+        paired: labels of methods of which the differences to all others are shown, seed by seed.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Experiment:
     columns: tuple[str, ...]
     cells: tuple[Cell, ...]
     methods_in_rows: bool
+    paired: tuple[str, ...] = ()
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
@@ -137,6 +139,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
         chosen, default = known[budget], table(values.get("settings", {}), "settings")
         cells = tuple(_cell(default, columns, i, row, chosen) for row in rows for i in range(len(columns)))
         _check_distinct(cells)
+        in_rows = any("method" in row for row in rows)
         about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
         return Experiment(
             name=name,
@@ -147,7 +150,8 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
             rows=tuple(r["label"] for r in rows),
             columns=tuple(c["label"] for c in columns),
             cells=cells,
-            methods_in_rows=any("method" in row for row in rows),
+            methods_in_rows=in_rows,
+            paired=_paired(values.get("paired", []), [entry["label"] for entry in (rows if in_rows else columns)]),
         )
 
 
@@ -169,6 +173,15 @@ def _seeds(value: object) -> tuple[int, ...]:
     if len(set(value)) < len(value):
         raise UserError(f"seeds must differ from each other, not {value!r}")
     return tuple(value)
+
+
+def _paired(value: object, methods: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise UserError(f"paired must be a list of labels of methods, not {value!r}")
+    for label in value:
+        if label not in methods:
+            raise unknown("method in paired", label, methods)
+    return tuple(dict.fromkeys(value))
 
 
 def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[Entry]:

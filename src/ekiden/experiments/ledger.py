@@ -7,9 +7,10 @@ from textwrap import fill
 
 from ekiden.errors import UserError
 from ekiden.experiments.budget import PAPER
+from ekiden.experiments.paired import Contrast, contrasts
 from ekiden.experiments.results import Result, collect, ours, theirs, verdict
 from ekiden.experiments.summary import duration, size
-from ekiden.experiments.sweep import Sweep
+from ekiden.experiments.sweep import Sweep, failures
 
 _HEAD = """# Results
 
@@ -19,8 +20,9 @@ the standard deviations, as far as they are known. With three seeds that is a co
 more than that the values differ. A value at a smaller budget, or with other settings, is not compared. *Sent* are all
 bytes that left a client or the server, *passes* the samples that went forward through a network plus twice those that
 went backward, in millions: both of one run, a mean over the seeds. Time of computing is that of the attempts that ended
-their steps. The command above a table makes all of it, with
-`--only "ROW/COLUMN"` one cell.
+their steps. The command above a table makes all of it, with `--only "ROW/COLUMN"` one cell. Paired differences are over
+the seeds that both have, ± s/√n; a number in brackets says how many these are where some are missing. The best other
+method is that of the smallest difference among those that are not a form of the same and do not pool the data.
 """
 
 
@@ -54,8 +56,24 @@ def section(sweep: Sweep) -> str:
     for result in done:
         if result.cell.note:
             notes.setdefault(result.cell.note, []).append(result.cell.label)
-    lines += ["", *(f"- {', '.join(labels)}: {note}" for note, labels in notes.items())] if notes else []
+    failed = [f"- {run.cell.label}, seed {run.seed} failed: {why}" for run, why in failures(sweep)]
+    noted = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
+    lines += ["", *noted, *failed] if noted or failed else []
+    for contrast in contrasts(experiment, results):
+        lines += ["", *_contrast(contrast)]
     return "\n".join([*lines, ""])
+
+
+def _contrast(contrast: Contrast) -> list[str]:
+    return [
+        f"**{contrast.title}**",
+        "",
+        f"| {' | '.join(contrast.header)} |",
+        "|---" * len(contrast.header) + "|",
+        *(f"| {' | '.join(row)} |" for row in contrast.rows),
+        "",
+        fill(contrast.behind, 118),
+    ]
 
 
 def _budget(sweep: Sweep) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.summary import summarise
 
 FORMAT = 1
-MARK, COPY = "sweep.json", "experiment.toml"
-"""What a sweep folder holds beside its run folders: file and budget, and the file as it was when last run."""
+MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
+"""What a sweep folder holds beside its run folders: file and budget, the file as it was when last run, what failed."""
+OWN = (MARK, COPY, FAILED)
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,19 @@ def begin(sweep: Sweep, content: str) -> None:
     write(sweep.folder / COPY, [content.encode()])
 
 
+def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> None:
+    """Keep why runs failed, by the names of their folders, until they are tried again."""
+    kept = {name: why for name, why in _failed(sweep.folder).items() if name not in tried}
+    if kept or failed or (sweep.folder / FAILED).exists():
+        write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
+
+
+def failures(sweep: Sweep) -> list[tuple[Run, str]]:
+    """The runs that failed when they were last tried, and why."""
+    why = _failed(sweep.folder)
+    return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
+
+
 def differences(run: Run) -> list[str]:
     """Settings of the run in the folder that are not those wanted, hardware apart, as text."""
     there, here = (_flat(p) for p in (stored(run.folder), run.plan))
@@ -180,7 +194,7 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if (path / MARK).exists():
             found += [run.folder for run in opened(path).runs() if run.begun]
-        elif path.name not in (MARK, COPY):  # runs/sweep/* names them too
+        elif path.name not in OWN:  # runs/sweep/* names them too
             found.append(path)
     return found
 
@@ -235,6 +249,15 @@ def _mark(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{folder / MARK} is damaged or of another version: run the sweep again with another --out")
+
+
+def _failed(folder: Path) -> dict[str, str]:
+    try:
+        return {str(k): str(v) for k, v in json.loads((folder / FAILED).read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder / FAILED} is damaged ({error}): delete it and run the sweep again") from None
 
 
 def _short(file: Path) -> str:

@@ -11,7 +11,7 @@ from ekiden.data import NAMED
 from ekiden.errors import UserError
 from ekiden.experiments.results import Result, measured
 from ekiden.experiments.summary import Summary, summarise
-from ekiden.experiments.sweep import COPY, MARK, Sweep, differences, opened
+from ekiden.experiments.sweep import MARK, OWN, Sweep, differences, opened
 from ekiden.learning.training import Hardware
 from ekiden.methods import method_named
 
@@ -82,7 +82,7 @@ def collect(paths: Sequence[Path]) -> Found:
     Raises:
         UserError: a path holds no run, or no run is finished.
     """
-    paths = [path for path in paths if path.name not in (MARK, COPY)]  # runs/sweep/* names them too
+    paths = [path for path in paths if path.name not in OWN]  # runs/sweep/* names them too
     if not paths:
         raise UserError("name the run folders and sweep folders to report")
     left_out: list[tuple[Path, str]] = []

@@ -6,6 +6,7 @@ from math import sqrt
 from statistics import mean, stdev
 
 from ekiden.experiments.experiment import Experiment, Published
+from ekiden.experiments.paired import Contrast, contrasts
 from ekiden.experiments.results import Result, ranks, verdict
 from ekiden.experiments.summary import duration, size
 from ekiden.report.runs import Found, Group
@@ -16,6 +17,10 @@ _HOW = "Accuracy in per cent on the union of all clients' test data, mean ± sta
 _ERROR = (
     "Published: the printed value, and ours minus it in standard errors √((s² + s_p²) / n): s over our n seeds, s_p as "
     "printed if it is, with as many seeds; in points where that is not known."
+)
+_PAIRED = (
+    "Over the seeds that both have, ± s/√n; a number in brackets says how many where some are missing. Best other "
+    "method: that of the smallest difference among those that are not a form of this one and do not pool the data."
 )
 
 
@@ -123,10 +128,14 @@ class PlainTable:
     texts: frozenset[int] = frozenset()
 
 
-def results(found: Found) -> list[ResultTable]:
-    """A table for each sweep, and one for all runs that are in none."""
-    tables = [_published(i, sweep.experiment, done) for i, (sweep, done) in enumerate(found.sweeps, 1)]
-    return tables + ([_loose(len(tables) + 1, found.loose)] if found.loose else [])
+def results(found: Found) -> list[ResultTable | PlainTable]:
+    """A table for each sweep, with its paired differences, and one for all runs that are in none."""
+    tables: list[ResultTable | PlainTable] = []
+    for number, (sweep, done) in enumerate(found.sweeps, 1):
+        tables.append(_published(number, sweep.experiment, done))
+        compared = contrasts(sweep.experiment, done)
+        tables += [_paired(f"paired-{number}-{i}", contrast) for i, contrast in enumerate(compared, 1)]
+    return tables + ([_loose(len(found.sweeps) + 1, found.loose)] if found.loose else [])
 
 
 def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
@@ -191,6 +200,19 @@ def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> R
     ]
     notes = [" ".join(" ".join(lines).split()) for lines in (reading, about)]
     return ResultTable(f"results-{number}", experiment.title, experiment.columns, rows, notes, experiment.link)
+
+
+def _paired(name: str, contrast: Contrast) -> PlainTable:
+    """One method less the others."""
+    data: list[list[Value]] = [
+        [task, d.other, d.mean, d.error, len(d.points)]
+        for task, each, _ in contrast.tasks
+        for d in each
+        if d is not None
+    ]
+    note = f"{_PAIRED} {contrast.behind}"
+    numbers = ["task", "other", "mean", "standard_error", "seeds"]
+    return PlainTable(name, contrast.title, note, contrast.header, contrast.rows, numbers, data)
 
 
 def _absent(result: Result) -> str:

@@ -1,0 +1,162 @@
+"""Paired differences: one method less another seed by seed, as a seed gives both the same data and initial model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
+
+from rich.table import Table
+from rich.text import Text
+
+from ekiden.core.method import Method
+from ekiden.experiments.experiment import Experiment
+from ekiden.experiments.results import Result
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One cell less another.
+
+    Attributes:
+        points: in per cent, one for each seed that both have; at least one.
+        other: label of the method that is subtracted.
+        whole: whether no seed is missing.
+        bound: whether the other pools the data, so that it is no competitor.
+    """
+
+    points: tuple[float, ...]
+    other: str
+    whole: bool
+    bound: bool
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return mean(self.points)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean, s/√n; None of one seed."""
+        return stdev(self.points) / sqrt(len(self.points)) if len(self.points) > 1 else None
+
+    def __str__(self) -> str:
+        """Mean ± standard error, and the number of seeds where some are missing."""
+        error = "" if self.error is None else f" ± {self.error:.2f}"
+        return f"{self.mean:+.2f}{error}" + ("" if self.whole else f" ({len(self.points)})")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One method against all others, task by task.
+
+    Attributes:
+        method: label of the method.
+        others: labels of the others, in the order of the file.
+        tasks: label of each task, the difference to each of the others, None where there is none, and to the best of
+            the other methods, None where there is none.
+    """
+
+    method: str
+    others: tuple[str, ...]
+    tasks: tuple[tuple[str, tuple[Difference | None, ...], Difference | None], ...]
+
+    @property
+    def title(self) -> str:
+        """What the table shows."""
+        return f"{self.method} less the others, paired by seed: points, mean ± standard error"
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns."""
+        return ["", *self.others, "best other method"]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """One a task."""
+        return [
+            [task, *("" if d is None else str(d) for d in each), "" if best is None else f"{best}: {best.other}"]
+            for task, each, best in self.tasks
+        ]
+
+    @property
+    def behind(self) -> str:
+        """Every case in which the method is behind another, bounds apart, in words."""
+        found = [(task, d) for task, each, _ in self.tasks for d in each if d is not None and not d.bound]
+        lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
+        return f"Behind in {len(lost)} of {len(found)}{': ' if lost else ''}{'; '.join(lost)}."
+
+    @property
+    def table(self) -> Table:
+        """For the terminal: the best of the other methods alone."""
+        title = f"{self.method} less the best other method, paired by seed"
+        made = Table(title=Text(title), title_justify="left", caption=Text(self.behind), caption_justify="left")
+        for name in ("", "points, mean ± standard error", "other method"):
+            made.add_column(name)
+        for task, _, best in self.tasks:
+            if best is not None:
+                made.add_row(Text(task), Text(str(best)), Text(best.other))
+        return made
+
+
+def contrasts(experiment: Experiment, results: Sequence[Result]) -> tuple[Contrast, ...]:
+    """The comparisons that the file asks for by `paired`, of what is finished."""
+    made = (_contrast(experiment, results, method) for method in experiment.paired)
+    return tuple(contrast for contrast in made if contrast.tasks)
+
+
+def difference(ours: Result, other: Result, label: str, seeds: int) -> Difference | None:
+    """Ours less the other's, over the seeds that both have; None if there is none, or another metric was measured.
+
+    Args:
+        ours: finished runs of a cell.
+        other: of another one.
+        label: what the other is called.
+        seeds: how many there would be.
+    """
+    theirs = _by_seed(other)
+    points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
+    same = ours.cell.metric == other.cell.metric
+    pooled = other.cell.plan is not None and other.cell.plan.method.pools_data
+    return Difference(points, label, len(points) == seeds, pooled) if points and same else None
+
+
+def _contrast(experiment: Experiment, results: Sequence[Result], method: str) -> Contrast:
+    """The method against every other that has been run, and against the best of those that are not a form of it.
+
+    The best is that of the smallest difference.
+    """
+    by_task: dict[str, dict[str, Result]] = {}
+    for result in (r for r in results if r.runs):
+        task, name = _places(experiment, result)
+        by_task.setdefault(task, {})[name] = result
+    labels = experiment.rows if experiment.methods_in_rows else experiment.columns
+    found = {name for here in by_task.values() if method in here for name in here}
+    others = tuple(label for label in labels if label in found and label != method)
+    tasks = []
+    for task, here in by_task.items():
+        if method not in here:
+            continue
+        each = {
+            name: difference(here[method], here[name], name, len(experiment.seeds)) if name in here else None
+            for name in others
+        }
+        kind = _kind(here[method])
+        rivals = [d for name, d in each.items() if d is not None and not d.bound and _kind(here[name]) is not kind]
+        best = min(rivals, key=lambda d: d.mean, default=None)
+        if any(each.values()):
+            tasks.append((task, tuple(each.values()), best))
+    return Contrast(method, others, tuple(tasks))
+
+
+def _places(experiment: Experiment, result: Result) -> tuple[str, str]:
+    """Task and method of a cell."""
+    cell = result.cell
+    return (cell.column, cell.row) if experiment.methods_in_rows else (cell.row, cell.column)
+
+
+def _kind(result: Result) -> type[Method] | None:
+    return type(result.cell.plan.method) if result.cell.plan else None
+
+
+def _by_seed(result: Result) -> dict[int, float]:
+    return {run.config["seed"]: value for run, value in zip(result.runs, result.values, strict=True)}

@@ -1,0 +1,157 @@
+"""Differences of methods seed by seed: numbers by hand, and where tables show them."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ekiden.errors import UserError
+from ekiden.experiments import experiment, ledger, sweep
+from ekiden.experiments.experiment import Experiment
+from ekiden.experiments.paired import contrasts, difference
+from ekiden.experiments.results import Result, collect
+from ekiden.experiments.summary import Summary, summarise
+
+TABLE = """
+title = "chains"
+seeds = [0, 1, 2]
+paired = ["FedELMY"]
+[settings]
+clients = 2
+epochs = 1
+[[column]]
+label = "FedELMY"
+method = "fedelmy"
+models = 1
+[[column]]
+label = "FedELMY, two models"
+method = "fedelmy"
+models = 2
+[[column]]
+label = "FedSeq"
+method = "fedseq"
+[[column]]
+label = "FedSeq, last"
+method = "fedseq"
+select = "last"
+[[column]]
+label = "Centralized"
+method = "centralized"
+[[row]]
+label = "digits"
+[[row]]
+label = "digits, IID"
+partition = "iid"
+"""
+
+
+def parsed(text: str = TABLE) -> Experiment:
+    return experiment.parse(text, "table", "paper", "table.toml")
+
+
+def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) -> list[Result]:
+    """Runs with these accuracies, in per cent by seed."""
+    made = []
+    for cell in found.cells:
+        seeds = values.get((cell.row, cell.column), {})
+        rows = {seed: {"step": 1, "accuracy": a / 100, "client_mean": a / 100} for seed, a in seeds.items()}
+        made.append(Result(cell, tuple(Summary(Path(), {"seed": s}, [row], 1.0) for s, row in rows.items())))
+    return made
+
+
+VALUES = {
+    ("digits", "FedELMY"): {0: 50.0, 1: 60.0, 2: 70.0},
+    ("digits", "FedELMY, two models"): {0: 90.0, 1: 90.0, 2: 90.0},
+    ("digits", "FedSeq"): {2: 64.0, 0: 48.0, 1: 56.0},
+    ("digits", "FedSeq, last"): {0: 58.0, 1: 59.0},
+    ("digits", "Centralized"): {0: 99.0, 1: 99.0, 2: 99.0},
+    ("digits, IID", "FedELMY"): {1: 80.0},
+    ("digits, IID", "FedSeq"): {1: 80.5, 2: 10.0},
+}
+
+
+def test_numbers_by_hand() -> None:
+    found = parsed()
+    (contrast,) = contrasts(found, results(found, VALUES))
+    assert contrast.others == ("FedELMY, two models", "FedSeq", "FedSeq, last", "Centralized")
+    (digits, each, best), (iid, alone, only) = contrast.tasks
+    assert (digits, iid) == ("digits", "digits, IID")
+    two, seq, last, pooled = each
+    assert seq is not None
+    assert sorted(seq.points) == pytest.approx([2.0, 4.0, 6.0]), "by seed, not by place"
+    assert (seq.mean, seq.error) == pytest.approx((4.0, 2 / 3**0.5))
+    assert str(seq) == "+4.00 ± 1.15"
+    assert last is not None
+    assert last.points == pytest.approx((-8.0, 1.0)), "only seeds that both have"
+    assert str(last) == "-3.50 ± 4.50 (2)"
+    assert best is last, "not a form of FedELMY, nor what pools the data"
+    assert two is not None
+    assert pooled is not None
+    assert [d if d is None else str(d) for d in alone] == [None, "-0.50 (1)", None, None]
+    assert only is alone[1]
+
+
+def test_behind_names_every_case() -> None:
+    found = parsed()
+    (contrast,) = contrasts(found, results(found, VALUES))
+    assert contrast.behind == (
+        "Behind in 3 of 4: digits, FedELMY, two models (-30.00 ± 5.77); digits, FedSeq, last (-3.50 ± 4.50 (2)); "
+        "digits, IID, FedSeq (-0.50 (1))."
+    )
+    ahead = {("digits", name): VALUES["digits", name] for name in ("FedELMY", "FedSeq")}
+    (contrast,) = contrasts(found, results(found, ahead))
+    assert contrast.behind == "Behind in 0 of 1."
+
+
+def test_what_cannot_be_compared() -> None:
+    found = parsed()
+    elmy, _, seq = results(found, VALUES)[:3]
+    apart = Result(seq.cell, tuple(replace(run, config={"seed": 7}) for run in seq.runs[:1]))
+    assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
+    other = Result(replace(seq.cell, metric="client_mean"), seq.runs)
+    assert difference(elmy, other, "FedSeq", 3) is None, "another metric"
+    assert contrasts(found, results(found, {("digits", "FedELMY"): {0: 50.0}})) == (), "nothing to compare with"
+    assert contrasts(found, results(found, {("digits", "FedSeq"): {0: 50.0}})) == (), "nothing to compare"
+    assert contrasts(replace(found, paired=()), results(found, VALUES)) == ()
+
+
+def test_methods_in_rows() -> None:
+    turned = TABLE.replace("[[row]]", "[[task]]").replace("[[column]]", "[[row]]").replace("[[task]]", "[[column]]")
+    found = parsed(turned)
+    (contrast,) = contrasts(found, results(found, {(m, task): values for (task, m), values in VALUES.items()}))
+    (straight,) = contrasts(parsed(), results(parsed(), VALUES))
+    assert contrast == straight
+
+
+def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
+    made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
+    sweep.begin(made, TABLE)
+    cells = sweep.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
+    for run in made.runs(cells)[:4]:
+        job = sweep.jobs(made, [run])[0]
+        job.plan.run(job.folder, job.plan.federation(), about=job.about)
+    page = ledger.page([sweep.opened(made.folder)])
+    values = {
+        name: summarise(made.folder / f"digits--{name}").last["accuracy"]
+        for name in ("FedELMY--seed0", "FedELMY--seed1", "FedSeq--seed0", "FedSeq--seed1")
+    }
+    apart = [100 * (values[f"FedELMY--seed{s}"] - values[f"FedSeq--seed{s}"]) for s in (0, 1)]
+    middle, error = sum(apart) / 2, abs(apart[0] - apart[1]) / 2
+    wanted = f"{middle:+.2f} ± {error:.2f} (2)"
+    assert "**FedELMY less the others, paired by seed: points, mean ± standard error**" in page
+    assert "|  | FedSeq | best other method |" in page
+    assert f"| digits | {wanted} | {wanted}: FedSeq |" in page
+    assert f"Behind in {int(middle < 0)} of 1" in page
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(contrasts(made.experiment, collect(made))[0].table)
+    assert wanted in console.export_text()
+
+
+def test_a_damaged_list_of_failures(tmp_path: Path) -> None:
+    made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
+    sweep.begin(made, TABLE)
+    (made.folder / sweep.FAILED).write_text("[")
+    with pytest.raises(UserError, match=r"failed\.json is damaged .*: delete it"):
+        sweep.failures(made)
