@@ -111,7 +111,7 @@ def test_what_cannot_be_compared() -> None:
     apart = Result(seq.cell, tuple(replace(run, config={"seed": 7}) for run in seq.runs[:1]))
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
     other = Result(replace(seq.cell, metric="client_mean"), seq.runs)
-    assert difference(elmy, other, "FedSeq", 3) is None, "another metric"
+    assert difference(elmy, other, "FedSeq", 3) is None, "each client's own test data"
     assert contrasts(found, results(found, {("digits", "FedELMY"): {0: 50.0}})) == (), "nothing to compare with"
     assert contrasts(found, results(found, {("digits", "FedSeq"): {0: 50.0}})) == (), "nothing to compare"
     assert contrasts(replace(found, paired=()), results(found, VALUES)) == ()

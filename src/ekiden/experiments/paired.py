@@ -105,7 +105,7 @@ def contrasts(experiment: Experiment, results: Sequence[Result]) -> tuple[Contra
 
 
 def difference(ours: Result, other: Result, label: str, seeds: int) -> Difference | None:
-    """Ours less the other's, over the seeds that both have; None if there is none, or another metric was measured.
+    """Ours less the other's, over the seeds that both have; None if there is none, or one was measured on other data.
 
     Args:
         ours: finished runs of a cell.
@@ -115,9 +115,9 @@ def difference(ours: Result, other: Result, label: str, seeds: int) -> Differenc
     """
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
-    same = ours.cell.metric == other.cell.metric
+    own = [cell.metric == "client_mean" for cell in (ours.cell, other.cell)]  # each client's; else the union of all
     pooled = other.cell.plan is not None and other.cell.plan.method.pools_data
-    return Difference(points, label, len(points) == seeds, pooled) if points and same else None
+    return Difference(points, label, len(points) == seeds, pooled) if points and own[0] == own[1] else None
 
 
 def _contrast(experiment: Experiment, results: Sequence[Result], method: str) -> Contrast:
