@@ -1,6 +1,6 @@
 """The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -41,6 +41,8 @@ class SweepOptions:
     """cpu, cuda, ... instead of the file's"""
     out: Path | None = None
     """sweep folder; by default runs/FILE, or runs/FILE-BUDGET"""
+    records: Path | None = None
+    """small file that keeps what finished runs gave, OUT.jsonl: those in it are not run again"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
 
@@ -50,7 +52,7 @@ def run_sweep(args: Sequence[str]) -> None:
     options = parse(SweepOptions, args, "ekiden sweep")
     if options.cores is not None and options.cores < 1:
         raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
-    swept = sweep.plan_sweep(options.file, options.budget, options.out)
+    swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records)
     cells = sweep.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)
@@ -58,8 +60,15 @@ def run_sweep(args: Sequence[str]) -> None:
         console.print(_listed(swept, cells))
         console.print(f"{len(runs)} runs, {len(runs) - len(jobs)} of them finished; folder {swept.folder}")
         return
-    sweep.begin(swept, options.file.read_text())
-    failed = _do(runs, jobs, options.cores or api.cores()) if jobs else []
+    content = options.file.read_text()
+    sweep.begin(swept, content)
+
+    def keep() -> None:
+        if options.records:
+            sweep.keep_records(swept, content, options.records)
+
+    keep()
+    failed = _do(runs, jobs, options.cores or api.cores(), keep) if jobs else []
     sweep.note_failures(swept, {job.folder.name for job in jobs}, {o.folder.name: o.error for o in failed})
     came = results.collect(swept, cells)
     console.print(_table(swept.experiment, came))
@@ -76,15 +85,16 @@ def run_sweep(args: Sequence[str]) -> None:
         )
 
 
-def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Outcome]:
-    """Do what is left; gives what failed."""
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, keep: Callable[[], None]) -> list[Outcome]:
+    """Do what is left, and keep what each run gave; gives what failed."""
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
     if done := [run for run in runs if run.folder not in folders]:
         console.print(f"{len(done)} of {len(runs)} runs are finished already")
     known: dict[str, list[float]] = {}
     for run in done:
-        known.setdefault(run.cell.slug, []).append(summarise(run.folder).seconds)
+        if result := run.result:
+            known.setdefault(run.cell.slug, []).append(result.seconds)
     board = Board(
         console,
         [f"{run.cell.label}, seed {run.seed}" for run in left],
@@ -92,8 +102,14 @@ def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int) -> list[Out
         {group: mean(seconds) for group, seconds in known.items()},
         min(cores, len(jobs)),
     )
+
+    def report(event: launch.Event | Outcome) -> None:
+        board.report(event)
+        if isinstance(event, Outcome):
+            keep()
+
     with board.progress:
-        outcomes = launch.execute(jobs, board.report, cores, apart=True)
+        outcomes = launch.execute(jobs, report, cores, apart=True)
     return [outcome for outcome in outcomes if outcome.error]
 
 
@@ -133,9 +149,9 @@ class ResultsOptions:
     """The ledger of reproduction: what finished runs of sweeps gave, beside the printed values."""
 
     sweeps: Positional[tuple[Path, ...]]
-    """sweep folders"""
+    """sweep folders, and files that `ekiden sweep --records` made"""
     write: Path | None = None
-    """Markdown file to write; by default it is printed"""
+    """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
 
 
 def export_runs(args: Sequence[str]) -> None:
@@ -158,9 +174,13 @@ def export_runs(args: Sequence[str]) -> None:
 def list_results(args: Sequence[str]) -> None:
     """`ekiden results SWEEP...`."""
     options = parse(ResultsOptions, args, "ekiden results")
-    page = ledger.page([sweep.opened(folder) for folder in options.sweeps])
+    sweeps = [sweep.opened(folder) for folder in options.sweeps]
     if options.write is None:
-        print(page)
+        print(ledger.page(sweeps))
         return
-    write(options.write, [page.encode()])
+    try:
+        old = options.write.read_text() if options.write.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {options.write} ({error}): name another file by --write") from None
+    write(options.write, [ledger.page(sweeps, old).encode()])
     console.print(f"written to {options.write}")

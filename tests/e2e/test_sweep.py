@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,16 @@ def test_killed_resumed_failing_and_changed(
     assert "failed" not in ekiden("results", "runs/table")[1]
     code, out, _ = ekiden("compare", "runs/table")
     assert "fedseq (epochs=30" in out
+    assert ekiden("sweep", "table.toml", "--records", "kept/table.jsonl")[0] == 0
+    assert ekiden("results", "runs/table", "--write", "ledger.md")[0] == 0
+    shutil.rmtree("runs")
+    code, out, _ = ekiden("sweep", "table.toml", "--records", "kept/table.jsonl")
+    assert (code, re.search(r"FedSeq .*\d\d\.\d\d", out) is not None) == (0, True)
+    assert not list(Path("runs").glob("table/*/config.json")), "all that is recorded is not run again"
+    assert ekiden("results", "kept/table.jsonl", "--write", "again.md")[0] == 0
+    assert Path("again.md").read_bytes() == Path("ledger.md").read_bytes()
+    code, _, err = ekiden("results", "kept/table.jsonl", "--write", "table.toml")
+    assert (code, "no ledger" in err) == (2, True)
     Path("runs/mine").mkdir()
     Path("runs/mine/file").touch()
     code, _, err = ekiden("sweep", "table.toml", "--out", "runs/mine")

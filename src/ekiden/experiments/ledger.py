@@ -1,6 +1,6 @@
 """The ledger of reproduction: what finished runs of sweeps gave, beside the printed values, as a Markdown page."""
 
-import json
+import re
 from collections.abc import Sequence
 from statistics import mean
 from textwrap import fill
@@ -12,9 +12,8 @@ from ekiden.experiments.results import Result, collect, ours, theirs, verdict
 from ekiden.experiments.summary import duration, size
 from ekiden.experiments.sweep import Sweep, failures
 
-_HEAD = """# Results
-
-Made by `ekiden results`; do not edit. Every number of ours is from finished runs: mean ± standard deviation over the
+_TITLE = "# Results\n\nMade by `ekiden results`; do not edit."
+_HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standard deviation over the
 seeds, in %. Printed values are from the papers. **Within 2 std**: the difference is at most twice √(ours² + theirs²) of
 the standard deviations, as far as they are known. With three seeds that is a coarse test: "above" and "below" say no
 more than that the values differ. A value at a smaller budget, or with other settings, is not compared. *Sent* are all
@@ -26,10 +25,28 @@ method is that of the smallest difference among those that are not a form of the
 """
 
 
-def page(sweeps: Sequence[Sweep]) -> str:
-    """The ledger of these sweeps."""
-    sections = [section(sweep) for sweep in sweeps]
-    return "\n".join([_HEAD, *sections])
+def page(sweeps: Sequence[Sweep], old: str = "") -> str:
+    """The ledger of these sweeps.
+
+    Args:
+        sweeps: in their order.
+        old: a ledger written before: its sections of other sweeps stay as they are, those of these are made anew in
+            their places.
+
+    Raises:
+        UserError: `old` is no ledger.
+    """
+    if old and not old.startswith(_TITLE):
+        raise UserError("the file to write is there and no ledger: name another one by --write")
+    # The command that makes a section names the experiment file and the budget, and so the sweep.
+    sections = {_command(part): f"## {part.rstrip()}\n" for part in re.split(r"^## ", old, flags=re.MULTILINE)[1:]}
+    return "\n".join([_HEAD, *(sections | {sweep.command: section(sweep) for sweep in sweeps}).values()])
+
+
+def _command(part: str) -> str:
+    """The command in a section."""
+    found = re.search(r"^    (ekiden sweep .*)$", part, flags=re.MULTILINE)
+    return found[1] if found else part
 
 
 def section(sweep: Sweep) -> str:
@@ -100,12 +117,8 @@ def _environment(results: Sequence[Result]) -> str:
     runs = [run for result in results for run in result.runs]
     versions = set()
     for run in runs:
-        try:
-            environment = json.loads((run.folder / "environment.json").read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"cannot read {run.folder / 'environment.json'} ({error}): the run folder is damaged"
-            ) from None
-        device = environment["gpu"] or "CPU" if run.config["hardware"]["device"] != "cpu" else "CPU"
-        versions.add(f"Ekiden {run.config['ekiden']}, PyTorch {environment['torch']}, {device}")
+        if not run.environment:
+            raise UserError(f"cannot read {run.folder / 'environment.json'}: the run folder is damaged")
+        device = run.environment["gpu"] or "CPU" if run.config["hardware"]["device"] != "cpu" else "CPU"
+        versions.add(f"Ekiden {run.config['ekiden']}, PyTorch {run.environment['torch']}, {device}")
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"

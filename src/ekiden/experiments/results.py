@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ekiden.errors import UserError
 from ekiden.experiments.experiment import METRICS, Cell, Experiment
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.summary import Summary
 from ekiden.experiments.sweep import Sweep
 
 
@@ -62,8 +62,8 @@ def collect(sweep: Sweep, cells: Sequence[Cell] | None = None) -> tuple[Result, 
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
     for run in sweep.runs(chosen):
-        if run.finished:
-            done[run.cell.slug].append(measured(summarise(run.folder), run.cell.metric))
+        if found := run.result:
+            done[run.cell.slug].append(measured(found, run.cell.metric))
     return tuple(Result(cell, tuple(done[cell.slug])) for cell in chosen)
 
 

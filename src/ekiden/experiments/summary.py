@@ -2,8 +2,8 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -19,23 +19,29 @@ from ekiden.methods import method_named
 
 @dataclass(frozen=True)
 class Summary:
-    """One run folder in numbers.
+    """One run in numbers.
 
     Attributes:
-        folder: where it is.
+        folder: where it is, or the file of records.
         config: its config.json.
-        metrics: its rows, one a step.
+        metrics: its rows, one a step; of a record the last.
         seconds: time of all steps.
+        environment: its environment.json; empty where that cannot be read.
+        recorded: whether this is the record of a run that was finished.
     """
 
     folder: Path
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     seconds: float
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    recorded: bool = False
 
     @property
     def finished(self) -> bool:
         """Whether all steps are done and the result is there."""
+        if self.recorded:
+            return True
         method = _method(self.config)
         done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
         personal = len(list(self.folder.glob("personal/*.safetensors")))
@@ -55,7 +61,15 @@ def summarise(folder: Path) -> Summary:
     """
     config = read_config(folder)
     seconds = sum(row["seconds"] for row in read_lines(folder / "times.jsonl"))
-    return Summary(folder, config, read_lines(folder / "metrics.jsonl"), seconds)
+    return Summary(folder, config, read_lines(folder / "metrics.jsonl"), seconds, _environment(folder))
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def comparison(summaries: Iterable[Summary]) -> Table:

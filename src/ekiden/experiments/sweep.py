@@ -3,19 +3,20 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ekiden.core.files import write
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
-from ekiden.experiments import experiment
+from ekiden.experiments import experiment, records
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Job
-from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.summary import summarise
+from ekiden.experiments.plan import Plan, from_json, stored
+from ekiden.experiments.records import Records
+from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
@@ -25,11 +26,19 @@ OWN = (MARK, COPY, FAILED)
 
 @dataclass(frozen=True)
 class Run:
-    """One cell with one seed, and the folder that is its own."""
+    """One cell with one seed.
+
+    Attributes:
+        cell: which one.
+        seed: which one.
+        folder: its own.
+        record: what it gave, where that is recorded.
+    """
 
     cell: Cell
     seed: int
     folder: Path
+    record: Summary | None = None
 
     @property
     def plan(self) -> Plan[Method]:
@@ -43,9 +52,16 @@ class Run:
         return (self.folder / "config.json").exists()
 
     @property
+    def result(self) -> Summary | None:
+        """What it gave, from its folder or else its record; None before it is finished."""
+        if self.begun and not differences(self) and (found := summarise(self.folder)).finished:
+            return found
+        return self.record if self.record and not _differ(_recorded(self.record), self.plan) else None
+
+    @property
     def finished(self) -> bool:
-        """Whether the folder holds this run with its result."""
-        return self.begun and not differences(self) and summarise(self.folder).finished
+        """Whether there is a result of this run."""
+        return self.result is not None
 
 
 @dataclass(frozen=True)
@@ -56,20 +72,19 @@ class Sweep:
         experiment: at one of its budgets.
         folder: where its runs are.
         file: path of the experiment file, as given.
+        records: what finished runs gave whose folders may be gone, by the names of these.
     """
 
     experiment: Experiment
     folder: Path
     file: str
+    records: Mapping[str, Summary] = field(default_factory=dict)
 
     def runs(self, cells: Iterable[Cell] | None = None) -> tuple[Run, ...]:
         """All runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
         chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
-        return tuple(
-            Run(cell, seed, self.folder / f"{cell.slug}--seed{seed}")
-            for seed in self.experiment.seeds
-            for cell in chosen
-        )
+        names = [(cell, seed, f"{cell.slug}--seed{seed}") for seed in self.experiment.seeds for cell in chosen]
+        return tuple(Run(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
 
     @property
     def command(self) -> str:
@@ -78,15 +93,21 @@ class Sweep:
         return f"ekiden sweep {self.file}{budget}"
 
 
-def plan_sweep(file: Path, budget: str, out: Path | None) -> Sweep:
+def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None = None) -> Sweep:
     """The sweep over a file; nothing is written.
 
+    Args:
+        file: the experiment file.
+        budget: how much of it.
+        out: sweep folder, if not the usual one.
+        recorded: file of records, which need not be there yet.
+
     Raises:
-        UserError: the file is wrong, or the folder belongs to something else.
+        UserError: the file is wrong, or the folder or the records belong to something else.
     """
     found = experiment.read(file, budget)
     name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
-    sweep = Sweep(found, out or Path("runs") / name, _short(file))
+    sweep = Sweep(found, out or Path("runs") / name, _short(file), _known(recorded, file.stem, budget))
     if (sweep.folder / MARK).exists():
         mark = _mark(sweep.folder)
         if (Path(mark["file"]).stem, mark["budget"]) != (file.stem, budget):
@@ -99,11 +120,15 @@ def plan_sweep(file: Path, budget: str, out: Path | None) -> Sweep:
 
 
 def opened(folder: Path) -> Sweep:
-    """The sweep in a folder, from the copy of its file there.
+    """The sweep in a folder, or in a file of records, from the copy of its experiment file there.
 
     Raises:
-        UserError: it is no sweep folder.
+        UserError: it is no sweep folder and no file of records.
     """
+    if folder.suffix == records.SUFFIX and not folder.is_dir():
+        kept = records.read(folder)
+        found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
+        return Sweep(found, folder.with_suffix(""), kept.file, kept.runs)
     if not (folder / MARK).exists():
         raise UserError(f"{folder} is no sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
     mark = _mark(folder)
@@ -143,14 +168,15 @@ def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
     Raises:
         UserError: a folder holds a run with other settings.
     """
-    changed = [(run, different) for run in runs if run.begun and (different := differences(run))]
+    changed = [(run, different) for run in runs if not run.finished and (different := differences(run))]
     if changed:
         run, different = changed[0]
         more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{sweep.file} has changed since {run.folder} was run{more}: {'; '.join(different[:3])}. "
-            "Delete that folder to run it anew, or give another one for the whole sweep by --out"
-        )
+        where, hint = f"{run.folder} was run", "that folder to run it anew, or give another one for the sweep by --out"
+        if not run.begun:
+            where = f"{run.folder.name} was recorded"
+            hint = "its line in the records to run it anew, or give another file by --records"
+        raise UserError(f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete {hint}")
     return [_job(sweep, run, device) for run in runs if not run.finished]
 
 
@@ -163,6 +189,14 @@ def begin(sweep: Sweep, content: str) -> None:
         raise UserError(f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out") from None
     write(sweep.folder / MARK, [json.dumps(mark).encode()])  # first: it makes the folder a sweep's
     write(sweep.folder / COPY, [content.encode()])
+
+
+def keep_records(sweep: Sweep, content: str, path: Path) -> int:
+    """Add what is finished to a file of records; gives how many it then holds."""
+    now = {run.folder.name: run.result for run in sweep.runs() if run.begun}
+    kept = {**sweep.records, **{name: result for name, result in now.items() if result}}
+    records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept))
+    return len(kept)
 
 
 def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> None:
@@ -179,8 +213,14 @@ def failures(sweep: Sweep) -> list[tuple[Run, str]]:
 
 
 def differences(run: Run) -> list[str]:
-    """Settings of the run in the folder that are not those wanted, hardware apart, as text."""
-    there, here = (_flat(p) for p in (stored(run.folder), run.plan))
+    """Settings of the run in the folder, or else of the record, that are not those wanted, hardware apart, as text."""
+    if run.begun:
+        return _differ(stored(run.folder), run.plan)
+    return _differ(_recorded(run.record), run.plan) if run.record else []
+
+
+def _differ(found: Plan[Method], wanted: Plan[Method]) -> list[str]:
+    there, here = _flat(found), _flat(wanted)
     return [
         f"{k} is {there.get(k)} there, {here.get(k)} in the file"
         for k in sorted(there.keys() | here.keys())
@@ -249,6 +289,24 @@ def _mark(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{folder / MARK} is damaged or of another version: run the sweep again with another --out")
+
+
+def _known(path: Path | None, name: str, budget: str) -> Mapping[str, Summary]:
+    """The records in a file, none where it is not there yet."""
+    if path is None:
+        return {}
+    if path.suffix != records.SUFFIX:
+        raise UserError(f"--records {path} must end in {records.SUFFIX}")
+    if not path.exists():
+        return {}
+    kept = records.read(path)
+    if (Path(kept.file).stem, kept.budget) != (name, budget):
+        raise UserError(f"{path} keeps {kept.file} at budget {kept.budget}: give another file by --records")
+    return kept.runs
+
+
+def _recorded(record: Summary) -> Plan[Method]:
+    return from_json(record.config["plan"])
 
 
 def _failed(folder: Path) -> dict[str, str]:

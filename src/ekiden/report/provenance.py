@@ -77,9 +77,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _environment(run: Summary) -> tuple[str, ...]:
-    rows = _lines(run.folder / "environment.json")
-    about = rows[0] if rows else {}
-    values = (about.get(key) for key in ("python", "torch", "platform", "cores", "gpu"))
+    values = (run.environment.get(key) for key in ("python", "torch", "platform", "cores", "gpu"))
     return (str(run.config.get("ekiden", "")), *("–" if value is None else str(value) for value in values))
 
 

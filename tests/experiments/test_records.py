@@ -1,0 +1,145 @@
+"""Records of finished runs stand in for their folders: in the ledger, and when the sweep goes on elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ekiden.errors import UserError
+from ekiden.experiments import experiment, ledger, records, results, sweep
+
+TABLE = """
+title = "digits"
+source = "a paper, Table 1"
+seeds = [0, 1]
+[settings]
+clients = 3
+epochs = 1
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+printed = ["10 ± 1"]
+[[row]]
+label = "Local"
+method = "local"
+metric = "client_mean"
+"""
+
+
+def planned(folder: Path, table: str = TABLE, file: Path | None = None) -> sweep.Sweep:
+    """The sweep as `ekiden sweep` plans it, its folder not made."""
+    source = folder.parent / "table.toml"
+    source.write_text(table)
+    return sweep.plan_sweep(source, "paper", folder, file)
+
+
+def run(swept: sweep.Sweep, number: int) -> None:
+    sweep.begin(swept, TABLE)
+    for one in swept.runs()[:number]:
+        for job in sweep.jobs(swept, [one]):
+            job.plan.run(job.folder, job.plan.federation(), about=job.about)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[sweep.Sweep, Path]:
+    """Three of four runs, and the records of them."""
+    folder = tmp_path_factory.mktemp("sweep")
+    swept = planned(folder / "runs")
+    run(swept, 3)
+    file = folder / "kept" / "table.jsonl"
+    assert sweep.keep_records(swept, TABLE, file) == 3
+    return swept, file
+
+
+def test_the_ledger_from_records_is_that_from_folders(done: tuple[sweep.Sweep, Path]) -> None:
+    swept, file = done
+    page = ledger.page([sweep.opened(file)])
+    assert page == ledger.page([sweep.opened(swept.folder)])
+    assert "2 of 2 cells, 3 runs" in page
+    lines = file.read_text().splitlines()
+    assert len(lines) == 4
+    assert json.loads(lines[1])["environment"].keys() == {"python", "torch", "gpu"}, "no more of the machine"
+
+
+def test_recorded_runs_are_not_run_again_and_count(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    swept, file = done
+    kept = tmp_path / "kept.jsonl"
+    shutil.copy(file, kept)
+    again = planned(tmp_path / "runs", file=kept)
+    left = sweep.jobs(again, again.runs())
+    assert [job.folder.name for job in left] == [again.runs()[3].folder.name]
+    run(again, 4)
+    assert len(list((tmp_path / "runs").glob("*/config.json"))) == 1
+    assert sweep.keep_records(again, TABLE, kept) == 4
+    both = {r.cell.row: r for r in results.collect(sweep.opened(kept))}
+    first = {r.cell.row: r for r in results.collect(swept)}
+    assert {row: len(r.runs) for row, r in both.items()} == {"FedSeq": 2, "Local": 2}
+    assert both["FedSeq"].values == first["FedSeq"].values
+    assert both["Local"].values[0] == first["Local"].values[0]
+
+
+def test_a_folder_counts_before_its_record(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    swept, file = done
+    lines = file.read_text().splitlines()
+    wrong = json.loads(lines[1])
+    wrong["result"]["accuracy"] = 0.0
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("\n".join([lines[0], json.dumps(wrong), *lines[2:]]) + "\n")
+    again = sweep.plan_sweep(swept.folder.parent / "table.toml", "paper", swept.folder, kept)
+    assert results.collect(again)[0].values == results.collect(swept)[0].values
+    sweep.keep_records(again, TABLE, kept)
+    assert kept.read_bytes() == file.read_bytes()
+
+
+def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    changed = TABLE.replace("epochs = 1", "epochs = 2")
+    again = planned(tmp_path / "runs", changed, done[1])
+    with pytest.raises(UserError, match=r"was recorded \(and 2 other runs\): epochs is 1 there, 2 in the file"):
+        sweep.jobs(again, again.runs())
+    assert all(not r.runs for r in results.collect(again))
+    with pytest.raises(UserError, match=r"must end in \.jsonl"):
+        sweep.plan_sweep(tmp_path / "table.toml", "paper", None, tmp_path / "kept.txt")
+    other = tmp_path / "other.toml"
+    other.write_text(TABLE)
+    with pytest.raises(UserError, match=r"keeps .*table\.toml at budget paper: give another file by --records"):
+        sweep.plan_sweep(other, "paper", None, done[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "why"),
+    [
+        (1, "{}", "line 1 is damaged"),
+        (1, '{"format":9,"file":"","budget":"","experiment":""}', "has format 9"),
+        (2, '{"run":', "line 2 is damaged"),
+        (3, "[]", "line 3 is damaged"),
+    ],
+)
+def test_damaged_records(done: tuple[sweep.Sweep, Path], tmp_path: Path, number: int, line: str, why: str) -> None:
+    lines = done[1].read_text().splitlines()
+    lines[number - 1] = line
+    file = tmp_path / "kept.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=why):
+        records.read(file)
+
+
+def test_empty_or_missing_records(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match="line 1 is damaged"):
+        records.read(tmp_path / "empty.jsonl")
+    with pytest.raises(UserError, match="cannot read"):
+        records.read(tmp_path / "missing.jsonl")
+
+
+def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -> None:
+    swept, _ = done
+    small = experiment.parse(TABLE + "[budget.small]\nseeds = 1\n", "table", "small", "table.toml")
+    other = sweep.Sweep(small, Path("nowhere"), swept.file)
+    old = ledger.page([other, sweep.Sweep(swept.experiment, Path("nowhere"), swept.file)])
+    assert old.count("No run is finished.") == 2
+    page = ledger.page([swept], old)
+    assert page == ledger.page([other, swept]), "its own section is made anew, in its place"
+    assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), "a new one comes last"
+    with pytest.raises(UserError, match="no ledger"):
+        ledger.page([swept], "# My notes\n")
