@@ -26,7 +26,7 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
-from ekiden.experiments.sweep import expand
+from ekiden.experiments.sweep import summaries
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
@@ -80,7 +80,7 @@ class CompareOptions:
     """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders and sweep folders"""
+    """run folders, sweep folders, and files that `ekiden sweep --records` made"""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def show(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """`ekiden compare RUN...`."""
     options = parse(CompareOptions, args, "ekiden compare")
-    runs = [summary.summarise(folder) for folder in expand(options.runs)]
+    runs = summaries(options.runs)
     if not runs:
         raise UserError("name the run folders or sweep folders to compare")
     console.print(summary.comparison(runs))

@@ -174,6 +174,8 @@ def export_runs(args: Sequence[str]) -> None:
 def list_results(args: Sequence[str]) -> None:
     """`ekiden results SWEEP...`."""
     options = parse(ResultsOptions, args, "ekiden results")
+    if not options.sweeps:
+        raise UserError("name the sweep folders, or the files that `ekiden sweep --records` made")
     sweeps = [sweep.opened(folder) for folder in options.sweeps]
     if options.write is None:
         print(ledger.page(sweeps))

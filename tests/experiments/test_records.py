@@ -1,13 +1,16 @@
 """Records of finished runs stand in for their folders: in the ledger, and when the sweep goes on elsewhere."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ekiden.errors import UserError
 from ekiden.experiments import experiment, ledger, records, results, sweep
+from ekiden.experiments.summary import Summary, comparison
 
 TABLE = """
 title = "digits"
@@ -52,11 +55,21 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[sweep.Sweep, Path]:
     return swept, file
 
 
+def _shown(runs: list[Summary]) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(comparison(runs))
+    return console.export_text()
+
+
 def test_the_ledger_from_records_is_that_from_folders(done: tuple[sweep.Sweep, Path]) -> None:
     swept, file = done
     page = ledger.page([sweep.opened(file)])
     assert page == ledger.page([sweep.opened(swept.folder)])
     assert "2 of 2 cells, 3 runs" in page
+    folders = [run.folder for run in swept.runs()[:3]]
+    assert (
+        _shown(sweep.summaries([file])) == _shown(sweep.summaries(folders)) == _shown(sweep.summaries([swept.folder]))
+    )
     lines = file.read_text().splitlines()
     assert len(lines) == 4
     assert json.loads(lines[1])["environment"].keys() == {"python", "torch", "gpu"}, "no more of the machine"

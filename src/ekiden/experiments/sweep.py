@@ -125,7 +125,7 @@ def opened(folder: Path) -> Sweep:
     Raises:
         UserError: it is no sweep folder and no file of records.
     """
-    if folder.suffix == records.SUFFIX and not folder.is_dir():
+    if _is_records(folder):
         kept = records.read(folder)
         found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
         return Sweep(found, folder.with_suffix(""), kept.file, kept.runs)
@@ -239,6 +239,17 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
+def summaries(paths: Iterable[Path]) -> list[Summary]:
+    """What run folders, sweep folders and files of records hold."""
+    found: list[Summary] = []
+    for path in paths:
+        if _is_records(path):
+            found += [result for run in opened(path).runs() if (result := run.result)]
+        else:
+            found += [summarise(folder) for folder in expand([path])]
+    return found
+
+
 def _job(sweep: Sweep, run: Run, device: str) -> Job:
     plan = stored(run.folder) if run.begun else run.plan
     if device and not run.begun:
@@ -289,6 +300,10 @@ def _mark(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{folder / MARK} is damaged or of another version: run the sweep again with another --out")
+
+
+def _is_records(path: Path) -> bool:
+    return path.suffix == records.SUFFIX and not path.is_dir()
 
 
 def _known(path: Path | None, name: str, budget: str) -> Mapping[str, Summary]:
