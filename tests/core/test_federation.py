@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.federation import ClientMissing, Fed, Request, Transfer, in_order, refs, resolve
-from ekiden.core.method import EVERYONE, INITIAL, SERVER, Method, Ref, State, on_client
+from ekiden.core.method import EVERYONE, INITIAL, SERVER, Method, Ref, Size, State, on_client
 from ekiden.core.wire import size
-from ekiden.core.worker import Client
+from ekiden.core.worker import Client, Job, Setup, Worker
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work
 from ekiden.learning.weights import Weights, mean
@@ -388,3 +389,38 @@ def test_clients_do_only_what_is_marked(blobs: FederatedData, processes: bool) -
 def test_nobody_else_can_be_called(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="unknown client 'client-44': did you mean"):
         go(Stranger(), blobs)
+
+
+@dataclass(frozen=True)
+class Slices(Method):
+    """Tasks that give, keep and are given views of larger tensors."""
+
+    private: ClassVar[Any] = Tensor
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        yield s
+
+    @on_client
+    def turn(self, client: Client, x: Tensor) -> Tensor:
+        for tensor in (x, client.state):
+            assert tensor.is_contiguous()
+            assert tensor.data_ptr() % 64 == 0
+        client.state = client.state[1:]
+        return x.T
+
+    def steps(self, clients: int) -> int:
+        return 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        return 0
+
+
+def test_what_tasks_give_keep_and_are_given_lies_in_memory_as_if_it_had_travelled(blobs: FederatedData) -> None:
+    setup = Setup(Slices(), Tiny, blobs.dataset, hardware=Hardware(threads=1))
+    worker = Worker(setup, {c.name: c for c in blobs.clients})
+    flat = torch.arange(40.0)
+    outcome = worker.execute(Job(0, 0, "client-0", "turn", (flat[1:13].view(3, 4).T,), flat[3:]))
+    for tensor, wanted in ((outcome.value, flat[1:13].view(3, 4)), (outcome.private, flat[4:])):
+        assert torch.equal(tensor, wanted)
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0

@@ -479,7 +479,7 @@ def test_refs_stand_for_values_only_where_they_are_fetched() -> None:
 def test_moves_all_tensors_to_a_device_and_nothing_else() -> None:
     weights = Weights(torch.ones(3), torch.empty(0), torch.zeros(1, dtype=torch.int64))
     payload = [("a", weights, 2.5), {"b": torch.ones(2), "c": None}, Marks(bytes=3)]
-    moved = wire.on_device(payload, torch.device("meta"))
+    moved = wire.placed(payload, torch.device("meta"))
     tensors = [leaf for leaf in wire.leaves(moved) if isinstance(leaf, Tensor)]
     assert len(tensors) == 4
     assert all(t.is_meta for t in tensors)
@@ -488,5 +488,29 @@ def test_moves_all_tensors_to_a_device_and_nothing_else() -> None:
     assert moved[2] == Marks(bytes=3)
     assert isinstance(moved[0], tuple)
     assert isinstance(moved[0][1], Weights)
-    assert wire.on_device(payload, torch.device("cpu")) is payload
-    assert wire.on_device(None, torch.device("meta")) is None
+    assert wire.placed(payload, torch.device("cpu")) is payload
+    assert wire.placed(None, torch.device("meta")) is None
+
+
+def _lies_well(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+
+
+def test_what_travelled_and_what_did_not_lie_alike_in_memory() -> None:
+    flat = torch.arange(40.0)
+    payload = (Weights(flat[1:13], flat[16:], torch.zeros(1, dtype=torch.int64)), flat[:12].view(3, 4).T)
+    kind = tuple[Weights, Tensor]
+    assert not _lies_well(payload[0].params)
+    there, here = wire.decode(wire.encode(payload), kind), wire.placed(payload)
+    for value in (there, here):
+        tensors = [leaf for leaf in wire.leaves(value) if isinstance(leaf, Tensor)]
+        assert all(map(_lies_well, tensors))
+        assert all(map(torch.equal, tensors, [leaf for leaf in wire.leaves(payload) if isinstance(leaf, Tensor)]))
+    assert wire.placed(here) is here
+
+
+@pytest.mark.parametrize("name", ["a", "ab", "abcdefgh"])
+def test_what_is_read_lies_well_whatever_stands_before_it(name: str) -> None:
+    for n in range(1, 20):
+        found = wire.decode(wire.encode({name: torch.ones(n), "more": torch.ones(3)}), dict[str, Tensor])
+        assert all(map(_lies_well, found.values()))

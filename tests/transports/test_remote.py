@@ -111,7 +111,8 @@ def assert_equal(one: Result, other: Result) -> None:
     last, expected = one.metrics[-1], other.metrics[-1]
     losses = {key for key in expected if key.endswith("loss")}
     assert {k: v for k, v in last.items() if k not in losses} == {k: v for k, v in expected.items() if k not in losses}
-    assert {k: last[k] for k in losses} == pytest.approx({k: expected[k] for k in losses}, rel=1e-12)
+    # Each silo measures its own samples: in another place of a batch one may round otherwise.
+    assert {k: last[k] for k in losses} == pytest.approx({k: expected[k] for k in losses}, rel=1e-6)
 
 
 @every_method

@@ -163,7 +163,7 @@ class Fed:
         missing: list[str] = []
         for ref in wanted:
             try:
-                values.append(wire.on_device(self._transport.value(ref), _CPU))
+                values.append(wire.placed(self._transport.value(ref), _CPU))
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)

@@ -23,6 +23,7 @@ from ekiden.errors import UserError
 
 FORMAT = "ekiden-1"
 _DEPTH = 32
+_ALIGNMENT = 64  # bytes, PyTorch's own
 
 
 class WireError(UserError):
@@ -53,17 +54,27 @@ def size(value: Any) -> int:
     return sum(_leaf_size(leaf) for leaf in leaves(value))
 
 
-def on_device(value: Any, device: torch.device) -> Any:
-    """`value` with its tensors on `device`; itself where they are there already."""
+def placed(value: Any, device: torch.device | None = None) -> Any:
+    """`value` with its tensors on `device` and as they lie in memory after a journey; itself where they lie so.
+
+    On some CPUs a product rounds by the order and alignment of its operands in memory. So that a value is worth the
+    same bits whether it travelled or not, it lies row by row, and begins where PyTorch begins tensors.
+    """
     if isinstance(value, Tensor):
-        return value.to(device)
-    if all(leaf.device.type == device.type for leaf in leaves(value) if isinstance(leaf, Tensor)):
+        value = value if device is None else value.to(device)
+        return value if _lies_well(value) else value.clone(memory_format=torch.contiguous_format)
+    tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+    if all(_lies_well(t) and (device is None or t.device.type == device.type) for t in tensors):
         return value
     if _is_record(value):
-        return type(value)(**{name: on_device(part, device) for name, part in _fields(value)})
+        return type(value)(**{name: placed(part, device) for name, part in _fields(value)})
     if isinstance(value, Mapping):
-        return {key: on_device(part, device) for key, part in value.items()}
-    return type(value)(on_device(part, device) for part in value)
+        return {key: placed(part, device) for key, part in value.items()}
+    return type(value)(placed(part, device) for part in value)
+
+
+def _lies_well(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def encode(value: Any) -> bytes:
@@ -182,7 +193,7 @@ class _Reader:
         if expected is Tensor and isinstance(node, dict) and isinstance(node.get("tensor"), int):
             name = str(node["tensor"])
             if name in self.tensors:
-                return self.tensors.pop(name)
+                return placed(self.tensors.pop(name))
             raise WireError("payload names a tensor that is missing or used twice: refused")
         raise _other(expected)
 

@@ -285,14 +285,14 @@ class Worker:
         seed = derive(self.setup.seed, job.step, job.client, job.call)
         key = f"{job.step}-{job.call}-{digest}"
         # From the server, another process or a file they come on the CPU.
-        private = wire.on_device(job.private, self._feed.device)
+        private = wire.placed(job.private, self._feed.device)
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
         client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs, trained)
-        value = task(client, *wire.on_device(job.args, self._feed.device))
+        value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}
             journal.save(TRAINED, {"step": torch.tensor(job.step), **parts})
-        return Outcome(value, client.state, bench.work)
+        return Outcome(wire.placed(value), wire.placed(client.state), bench.work)
 
     def bench(self, where: str) -> Bench:
         """What to train or evaluate on; the network is shared by all, one task at a time."""
