@@ -75,6 +75,7 @@ def test_mean_spread_difference_and_verdict() -> None:
     local = found.cells[2]
     assert result(local, 19.0).mean == pytest.approx(20.0), "the metric of this row is client_mean"
     assert results.verdict(result(local, 19.0), found) == "no spread known: one seed, none printed"
+    assert results.verdict(result(local, 19.0, 19.0), found) == "no spread known: its seeds agree, none printed"
     assert results.verdict(result(replace(local, published=None), 19.0), found) == "not printed"
     other = found.cells[1]
     assert results.verdict(result(other, 19.0), found) == "not comparable: other clothes"

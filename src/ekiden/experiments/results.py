@@ -89,7 +89,8 @@ def verdict(result: Result, experiment: Experiment) -> str:
     if reason := obstacle(result.cell, experiment):
         return f"not comparable: {reason}"
     if not result.spread:
-        return "no spread known: one seed, none printed"
+        seeds = "one seed" if len(result.runs) == 1 else "its seeds agree"
+        return f"no spread known: {seeds}, none printed"
     if abs(difference) <= 2 * result.spread:
         return "within 2 std"
     return "above" if difference > 0 else "below"
