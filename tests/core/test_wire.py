@@ -448,14 +448,6 @@ def test_states_travel_with_their_refs() -> None:
     assert INITIAL not in live_refs(State())
 
 
-def test_is_finite_looks_at_every_number() -> None:
-    good = [torch.ones(2), 1.0, {"n": 3}, torch.tensor([1])]
-    assert wire.is_finite(good)
-    for bad in (math.nan, math.inf, -math.inf):
-        assert not wire.is_finite([*good, bad])
-        assert not wire.is_finite([*good, Pair(torch.tensor([0.0, bad]), 1.0)])
-
-
 def test_refs_stand_for_values_only_where_they_are_fetched() -> None:
     ref: Ref[Tensor] = Ref("a", "0-0-train")
     data = encode(([ref, torch.ones(1)], 3))

@@ -136,6 +136,7 @@ class Backwards(nn.Module):
         (Shortcut(), (4,), "shortcuts"),
         (Backwards(), (4,), "shortcuts"),
         (nn.Linear(4, 3), (4,), "no hidden layer"),
+        (nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 3)), (4,), "are frozen"),
         (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), (4,), "of a kind"),
         (nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)), (4,), "of a kind"),
         (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.Linear(8, 3)), (4,), "of a kind"),

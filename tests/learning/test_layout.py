@@ -1,5 +1,6 @@
 """Layout: where tensors are in flat vectors."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,3 +62,22 @@ def test_fresh_values_depend_on_the_seed_only() -> None:
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
     assert not torch.equal(a, Network(module).params)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_fresh_values_are_drawn_as_the_network_draws_its_own(name: str) -> None:
+    module = models.build(name, (3, 64, 64), 10)
+    again = fresh(module, 1)
+    for built, drawn in zip(*([p.detach() for p in m.parameters()] for m in (module, again)), strict=True):
+        if built.numel() >= 400 and built.std() > 0:
+            assert float(drawn.std()) == pytest.approx(float(built.std()), rel=0.2)
+            assert not torch.equal(built, drawn)
+
+
+def test_frozen_layers_are_not_drawn_anew() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    module[:2].requires_grad_(False)
+    before = {name: torch.full_like(value, 7) for name, value in module.state_dict().items()}
+    module.load_state_dict(before)
+    after = fresh(module, 1).state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"2.weight", "2.bias"}

@@ -9,6 +9,7 @@ from ekiden.core import wire
 from ekiden.core.method import Method
 from ekiden.learning.glam import GLAM
 from ekiden.methods import SPFL, FedELMY, FedSeq
+from ekiden.methods._alignment import alignment
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 
@@ -64,6 +65,26 @@ def test_every_order_sends_as_declared(
     result = run(method, blobs, Tiny, **SETTINGS)
     assert result.weights is not None
     assert result.bytes == method.cost(4, wire.size(result.weights))
+
+
+@each
+def test_a_pass_whose_first_client_is_away_has_its_own_origin(
+    kind: type[Any], short: dict[str, Any], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins: list[Any] = []
+
+    def spy(client: Any, origin: Any, *args: Any) -> Any:
+        origins.append(origin)
+        return alignment(client, origin, *args)
+
+    monkeypatch.setattr(f"ekiden.methods.{kind.title()}.alignment", spy)
+    method = kind(rounds=2, align_global=1.0, **short)
+    run(method, blobs, Tiny, absent=lambda step, client: step == 4, **SETTINGS)
+    first, second = origins[:4], origins[4:]
+    assert len(second) == 3, "one of the four clients of the second pass is away"
+    assert all(same(o, first[0]) for o in first)
+    assert all(same(o, second[0]) for o in second)
+    assert not same(second[0], first[0])
 
 
 @each

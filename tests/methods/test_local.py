@@ -1,24 +1,40 @@
 """Local: nothing moves, nobody depends on anybody."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.worker import Client
+from ekiden.core.method import State
 from ekiden.methods import Local
 from tests.conftest import Tiny
-from tests.methods.toys import Quadratic, weights
+from tests.methods.toys import rounds, two_quadratics, weights
+
+START = State(model=None, personal=(weights(0.0), weights(0.0)))
 
 
 def test_numbers_of_the_toy() -> None:
-    # F1 = ½(w-1)², F2 = (w+1)², η = 0.1: the second has twice the curvature, so twice the step.
-    for epochs, first, second in ((2, 0.19, -0.36), (4, 0.3439, -0.5904)):
-        method = Local(epochs=epochs)
-        assert float(method.train(cast(Client, Quadratic([1.0], 0.1)), weights(0.0)).params) == pytest.approx(first)
-        assert float(method.train(cast(Client, Quadratic([-1.0], 0.2)), weights(0.0)).params) == pytest.approx(second)
+    """w1 = 1 - 0.9^t and w2 = -1 + 0.8^t after t steps, however they are divided into rounds."""
+    (once,) = rounds(Local(epochs=4), two_quadratics(), START)
+    first, second = rounds(Local(rounds=2, epochs=2), two_quadratics(), START)
+    assert first == [pytest.approx([0.19]), pytest.approx([-0.36])]
+    assert second == [pytest.approx([0.3439]), pytest.approx([-0.5904])]
+    assert second == once, "bit for bit"
+
+
+def test_momentum_starts_anew_each_round() -> None:
+    (once,) = rounds(Local(epochs=3), two_quadratics(momentum=0.5), START)
+    assert once == [pytest.approx([0.386]), pytest.approx([-0.698])]
+    assert rounds(Local(rounds=2, epochs=2), two_quadratics(momentum=0.5), START)[0][0] == pytest.approx([0.24])
+    after_two = State(model=None, personal=(weights(0.24), weights(0.0)))
+    assert rounds(Local(epochs=1), two_quadratics(momentum=0.5), after_two)[0][0] == pytest.approx([0.316])
+
+
+def test_learning_rate_decays_by_round() -> None:
+    after = rounds(Local(rounds=2, epochs=1, decay=0.5), two_quadratics(), START)[1]
+    assert after == [pytest.approx([0.1 + 0.05 * 0.9]), pytest.approx([-0.2 - 0.05 * 2 * 0.8])]
 
 
 def test_rounds_are_book_keeping(blobs: FederatedData) -> None:

@@ -148,6 +148,7 @@ def test_messages() -> None:
     ]
     assert MetaFed().cost(4, 1) == 6
     assert MetaFed(rounds=3).cost(4, 1) == 14
+    assert MetaFed(rounds=3).cost(1, 1) == 0
 
 
 def test_reports_the_global_and_the_personal_models(blobs: FederatedData) -> None:

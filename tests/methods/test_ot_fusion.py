@@ -248,6 +248,27 @@ def test_networks_with_shortcuts_are_refused() -> None:
         align(a.weights(), b.weights(), a.layout, b.layout, by_weights)
 
 
+class Centred(nn.Module):
+    """Subtracts a mean that it carries along, and has a frozen first layer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((4,), 3.0))
+        self.a, self.b, self.c = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x - self.mean)).relu())  # type: ignore[no-any-return]
+
+
+def test_values_outside_the_layers_that_move_stay() -> None:
+    network = Network(Centred().eval())
+    check_chain(network.module, (4,))
+    result, _ = align(network.weights(), network.weights(), network.layout, network.layout, by_weights)
+    assert torch.equal(result.buffers, network.buffers)
+
+
 @pytest.mark.parametrize("alignment", ["weights", "activations"])
 def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, alignment: str) -> None:
     settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

@@ -262,13 +262,3 @@ def _field_names(record: type) -> Sequence[str]:
     if dataclasses.is_dataclass(record):
         return [f.name for f in dataclasses.fields(record)]
     return typing.cast(Sequence[str], getattr(record, "_fields", ()))
-
-
-def is_finite(value: Any) -> bool:
-    """Whether every number and floating-point tensor of a payload is finite."""
-    for leaf in leaves(value):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            return False
-        if isinstance(leaf, float) and not abs(leaf) < float("inf"):
-            return False
-    return True

@@ -192,8 +192,10 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
     """Refuse a network whose function changes when hidden units change places, or idle ones are added.
 
     Raises:
-        UserError: it has shortcuts, or layers in another order than they are registered in.
+        UserError: it has shortcuts, layers in another order than they are registered in, or some that are frozen.
     """
+    if len({p.requires_grad for p in network.parameters()}) > 1:
+        raise UserError(f"some of the network's layers are frozen, and all units are matched: {_ADVICE}")
     draw = torch.Generator().manual_seed(0)
     before = Network(copy.deepcopy(network).cpu().requires_grad_(True))
     for values in before.module.parameters():

@@ -124,12 +124,17 @@ class Network:
 
 
 def fresh(module: nn.Module, seed: int) -> nn.Module:
-    """A copy of `module` whose layers have drawn new initial values, each in its own way."""
+    """A copy of `module` whose layers have drawn new initial values, each by its own `reset_parameters`.
+
+    Frozen layers keep theirs, and so do parameters of modules without such a method.
+    """
     module = copy.deepcopy(module).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for part in module.modules():
-            if callable(reset := getattr(part, "reset_parameters", None)):
+            own = list(part.parameters(recurse=False))
+            frozen = own and not any(p.requires_grad for p in own)
+            if callable(reset := getattr(part, "reset_parameters", None)) and not frozen:
                 reset()
     return module
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -77,11 +78,11 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     mean, so that equal models average to themselves bit for bit and memory stays at one model.
 
     Raises:
-        UserError: no model, models of different shape, a negative weight or all weights zero.
+        UserError: no model, models of different shape, a weight that is negative or not finite, or all weights zero.
     """
     weights = [1.0] * len(models) if weights is None else list(weights)
-    if not models or len(weights) != len(models) or min(weights) < 0 or sum(weights) <= 0:
-        raise UserError("an average needs at least one model and a weight >= 0 for each, not all zero")
+    if not models or len(weights) != len(models) or not all(0 <= w < inf for w in weights) or not any(weights):
+        raise UserError("an average needs at least one model and a finite weight >= 0 for each, not all zero")
     if any(m.params.shape != models[0].params.shape or m.buffers.shape != models[0].buffers.shape for m in models):
         raise UserError("models of different shape cannot be averaged: use the same network at every client")
     params, buffers = models[0].params.clone(), models[0].buffers.clone()

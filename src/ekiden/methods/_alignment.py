@@ -1,6 +1,7 @@
 """GLAM for methods that hand a model from client to client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from ekiden.core.method import INITIAL, Model, State
 from ekiden.core.worker import Client
@@ -11,9 +12,14 @@ from ekiden.learning.weights import Weights
 
 @dataclass(frozen=True)
 class Passing(State):
-    """The state with w_g, the model that the pass over the clients began with."""
+    """The state with w_g, the model that a pass over the clients began with, and which pass that was."""
 
     origin: Model | None = INITIAL
+    begun: int = -1
+
+    def in_pass(self, number: int) -> Self:
+        """The state with this pass's w_g: the model at its first hop that is not left out."""
+        return self if self.begun == number else replace(self, origin=self.model, begun=number)
 
 
 def alignment(client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float) -> Objective:

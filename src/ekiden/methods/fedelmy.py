@@ -1,7 +1,7 @@
 """FedELMY: one-shot sequential federated learning with a pool of diverse models at each client."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ekiden.core.federation import Fed, in_order
@@ -81,8 +81,8 @@ class FedELMY(Method):
             model = s.model
             if s.model == INITIAL and self.warmup:
                 model = fed.call(self.warm_up, client, model)
-            if hop == 0 and self.align_global:
-                s = replace(s, origin=s.model)
+            if self.align_global:
+                s = s.in_pass(round)
             origin = s.origin if self.align_global and s.origin != model else None
             s = s.next(model=fed.call(self.extend_pool, client, model, origin))
             yield s

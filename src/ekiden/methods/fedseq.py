@@ -1,7 +1,7 @@
 """FedSeq: plain sequential federated learning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.core.federation import Fed, in_order
@@ -57,8 +57,8 @@ class FedSeq(Method):
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
-            if hop == 0 and self.align_global:
-                s = replace(s, origin=s.model)
+            if self.align_global:
+                s = s.in_pass(round)
             origin = s.origin if self.align_global and s.origin != s.model else None
             s = s.next(model=fed.call(self.train, client, s.model, origin))
             yield s

@@ -1,7 +1,7 @@
 """Local: every client for itself, the lower yardstick."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
@@ -25,10 +25,13 @@ class Local(Method):
     """R, times that every client trains; a unit of book-keeping only"""
     epochs: int = 200
     """E, epochs per round"""
+    decay: float = 1.0
+    """factor of the learning rate η after each round"""
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", self.rounds, "1 or more")
         require(self.epochs > 0, "epochs", self.epochs, "1 or more")
+        require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
 
     def start(self) -> State:
         """There is no global model."""
@@ -38,13 +41,15 @@ class Local(Method):
         """One round a step."""
         while s.step < self.rounds:
             mine = s.personal or (INITIAL,) * len(fed.clients)
-            s = s.next(personal=tuple(fed.call(self.train, k, w) for k, w in zip(fed.clients, mine, strict=True)))
+            trained = (fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True))
+            s = s.next(personal=tuple(trained))
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> Weights:
+    def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Plain training of the client's own model."""
-        return client.fit(model, epochs=self.epochs)
+        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        return client.fit(model, epochs=self.epochs, training=training)
 
     def steps(self, clients: int) -> int:
         """R rounds."""

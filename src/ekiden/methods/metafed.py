@@ -105,7 +105,9 @@ class MetaFed(Method):
         return self.rounds * clients + 2
 
     def cost(self, clients: int, model: int) -> int:
-        """(R·N - 1 + N - 1)·M: hops of the ring, then the last client's model to all others."""
+        """(R·N - 1 + N - 1)·M: hops of the ring, then the last client's model to all others; 0 for a single client."""
+        if clients == 1:
+            return 0
         return (self.rounds * clients + clients - 2) * model
 
 

@@ -128,7 +128,7 @@ def align(
     Raises:
         UserError: the layers do not follow one another.
     """
-    params, buffers = torch.zeros_like(target.params), torch.zeros_like(target.buffers)
+    params, buffers = torch.zeros_like(target.params), target.buffers.clone()
     if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
         raise UserError("models of different layers cannot be aligned: use the same network at every client")
     inputs: list[Tensor | None] = []
@@ -248,4 +248,4 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
         built.load(align(model, model, built.layout, built.layout, shuffle)[0])
         after = built.module(x)
     if not torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max() + 1)):
-        raise UserError(f"the network has shortcuts between its layers: {_ADVICE}")
+        raise UserError(f"the network's layers do not simply follow one another (shortcuts?): {_ADVICE}")

@@ -70,6 +70,18 @@ def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> 
     return SplitNetwork(features, nn.Linear(512, classes))
 
 
+class HeConv2d(nn.Conv2d):
+    """A convolution whose weights start as He et al. advise for ReLUs.
+
+    torch's default shrinks the signal at each layer, and eight of them without norm would not train.
+    """
+
+    def reset_parameters(self) -> None:
+        """New initial values."""
+        super().reset_parameters()
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+
+
 def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """The eight convolutions of VGG-11, averaged to 512 numbers, and ONE linear layer; no BatchNorm.
 
@@ -91,9 +103,7 @@ def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
         (512, False),
         (512, True),
     ):
-        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
-        # torch's default shrinks the signal at each layer, and eight of them without norm would not train
-        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        conv = HeConv2d(inputs, outputs, 3, padding=1)
         layers += [conv, MaxPool(), nn.ReLU()] if pool else [conv, nn.ReLU()]
         inputs = outputs
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

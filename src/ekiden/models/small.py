@@ -95,6 +95,15 @@ def cnn_tiny(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     return SplitNetwork(features, nn.Linear(128, classes))
 
 
+class XavierLinear(nn.Linear):
+    """A linear layer whose weights start Xavier-normal."""
+
+    def reset_parameters(self) -> None:
+        """New initial values."""
+        super().reset_parameters()
+        nn.init.xavier_normal_(self.weight)
+
+
 def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """MA-Echo's for CIFAR-10: padded 3x3 convolutions 64, 128, 256 with dropout, linear 1000, 500, K; no biases.
 
@@ -112,13 +121,9 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     features = nn.Sequential(
         *layers,
         nn.Flatten(),
-        nn.Linear(256 * prod(side // 8 for side in sides), 1000, bias=False),
+        XavierLinear(256 * prod(side // 8 for side in sides), 1000, bias=False),
         nn.ReLU(),
-        nn.Linear(1000, 500, bias=False),
+        XavierLinear(1000, 500, bias=False),
         nn.ReLU(),
     )
-    network = SplitNetwork(features, nn.Linear(500, classes, bias=False))
-    for layer in network.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.xavier_normal_(layer.weight)
-    return network
+    return SplitNetwork(features, XavierLinear(500, classes, bias=False))
