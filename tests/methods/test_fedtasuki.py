@@ -17,6 +17,8 @@ from ekiden.core.method import Ref, Size
 from ekiden.core.worker import Client, Setup, Worker
 from ekiden.data import federate
 from ekiden.experiments.plan import Plan
+from ekiden.learning.class_means import measure as means_of
+from ekiden.learning.class_means import size as means_size
 from ekiden.learning.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.learning.fit import Forward, Objective, Work, cross_entropy
 from ekiden.learning.network import Network
@@ -70,7 +72,7 @@ def test_the_widened_part_has_no_label_and_counts_whole() -> None:
     torch.manual_seed(0)
     x, y = torch.rand(8, 3), torch.arange(8) % 3
     teacher, student, said = Given(), torch.randn(8, 3), torch.randn(8, 3)
-    objective = Distillation(teacher, 3.0, "both", 1.0, widen=0.25)
+    objective = Distillation(teacher, 3.0, "both", 1.0, ((0.25, lambda x, y: scrambled(x)),))
     loss = objective(lambda x: student, x, y, said)
     (asked,) = teacher.asked
     assert len(asked) == 2
@@ -83,7 +85,8 @@ def test_both_models_see_the_same_scrambled_inputs() -> None:
     torch.manual_seed(0)
     teacher, student = Given(), Given()
     x = torch.rand(16, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    Distillation(teacher, 1.0, "kl", widen=0.5)(student, x, torch.zeros(16, dtype=torch.long), torch.randn(16, 3))
+    objective = Distillation(teacher, 1.0, "kl", invented=((0.5, lambda x, y: scrambled(x)),))
+    objective(student, x, torch.zeros(16, dtype=torch.long), torch.randn(16, 3))
     assert torch.equal(teacher.asked[0], student.asked[0][8:])
     assert torch.equal(student.asked[0][:8], x[:8])
     assert student.asked[0].is_contiguous(memory_format=torch.channels_last), "the layout that the feed gave"
@@ -409,6 +412,76 @@ def test_a_handoff_with_statistics_travels() -> None:
         assert torch.equal(a, b)
 
 
+def test_recall_costs_what_is_said(blobs: FederatedData) -> None:
+    whole = {"recall": 0.5, "statistics": True}
+    for fields in ({"recall": 0.5}, whole):
+        method = FedTasuki(epochs=2, **fields)  # type: ignore[arg-type]
+        result = run(method, blobs, Deep, **settings())
+        assert result.weights is not None
+        each = wire.size(result.weights) + 8 + means_size(3, (4,)) + (size(3, 6, 6) if "statistics" in fields else 0)
+        assert [row.bytes for row in result.ledger] == [each] * 3
+        assert method.cost(4, Size.of(Network(Deep()), (4,))) == 3 * each
+    n = [len(c.train) for c in blobs.clients]
+    recalled = run(FedTasuki(epochs=3, recall=0.25), blobs, Deep, **settings())
+    parts = [torch.arange(k).tensor_split([16 * i for i in range(1, batches(k, 16))]) for k in n[1:]]
+    quarters = sum(int(0.25 * len(batch)) for part in parts for batch in part)
+    assert recalled.metrics[-1]["forward"] == 3 * (sum(n) + quarters) + sum(n[1:])
+
+
+def test_recall_counts_everybody_once_in_a_second_pass(blobs: FederatedData) -> None:
+    method: Any = FedTasuki(epochs=1, recall=0.5)
+    worker = Worker(Setup(method, Deep, blobs.dataset, Training(), Hardware(threads=1)), {})
+    one, other = (Client(worker.bench("here"), blobs.clients[i], None, 0, "key") for i in range(2))
+    first = method.train(one, worker.network.weights())
+    assert first.inputs.counts.tolist() == one.class_counts().tolist()
+    feed = worker.bench("here").feed
+    x, y = feed.batch(blobs.clients[0].train, slice(None), train=False)
+    for k in set(y.tolist()):
+        torch.testing.assert_close(first.inputs.means[k], x[y == k].mean(0), rtol=1e-4, atol=1e-5)
+    second = method.distil(other, first, 1, False, False)
+    third = method.distil(one, second, 1, True, False)
+    everybody = one.class_counts() + other.class_counts()
+    assert second.inputs.counts.tolist() == everybody.tolist()
+    assert third.inputs.counts.tolist() == everybody.tolist()
+    torch.testing.assert_close(third.inputs.means, second.inputs.means, rtol=1e-4, atol=1e-5)
+    alone = method.distil(one, first, 0, True, False)
+    assert alone.inputs.counts.tolist() == first.inputs.counts.tolist(), "nobody else to recall"
+
+
+def test_recall_survives_a_stop_and_other_processes(blobs: FederatedData, tmp_path: Path) -> None:
+    method = FedTasuki(epochs=2, recall=0.25, widen=0.25, statistics=True)
+    whole = run(method, blobs, Deep, **settings())
+    run(method, blobs, Deep, folder=tmp_path / "a", stop_after=2, **settings())
+    results = [run(method, blobs, Deep, folder=tmp_path / "a", **settings())]
+    results.append(run(method, blobs, Deep, folder=tmp_path / "b", workers=2, **settings()))
+    assert whole.weights is not None
+    for result in results:
+        assert result.weights is not None
+        assert torch.equal(result.weights.params, whole.weights.params)
+        assert (result.metrics, result.ledger) == (whole.metrics, whole.ledger)
+
+
+def test_recall_helps_where_clients_have_two_classes_each() -> None:
+    data = Plan(FedTasuki(), "digits", "classes:2", 10).federation()
+    fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
+    plain, told = (run(FedTasuki(epochs=20, recall=r), data, "mlp", **fields) for r in (0.0, 0.5))
+    assert told.metrics[-1]["accuracy"] > plain.metrics[-1]["accuracy"] + 0.2
+
+
+def test_a_handoff_with_class_means_travels() -> None:
+    known = means_of([(torch.rand(9, 4), torch.arange(9) % 3)], 3, (4,))
+    back = wire.decode(wire.encode(Handoff(Network(Deep()).weights(), 9, None, known)), Handoff)
+    assert back.inputs is not None
+    for a, b in zip(known, back.inputs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_recall_needs_a_large_enough_network(blobs: FederatedData, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--recall"):
+        run(FedTasuki(recall=0.5), blobs, Tiny, folder=tmp_path / "run", **settings())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("network", "why"), [(lambda: Deep(bias=False), "biases"), (Tiny, "fewer features")])
 def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=why):
@@ -417,7 +490,7 @@ def test_statistics_need_a_fit_network(blobs: FederatedData, network: Any, why: 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epochs": 0}, {"temperature": 0.0}, {"rounds": 0}, {"widen": 1.0}, {"widen": -0.1}]
+    "changes", [{"epochs": 0}, {"temperature": 0.0}, {"rounds": 0}, {"widen": 1.0}, {"widen": -0.1}, {"recall": 1.0}]
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):

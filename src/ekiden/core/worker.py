@@ -88,6 +88,7 @@ class Client:
         name: unique in the run.
         data: its training, validation and test samples.
         classes: number of classes.
+        shape: of one input.
         state: private; a task may replace it, and finds it again in a later step.
         training: how this client trains unless `fit` is told otherwise.
     """
@@ -105,6 +106,7 @@ class Client:
         self.name = data.name
         self.data = data
         self.classes = len(bench.feed.dataset.classes)
+        self.shape = bench.feed.dataset.shape
         self.state = state
         self.training = bench.training
         self._bench = bench

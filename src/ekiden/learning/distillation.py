@@ -1,5 +1,6 @@
-"""Distillation from a received model, on a client's own samples and on scrambled ones."""
+"""Distillation from a received model, on a client's own samples and on invented ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,20 +12,23 @@ from ekiden.learning.augment import Augment
 from ekiden.learning.fit import Forward, Work
 
 Form = Literal["both", "kl"]
+Invent = Callable[[Tensor, Tensor], Tensor]
+"""Inputs (b, ...) made of one's own inputs (b, ...) and their labels (b,)."""
 
 
 @dataclass(frozen=True)
 class Distillation:
     """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation mode.
 
-    The last part of the batch, `widen` of it, is scrambled: it has no label, so it counts in D alone, and whole.
+    The last parts of the batch are invented inputs, each as large a share of it as is said and made in its own way:
+    they have no label, so they count in D alone, and whole.
     """
 
     teacher: nn.Module
     factor: float  # λ
     form: Form
     temperature: float = 1.0  # τ
-    widen: float = 0.0
+    invented: tuple[tuple[float, Invent], ...] = ()
 
     @property
     def teachers(self) -> tuple[Forward]:
@@ -32,15 +36,19 @@ class Distillation:
         return (self.teacher,)
 
     def further(self, batch: int) -> Work:
-        """The teacher's answers to what is scrambled."""
-        return Work(forward=int(self.widen * batch))
+        """The teacher's answers to what is invented."""
+        return Work(forward=sum(int(share * batch) for share, _ in self.invented))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,), to which the teacher answers (b, K)."""
-        own = len(x) - int(self.widen * len(x))
+        own = len(x) - self.further(len(x)).forward
         if own < len(x):
-            x = x.clone()  # unlike concatenation, keeps the memory layout
-            x[own:] = scrambled(x[own:])
+            x, start = x.clone(), own  # unlike concatenation, keeps the memory layout
+            for share, invent in self.invented:
+                end = start + int(share * len(x))
+                if end > start:
+                    x[start:end] = invent(x[start:end], y[start:end])
+                start = end
             with torch.no_grad():
                 answers = torch.cat([answers[:own], self.teacher(x[own:]).float()])
             y = y[:own]

@@ -114,9 +114,12 @@ def measure(features: Tensor, labels: Tensor, classes: int) -> Moments:
     return Moments(counts, means, within.T @ within / len(x))
 
 
-def rank(classes: int, features: int, model: int) -> int:
-    """r, as many directions as fit into `SHARE` of a model of so many bytes; negative if not even the means do."""
-    room = int(SHARE * model) - size(classes, features, 0)
+def rank(classes: int, features: int, model: int, taken: int = 0) -> int:
+    """r, as many directions as fit into `SHARE` of a model of so many bytes, of which some are `taken`.
+
+    Negative if not even the means fit.
+    """
+    room = int(SHARE * model) - taken - size(classes, features, 0)
     return min(room // (4 * features), features)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from ekiden.core.federation import Fed, in_order
 from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
-from ekiden.learning.distillation import Distillation, Form, scrambled
+from ekiden.learning import class_means
+from ekiden.learning.class_means import ClassInputs
+from ekiden.learning.distillation import Distillation, Form, Invent, scrambled
 from ekiden.learning.layout import Layer, Layout
 from ekiden.learning.statistics import SHARE, ClassStatistics, Moments, measure, rank, size
 from ekiden.learning.training import Training, require
@@ -26,11 +29,13 @@ class Handoff(NamedTuple):
         model: as it has been trained so far.
         seen: N, the number of training samples behind it.
         statistics: of these samples' features, if so wished.
+        inputs: their mean of each class, if so wished.
     """
 
     model: Weights
     seen: int
     statistics: ClassStatistics | None = None
+    inputs: ClassInputs | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,9 @@ class FedTasuki(Method):
     The loss over all samples so far is N times the mean over those of earlier clients plus n times the mean over the
     client's own. The former are out of reach; matching the received function stands for them, each counted once:
     cross-entropy + (N / n)·D. Since earlier clients' samples differ from one's own, a part of each batch can be
-    scrambled and only distilled (`widen`): the two functions then agree on more than one's own data. What is handed
-    on is the mean of the iterates over the last part of the steps.
+    scrambled and only distilled (`widen`): the two functions then agree on more than one's own data. With `recall` the
+    mean input of each class travels, and a part of each batch is moved to the means of classes that earlier clients
+    hold, and only distilled. What is handed on is the mean of the iterates over the last part of the steps.
 
     Under label skew the classifier forgets more than the extractor. With `statistics` a mean of each class's features
     and their common covariance travel too (linear discriminant analysis; cf. Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang,
@@ -76,6 +82,9 @@ class FedTasuki(Method):
     """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
     widen: float = 0.0
     """part of each batch that is only distilled, its images turned, moved, mirrored, and cut together"""
+    recall: float = 0.0
+    """part of each batch that is only distilled, each input moved from the mean of its class to that of a class that
+    earlier clients hold; these means travel, at most 2.5 % of M"""
     statistics: bool = False
     """send class statistics too, at most 5 % of M, and add the classifier that they give to the last client's"""
     average: bool = True
@@ -94,15 +103,15 @@ class FedTasuki(Method):
         require(self.temperature > 0, "temperature", self.temperature, "greater than 0")
         require(self.rounds > 0, "rounds", self.rounds, "1 or more")
         require(0 <= self.widen < 1, "widen", self.widen, "at least 0 and below 1")
+        require(0 <= self.recall < 1 - self.widen, "recall", self.recall, "at least 0 and with widen below 1")
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
         in_order(self.order, clients)
 
     def check_network(self, model: Size) -> None:
-        """Statistics are of what one linear layer reads, and must be a small part of the model."""
-        if self.statistics:
-            self.rank(model.layout, model)
+        """Statistics are of what one linear layer reads, and what travels must be a small part of the model."""
+        self.extra(model.layout, model, model.shape)
 
     def start(self) -> Passed:
         """Nobody's samples yet."""
@@ -128,21 +137,29 @@ class FedTasuki(Method):
         """Plain training at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
         own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
-        return Handoff(model, client.n, self.compressed(client, own, model))
+        return Handoff(model, client.n, self.compressed(client, own, model), self.inputs(client, model))
 
     @on_client
     def distil(self, client: Client, received: Handoff, others: int, again: bool, last: bool) -> Handoff:
         """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
         seen = received.seen if again else received.seen + client.n
         factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
+        invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
+        inputs = received.inputs
+        if inputs is not None and (own := self.inputs(client, received.model)) is not None:
+            inputs = inputs.without(own) if again else inputs
+            if inputs.counts.any():
+                invented.append((self.recall, partial(inputs.moved, own)))
+            inputs = inputs.merged(own)
+        teacher = client.network(received.model)
         model = client.fit(
             received.model,
             epochs=self.epochs,
-            objective=Distillation(client.network(received.model), factor, self.form, self.temperature, self.widen),
+            objective=Distillation(teacher, factor, self.form, self.temperature, tuple(invented)),
             training=self.training(client),
         )
         if received.statistics is None:
-            return Handoff(model, seen)
+            return Handoff(model, seen, None, inputs)
         known = received.statistics.moments(client.classes, client.layout.head.inputs - 1)
         known = known.without(client.class_counts()) if again else known
         before, _ = self.features(client, received.model)
@@ -150,7 +167,14 @@ class FedTasuki(Method):
         known = known.moved(before, after).merged(measure(after[: len(y)], y, client.classes))
         if last:
             model = model.with_params(added(client.layout.head, model.params, known.classifier()))
-        return Handoff(model, seen, self.compressed(client, known, model))
+        return Handoff(model, seen, self.compressed(client, known, model), inputs)
+
+    def inputs(self, client: Client, model: Weights) -> ClassInputs | None:
+        """The mean of each class of the client's own inputs, if these shall travel."""
+        if not self.recall:
+            return None
+        shape = class_means.mean_shape(client.classes, client.shape, wire.size(model))
+        return class_means.measure(client.batches(passes=0), client.classes, shape)
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
         """Features (views·n, A) of own samples, first as they are, then scrambled, and labels (n,) of the former."""
@@ -166,10 +190,25 @@ class FedTasuki(Method):
 
     def compressed(self, client: Client, known: Moments | None, model: Weights) -> ClassStatistics | None:
         """As much of the class statistics as may travel."""
-        return None if known is None else known.compressed(self.rank(client.layout, wire.size(model)))
+        if known is None:
+            return None
+        return known.compressed(self.rank(client.layout, wire.size(model), client.shape))
 
-    def rank(self, layout: Layout, model: int) -> int:
-        """r, the directions of the covariance that travel beside a model of so many bytes.
+    def extra(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
+        """Bytes that travel with a model and its count."""
+        extra = self.means(layout, model, shape)
+        if self.statistics:
+            extra += size(layout.classes, layout.head.inputs - 1, self.rank(layout, model, shape))
+        return extra
+
+    def means(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
+        """Bytes of the mean inputs that travel with a model."""
+        if not self.recall:
+            return 0
+        return class_means.size(layout.classes, class_means.mean_shape(layout.classes, shape, model))
+
+    def rank(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
+        """r, the directions of the covariance that travel beside a model of so many bytes, for inputs of this shape.
 
         Raises:
             UserError: the classifier is no linear layer with biases, or even the means of the classes are too much.
@@ -177,7 +216,7 @@ class FedTasuki(Method):
         head = layout.head
         if head.kind != "linear" or head.bias is None:
             raise UserError("--statistics needs a network whose classifier is a linear layer with biases: leave it out")
-        found = rank(layout.classes, head.inputs - 1, model)
+        found = rank(layout.classes, head.inputs - 1, model, self.means(layout, model, shape))
         if found < 0:
             raise UserError(
                 f"--statistics would need more than {SHARE:.0%} of this model's bytes for {layout.classes} classes of "
@@ -194,14 +233,13 @@ class FedTasuki(Method):
         return self.rounds * clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """(T·N - 1)·(M + 8 + statistics): a model, a count, and with `statistics` 8K + 4A(K + 1 + r).
+        """(T·N - 1)·(M + 8 + what else travels): a model and a count.
+
+        With `recall` 8K + 4K·(numbers of a mean input), with `statistics` 8K + 4A(K + 1 + r).
 
         Less where a client is the last of a pass and the first of the next.
         """
-        extra = 0
-        if self.statistics:
-            layout = model.layout
-            extra = size(layout.classes, layout.head.inputs - 1, self.rank(layout, model))
+        extra = self.extra(model.layout, model, model.shape) if self.recall or self.statistics else 0
         return (self.rounds * clients - 1) * (model + 8 + extra)
 
 
