@@ -26,12 +26,13 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
-from ekiden.experiments.sweep import summaries
+from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
 T = TypeVar("T")
-console = Console(width=None if sys.stdout.isatty() else 160)
+# Labels, paths and names of classes may hold square brackets and colons.
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ def resume(args: Sequence[str]) -> None:
     from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
 
     options = parse(ResumeOptions, args, "ekiden resume")
+    if not options.runs:
+        raise UserError("name the run folders to go on with")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
         _launch([launch.Job(stored(folder), folder) for folder in here])
@@ -199,8 +202,10 @@ def evaluate(args: Sequence[str]) -> None:
 def show(args: Sequence[str]) -> None:
     """`ekiden show RUN`."""
     options = parse(ShowOptions, args, "ekiden show")
+    refuse_records(options.run)
     run = summary.summarise(options.run)
-    console.print(f"[bold]{summary.label(run.config)}[/bold]\n{summary.about(run)}")
+    console.print(summary.label(run.config), style="bold")
+    console.print(summary.about(run))
     console.print(summary.steps(run))
     if crossed := summary.network(run):
         console.print(crossed, markup=False, highlight=False)

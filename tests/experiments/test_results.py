@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ekiden.experiments import experiment, export, ledger, results, sweep
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.results import Result
-from ekiden.experiments.summary import Summary, label, size, summarise
+from ekiden.experiments.summary import Summary, duration, label, size, summarise
 from ekiden.methods import Centralized, FedSeq, Local
 
 TABLE = """
@@ -85,7 +86,9 @@ def test_mean_spread_difference_and_verdict() -> None:
 
 def test_places_are_among_rows_or_columns() -> None:
     found = parsed()
-    seq, local = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
+    seq, own = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
+    assert results.ranks(found, [seq, own]) == {}, "one on all test data, one on the clients' own"
+    local = result(replace(own.cell, metric="accuracy"), 40.0)
     assert results.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
     across = replace(found, methods_in_rows=False)
     assert results.ranks(across, [seq, local]) == {}, "each alone in its row"
@@ -97,8 +100,10 @@ def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
     made = swept(tmp_path / "sweep")
     file = tmp_path / "sweep" / "experiment.toml"
     file.write_text(TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"'))
-    with pytest.raises(UserError, match="'global_accuracy' was not measured: write one of accuracy, client_mean in"):
-        results.collect(sweep.opened(made.folder))
+    seq, _, local, _ = results.collect(sweep.opened(made.folder))
+    assert (seq.runs, len(seq.left_out), len(local.runs)) == ((), 2, 1), "it takes no other cell with it"
+    assert "seed 0 does not count: " in seq.left_out[0]
+    assert "'global_accuracy' was not measured: write one of accuracy, client_mean in" in seq.left_out[0]
 
 
 def swept(folder: Path, budget: str = "paper") -> sweep.Sweep:
@@ -221,6 +226,31 @@ def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="is damaged or of another version"):
         sweep.opened(tmp_path)
+
+
+def test_units_are_rounded_before_they_are_chosen() -> None:
+    assert [duration(s) for s in (0.04, 59.94, 59.96, 119.7, 3599.4, 3599.9, 7384.0)] == [
+        *("0.0 s", "59.9 s", "1 min 00 s", "2 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 03 min")
+    ]
+    assert [size(b) for b in (999, 999.6, 999_994, 999_999, 999_999_000, 2e12)] == [
+        *("999 B", "1.00 kB", "999.99 kB", "1.00 MB", "1.00 GB", "2.00 TB")
+    ]
+
+
+def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -> None:
+    for number, change in enumerate(({"training": {"new": 1}}, {"hyperparameters": []}, {"method": "newer"})):
+        folder = tmp_path / str(number)
+        shutil.copytree(done.runs()[0].folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=str(folder)):
+            summarise(folder)
+    for name, line in (("times", "[]"), ("times", "{}"), ("metrics", '{"step": 3}')):
+        folder = tmp_path / f"{name}{line}"
+        shutil.copytree(done.runs()[0].folder, folder)
+        (folder / f"{name}.jsonl").write_text(f"{line}\n")
+        with pytest.raises(UserError, match=f"{name}.jsonl.* the run folder is damaged"):
+            summarise(folder)
 
 
 def test_cells_are_named_by_row_and_column() -> None:
