@@ -2,10 +2,12 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -58,6 +60,11 @@ def parsed(budget: str = "paper") -> Experiment:
 def result(cell: Cell, *accuracies: float) -> Result:
     rows = [{"step": 1, "accuracy": a / 100, "client_mean": (a + 1) / 100} for a in accuracies]
     return Result(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
+
+
+def costing(found: Result) -> Result:
+    cost = {"bytes": 1, "forward": 1, "backward": 1}
+    return replace(found, runs=tuple(replace(run, metrics=[run.last | cost]) for run in found.runs))
 
 
 def test_mean_spread_difference_and_verdict() -> None:
@@ -218,6 +225,49 @@ def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
     assert found == [(row["step"], pytest.approx(row["accuracy"])) for row in run.metrics]
     with pytest.raises(UserError, match="is not empty"):
         export.tensorboard([run], tmp_path / "events")
+
+
+def test_event_files_of_runs_that_are_named_alike(
+    done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a writer that makes its folder only: tensorboard is an extra."""
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True)
+
+        def __enter__(self) -> "Writer":
+            return self
+
+        def __exit__(self, *args: object) -> None: ...
+
+        def add_text(self, *args: object) -> None: ...
+
+        def add_scalar(self, *args: object) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    shutil.copytree(done.folder, tmp_path / "small")
+    first, second, _, _ = done.runs()
+    runs = [summarise(first.folder), summarise(tmp_path / "small" / first.folder.name), summarise(second.folder)]
+    export.tensorboard(runs, tmp_path / "events")
+    found = {str(p.relative_to(tmp_path / "events")) for p in (tmp_path / "events").rglob("*--seed*")}
+    name = first.folder.name
+    assert found == {f"{done.folder.name}/{name}", f"small/{name}", second.folder.name}
+    with pytest.raises(UserError, match="two of these runs would be written to"):
+        export.tensorboard([runs[0], runs[0]], tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
+    table = TABLE.replace('label = "FedSeq"', 'label = "A | B"') + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
+    table = table.replace('title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]')
+    found = experiment.parse(table, "table", "paper", "table.toml")
+    made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
+    assert r"\# no heading" in ledger.section(made)
+    assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
+    row = ledger._line(costing(result(found.cells[0], 9.0)), made)
+    assert row.startswith(r"| A \| B | digits | 9.00 |")
+    assert len(re.findall(r"(?<!\\)\|", row)) == 10
 
 
 def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
