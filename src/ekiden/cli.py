@@ -1,6 +1,7 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -335,8 +336,19 @@ def main() -> None:
             COMMANDS[args[0]](args[1:])
         else:
             raise unknown("command", args[0], COMMANDS)
+        sys.stdout.flush()
     except UserError as error:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.filename is None:  # what is left of the output is nobody's: else Python complains of it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # as in `ekiden results ... | head`
+            sys.exit(141)
+        what = "the output" if error.filename is None else error.filename
+        print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
