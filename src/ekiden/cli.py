@@ -1,6 +1,7 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -26,12 +27,13 @@ from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, judge, read_model, stored
 from ekiden.experiments.presets import PRESETS, preset
-from ekiden.experiments.sweep import summaries
+from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
 T = TypeVar("T")
-console = Console(width=None if sys.stdout.isatty() else 160)
+# Labels, paths and names of classes may hold square brackets and colons.
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def resume(args: Sequence[str]) -> None:
     from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
 
     options = parse(ResumeOptions, args, "ekiden resume")
+    if not options.runs:
+        raise UserError("name the run folders to go on with")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
         _launch([launch.Job(stored(folder), folder) for folder in here])
@@ -199,8 +203,10 @@ def evaluate(args: Sequence[str]) -> None:
 def show(args: Sequence[str]) -> None:
     """`ekiden show RUN`."""
     options = parse(ShowOptions, args, "ekiden show")
+    refuse_records(options.run)
     run = summary.summarise(options.run)
-    console.print(f"[bold]{summary.label(run.config)}[/bold]\n{summary.about(run)}")
+    console.print(summary.label(run.config), style="bold")
+    console.print(summary.about(run))
     console.print(summary.steps(run))
     if crossed := summary.network(run):
         console.print(crossed, markup=False, highlight=False)
@@ -330,8 +336,19 @@ def main() -> None:
             COMMANDS[args[0]](args[1:])
         else:
             raise unknown("command", args[0], COMMANDS)
+        sys.stdout.flush()
     except UserError as error:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.filename is None:  # what is left of the output is nobody's: else Python complains of it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # as in `ekiden results ... | head`
+            sys.exit(141)
+        what = "the output" if error.filename is None else error.filename
+        print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"

@@ -1,5 +1,6 @@
 """The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from ekiden import api
 from ekiden.cli import console, parse
 from ekiden.core.files import write
 from ekiden.errors import UserError
-from ekiden.experiments import export, launch, ledger, results, sweep
+from ekiden.experiments import export, launch, ledger, records, results, sweep
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
@@ -57,36 +58,58 @@ def run_sweep(args: Sequence[str]) -> None:
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)
     if options.dry_run:
+        damaged = sweep.damaged(runs)
         console.print(_listed(swept, cells))
-        console.print(f"{len(runs)} runs, {len(runs) - len(jobs)} of them finished; folder {swept.folder}")
+        finished = len(runs) - len(jobs) - len(damaged)
+        console.print(f"{len(runs)} runs, {finished} of them finished; folder {swept.folder}", soft_wrap=True)
+        for run, why in damaged:
+            console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
         return
     content = options.file.read_text()
+    if options.records:
+        records.prepare(options.records)
     sweep.begin(swept, content)
+    tried: set[str] = set()
+    failed: dict[str, str] = {}
+    unkept: list[Run] = list(swept.runs())
 
     def keep() -> None:
+        sweep.note_failures(swept, tried, failed)
         if options.records:
-            sweep.keep_records(swept, content, options.records)
+            sweep.keep_records(swept, content, options.records, unkept)
+        unkept.clear()
+
+    def ended(run: Run, error: str) -> None:
+        """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
+        tried.add(run.folder.name)
+        failed.update({run.folder.name: error} if error else {})
+        unkept.append(run)
+        with contextlib.suppress(UserError):
+            keep()
 
     keep()
-    failed = _do(runs, jobs, options.cores or api.cores(), keep) if jobs else []
-    sweep.note_failures(swept, {job.folder.name for job in jobs}, {o.folder.name: o.error for o in failed})
+    if jobs:
+        _do(runs, jobs, options.cores or api.cores(), ended)
     came = results.collect(swept, cells)
     console.print(_table(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
         console.print(contrast.table)
     for cell in (c for c in cells if c.skip):
-        console.print(f"not run: {cell.label}: {cell.skip}", markup=False, soft_wrap=True)
+        console.print(f"not run: {cell.label}: {cell.skip}", soft_wrap=True)
     console.print(f"sweep folder: {swept.folder}", soft_wrap=True)
-    if failed:
-        for outcome in failed:
-            console.print(f"failed: {outcome.folder.name}: {outcome.error}", markup=False, soft_wrap=True)
-        raise UserError(
-            f"{len(failed)} of {len(runs)} runs failed (listed above): mend it and run the same command again"
-        )
+    left_out = [line for result in came for line in result.left_out]
+    for line in left_out:
+        console.print(line, soft_wrap=True)
+    for name, why in failed.items():
+        console.print(f"failed: {name}: {why}", soft_wrap=True)
+    if unkept:
+        keep()
+    if wrong := len(failed) + len(left_out):
+        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): mend it and run the same command again")
 
 
-def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, keep: Callable[[], None]) -> list[Outcome]:
-    """Do what is left, and keep what each run gave; gives what failed."""
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Callable[[Run, str], None]) -> None:
+    """Do what is left, and say of each run when it has ended and what error it had, if any."""
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
     if done := [run for run in runs if run.folder not in folders]:
@@ -106,11 +129,10 @@ def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, keep: Calla
     def report(event: launch.Event | Outcome) -> None:
         board.report(event)
         if isinstance(event, Outcome):
-            keep()
+            ended(left[event.run], event.error)
 
     with board.progress:
-        outcomes = launch.execute(jobs, report, cores, apart=True)
-    return [outcome for outcome in outcomes if outcome.error]
+        launch.execute(jobs, report, cores, apart=True)
 
 
 def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
@@ -166,7 +188,8 @@ def export_runs(args: Sequence[str]) -> None:
     runs = [summarise(folder) for folder in folders]
     if options.tensorboard:
         export.tensorboard(runs, options.tensorboard)
-        console.print(f"{len(runs)} runs written to {options.tensorboard}: tensorboard --logdir {options.tensorboard}")
+        line = f"{len(runs)} runs written to {options.tensorboard}: tensorboard --logdir {options.tensorboard}"
+        console.print(line, soft_wrap=True)
     for file in files:
         console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")
 

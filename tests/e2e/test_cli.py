@@ -1,7 +1,9 @@
 """The command line from end to end: what users type, what they see, and what they read when something is wrong."""
 
+import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -342,6 +344,35 @@ def test_tuning_needs_validation_data(refused: Call) -> None:
     )
 
 
+def test_output_that_nobody_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A reader that has gone is no mistake; a full disk is one, in a line."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    monkeypatch.setattr(sys, "argv", ["ekiden", "--version"])
+    for file, code, said in (
+        (theirs, 141, ""),
+        ("/dev/full", 2, "ekiden: cannot read or write the output: No space left on device\n"),
+    ):
+        with open(file, "w") as out, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            with pytest.raises(SystemExit) as stop:
+                main()
+        assert (stop.value.code, capfd.readouterr().err) == (code, said)
+
+
+def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root may read all, what the system says is put on."""
+
+    def denied(self: Path, *args: object, **kwargs: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    for command in ("results", "compare"):
+        assert re.match("cannot read or write closed.*: Permission denied", refused(command, "closed"))
+
+
 def test_the_error_of_a_real_process_is_one_line() -> None:
     for flags in (["--epochs", "0"], ["--clients", "2000"]):
         done = ekiden("run", "fedseq", *flags)
@@ -398,6 +429,10 @@ def test_a_network_that_does_not_fit_the_images(refused: Call) -> None:
 
 
 def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
+    assert refused("resume") == "name the run folders to go on with"
+    Path("kept.jsonl").touch()
+    for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "out.csv"], ["report", "kept.jsonl"]):
+        assert "kept.jsonl holds records, neither steps nor models" in refused(*wrong)
     Path("photos").mkdir()
     Path("photos/cat.jpg").write_bytes(b"cat")
     for command in ("resume", "show", "evaluate", "compare"):

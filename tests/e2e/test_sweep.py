@@ -1,5 +1,6 @@
 """A sweep as users run it: killed, run again with the same command, with a failing cell, with a changed file."""
 
+import errno
 import os
 import re
 import shutil
@@ -7,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ekiden.cli import main
+from ekiden.core.files import disk_error
 from ekiden.core.folder import read_lines
-from ekiden.experiments import experiment
+from ekiden.experiments import experiment, launch, records
 
 TABLE = """
 title = "digits"
@@ -34,7 +37,91 @@ method = "dfedavgm"
 epochs = 1
 topology = "erdos_renyi:0.0"
 """
+QUICK = """
+seeds = [0]
+[settings]
+clients = 2
+epochs = 1
+[[row]]
+label = "none"
+method = "fedavg"
+data = "no-such-data"
+[[row]]
+label = "A [/b] x"
+method = "fedseq"
+[[row]]
+label = "B [bold] :smile:"
+method = "local"
+metric = "global_accuracy"
+"""
 SAME = ("metrics.jsonl", "ledger.jsonl", "model.safetensors")
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process, its runs too, one after the other; gives exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
+    execute = launch.execute
+    monkeypatch.setattr(launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1))
+
+    def calling(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capfd.readouterr()
+
+    return calling
+
+
+def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> None:
+    """A run that fails and a metric that is not there cost their cells only; labels and paths are shown as they are."""
+    Path("table.toml").write_text(QUICK)
+    code, out, err = call("sweep", "table.toml", "--out", "runs[/x]")
+    assert (code, err) == (2, "ekiden: 2 of 3 runs failed (listed above): mend it and run the same command again\n")
+    assert "sweep folder: runs[/x]" in out
+    assert "failed: none--accuracy--seed0: " in out
+    assert "B [bold] :smile: / accuracy %, seed 0 does not count: runs[/x]/B-bold-smile" in out
+    assert re.search(r"A \[/b\] x .*\d\d\.\d\d", out)
+    code, out, _ = call("results", "runs[/x]")
+    assert code == 0
+    assert "- none / accuracy %, seed 0 failed: " in out
+    assert "metric 'global_accuracy' was not measured: write one of accuracy, client_mean in the" in out
+    for command in (("show", "runs[/x]/A-b-x--accuracy--seed0"), ("compare", "runs[/x]")):
+        assert call(*command)[0] == 0
+
+
+def test_records_that_cannot_be_written(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a sweep goes on, they stop no run and lose no reason; before it begins, nothing is made."""
+    Path("table.toml").write_text(QUICK)
+    Path("file").touch()
+    code, _, err = call("sweep", "table.toml", "--records", "file/kept.jsonl")
+    assert (code, "cannot write file/kept.jsonl" in err) == (2, True)
+    assert not Path("runs").exists()
+
+    keep, kept = records.keep, []
+
+    def full(path: Path, content: records.Records) -> None:
+        kept.append(len(content.runs))
+        if len(kept) > 1:
+            raise disk_error(OSError(errno.ENOSPC, ""), path)
+        keep(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "keep", full)
+        code, out, err = call("sweep", "table.toml", "--records", "kept.jsonl")
+    assert (code, "disk full while writing kept.jsonl: free some space, then" in err) == (2, True)
+    assert "failed: none--accuracy--seed0: " in out
+    assert "seed 0 failed: " in call("results", "runs/table")[1]
+    assert kept == [0, 0, 1, 2, 2], "after each run, and once more at the end"
+    assert call("sweep", "table.toml", "--records", "kept.jsonl")[0] == 2
+    assert len(records.read(Path("kept.jsonl")).runs) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")

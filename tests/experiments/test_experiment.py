@@ -153,6 +153,16 @@ MISTAKES = [
     ('label = "long"', 'label = "long"\nlr = [1, 2]', "write a row of its own for each printed value"),
     ('printed = ["39.50 ± 1.25", 40]', "warmup = [1, 2]", "would have one run folder"),
     ('label = "second"', 'label = "{beta}"\nclients = [2, 3]', "the label names 'beta'"),
+    ('label = "second"', 'label = "{clients.beta}"\nclients = [2, 3]', "the label must name settings as {clients}: "),
+    ('label = "second"', 'label = "{clients[0]}"\nclients = [2, 3]', "the label must name settings as {clients}: "),
+    (
+        'label = "second"',
+        'label = "second"\nclients = []',
+        "column 'second': clients is a list without values: give at least one",
+    ),
+    ("lr = 0.5", "lr = 0.5\nfedelmy = 3", "fedelmy must be a table"),
+    ('label = "long"', f'label = "{"x" * 180}"', "are too long to name a run folder: shorten them"),
+    ("printed = [1, 2]", "printed = [1, nan]", 'a printed value must be a number, "mean ± std" or "-"'),
     ("epochs = 0.1", "epochs = 2", "budget.small: epochs must be a factor above 0 and below 1"),
     ("epochs = 0.1", "alpha = 0.1", "unknown hyperparameter to scale 'alpha'"),
     ("seeds = 2", "seeds = 0", "seeds must be how many"),
@@ -168,6 +178,11 @@ def test_a_mistake_is_named(right: str, wrong: str, said: str) -> None:
         read(TABLE.replace(right, wrong, 1))
     assert str(error.value).startswith("table.toml: ")
     assert said in str(error.value)
+
+
+def test_labels_are_lines() -> None:
+    found = read(TABLE.replace('label = "long"', r'label = " lo\nng "'))
+    assert found.rows == ("FedELMY", "lo ng", "missing")
 
 
 def test_a_file_or_budget_that_is_not_there(tmp_path: Path) -> None:

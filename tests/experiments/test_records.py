@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ekiden.errors import UserError
 from ekiden.experiments import experiment, ledger, records, results, sweep
-from ekiden.experiments.summary import Summary, comparison
+from ekiden.experiments.summary import Summary, comparison, summarise
 
 TABLE = """
 title = "digits"
@@ -124,6 +124,8 @@ def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Pat
     [
         (1, "{}", "line 1 is damaged"),
         (1, '{"format":9,"file":"","budget":"","experiment":""}', "has format 9"),
+        (1, '{"format":9,"about":{}}', "has format 9"),
+        (1, '{"format":1,"file":3,"budget":"","experiment":""}', "line 1 is damaged"),
         (2, '{"run":', "line 2 is damaged"),
         (3, "[]", "line 3 is damaged"),
     ],
@@ -156,3 +158,134 @@ def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -
     assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), "a new one comes last"
     with pytest.raises(UserError, match="no ledger"):
         ledger.page([swept], "# My notes\n")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": ["x"]},
+        {"config": []},
+        {"config": {}},
+        {"environment": None},
+        {"seconds": "x"},
+        {"result": []},
+        {"result": {"accuracy": 0.3}},
+    ],
+    ids=str,
+)
+def test_a_record_of_other_types(done: tuple[sweep.Sweep, Path], tmp_path: Path, wrong: dict[str, object]) -> None:
+    head, line, *_ = done[1].read_text().splitlines()
+    file = tmp_path / "kept.jsonl"
+    file.write_text(f"{head}\n{json.dumps(json.loads(line) | wrong)}\n")
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        records.read(file)
+
+
+def test_two_sweeps_keep_their_records_in_one_file(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    """Both read it before either wrote; and what a killed one left is cleared away."""
+    file = tmp_path / "kept" / "kept.jsonl"
+    sweeps = []
+    for name, keep in (("one", 0), ("two", 2)):
+        swept = planned(tmp_path / name, file=file)
+        shutil.copytree(done[0].folder, swept.folder)
+        for number, one in enumerate(swept.runs()[:3]):
+            if number != keep:
+                shutil.rmtree(one.folder)
+        sweeps.append(swept)
+    file.parent.mkdir()
+    (file.parent / ".kept.jsonl.1.tmp").touch()
+    assert [sweep.keep_records(swept, TABLE, file) for swept in sweeps] == [1, 2]
+    assert [path.name for path in file.parent.iterdir()] == ["kept.jsonl"]
+
+
+def test_only_the_run_that_ended_is_read(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept, _ = done
+    read: list[Path] = []
+
+    def reading(folder: Path) -> Summary:
+        read.append(folder)
+        return summarise(folder)
+
+    monkeypatch.setattr(sweep, "summarise", reading)
+    assert sweep.keep_records(swept, TABLE, tmp_path / "kept.jsonl", swept.runs()[:1]) == 1
+    assert sweep.keep_records(swept, TABLE, tmp_path / "kept.jsonl", swept.runs()[1:2]) == 2
+    assert read == [run.folder for run in swept.runs()[:2]]
+
+
+def test_records_are_not_the_folder_of_their_name(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    head, *lines = done[1].read_text().splitlines(keepends=True)
+    shutil.copytree(done[0].folder, tmp_path / "kept")
+    (tmp_path / "kept" / "failed.json").write_text(json.dumps({"Local--accuracy--seed1": "why"}))
+    (tmp_path / "kept.jsonl").write_text(head + lines[0])
+    page = ledger.page([sweep.opened(tmp_path / "kept.jsonl")])
+    assert "1 of 2 cells, 1 runs" in page
+    assert "failed" not in page
+
+
+def test_sources_of_one_sweep_are_one_section(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    swept, file = done
+    head, *lines = file.read_text().splitlines(keepends=True)
+    parts = []
+    for number, line in enumerate(lines):
+        (tmp_path / f"{number}.jsonl").write_text(head + line)
+        parts.append(sweep.opened(tmp_path / f"{number}.jsonl"))
+    assert ledger.page(parts) == ledger.page([swept]) == ledger.page([parts[0], swept])
+    less = TABLE.replace("seeds = [0, 1]", "seeds = [1]")
+    (tmp_path / "less.jsonl").write_text(json.dumps(json.loads(head) | {"experiment": less}) + "\n")
+    with pytest.raises(UserError, match=r"less\.jsonl has no cell for .*seed0: name .* first"):
+        ledger.page([sweep.opened(tmp_path / "less.jsonl"), swept])
+
+
+def test_a_damaged_run_takes_no_other_with_it(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    swept = planned(tmp_path / "runs", file=file)
+    shutil.copytree(done[0].folder, swept.folder)
+    lines, version, plan, last = swept.runs()
+    with open(lines.folder / "times.jsonl", "ab") as times:
+        times.write(b"\0\0\n")
+    config = json.loads((version.folder / "config.json").read_text())
+    config["training"]["new"] = config["plan"]["training"]["new"] = 1
+    (version.folder / "config.json").write_text(json.dumps(config))
+    config = json.loads((plan.folder / "config.json").read_text())
+    config["plan"]["new"] = 1
+    (plan.folder / "config.json").write_text(json.dumps(config))
+    assert [job.folder for job in sweep.jobs(swept, swept.runs())] == [last.folder]
+    damaged = dict(sweep.damaged(swept.runs()))
+    assert [run.folder for run in damaged] == [lines.folder, version.folder, plan.folder]
+    assert all(str(run.folder) in why for run, why in damaged.items())
+    assert "use the Ekiden that" in damaged[version]
+    assert sweep.keep_records(swept, TABLE, file) == 0
+    page = ledger.page([swept])
+    assert page.count("does not count: ") == 3
+    shutil.copy(done[1], file)
+    again = sweep.plan_sweep(tmp_path / "table.toml", "paper", swept.folder, file)
+    assert not sweep.damaged(again.runs()), "their records count"
+
+
+def test_changed_settings_are_named_in_the_ledger_and_precision_is_one(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
+    kept = done[0]
+    for changed, why in (
+        (TABLE.replace("epochs = 1", "epochs = 2"), "epochs is 1 there, 2 in the file"),
+        (TABLE.replace("epochs = 1", 'epochs = 1\nprecision = "bf16"'), "precision is float32 there, bf16 in the file"),
+    ):
+        table = experiment.parse(changed, "table", "paper", "table.toml")
+        page = ledger.page([sweep.Sweep(table, kept.folder, kept.file)])
+        assert f"- FedSeq / accuracy %, seed 0 does not count: its settings have changed: {why}" in page
+        assert "No run is finished" in page
+    elsewhere = TABLE.replace("epochs = 1", 'epochs = 1\ndevice = "cuda"\nthreads = 2\nchannels_last = false')
+    table = experiment.parse(elsewhere, "table", "paper", "table.toml")
+    assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), "where it ran is no setting"
+
+
+def test_a_record_whose_environment_was_lost(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
+    swept = planned(tmp_path / "runs")
+    shutil.copytree(done[0].folder, swept.folder)
+    for run in swept.runs()[:3]:
+        (run.folder / "environment.json").write_text("{tor")
+    sweep.keep_records(swept, TABLE, tmp_path / "kept.jsonl")
+    for path in (swept.folder, tmp_path / "kept.jsonl"):
+        assert "PyTorch unknown, CPU" in ledger.page([sweep.opened(path)])

@@ -2,9 +2,12 @@
 
 import io
 import json
+import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -17,7 +20,7 @@ from ekiden.experiments import experiment, export, ledger, results, sweep
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.results import Result
-from ekiden.experiments.summary import Summary, label, size, summarise
+from ekiden.experiments.summary import Summary, duration, label, size, summarise
 from ekiden.methods import Centralized, FedSeq, Local
 
 TABLE = """
@@ -59,6 +62,11 @@ def result(cell: Cell, *accuracies: float) -> Result:
     return Result(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
 
 
+def costing(found: Result) -> Result:
+    cost = {"bytes": 1, "forward": 1, "backward": 1}
+    return replace(found, runs=tuple(replace(run, metrics=[run.last | cost]) for run in found.runs))
+
+
 def test_mean_spread_difference_and_verdict() -> None:
     found = parsed()
     seq = found.cells[0]
@@ -85,7 +93,9 @@ def test_mean_spread_difference_and_verdict() -> None:
 
 def test_places_are_among_rows_or_columns() -> None:
     found = parsed()
-    seq, local = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
+    seq, own = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
+    assert results.ranks(found, [seq, own]) == {}, "one on all test data, one on the clients' own"
+    local = result(replace(own.cell, metric="accuracy"), 40.0)
     assert results.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
     across = replace(found, methods_in_rows=False)
     assert results.ranks(across, [seq, local]) == {}, "each alone in its row"
@@ -97,8 +107,10 @@ def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
     made = swept(tmp_path / "sweep")
     file = tmp_path / "sweep" / "experiment.toml"
     file.write_text(TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"'))
-    with pytest.raises(UserError, match="'global_accuracy' was not measured: write one of accuracy, client_mean in"):
-        results.collect(sweep.opened(made.folder))
+    seq, _, local, _ = results.collect(sweep.opened(made.folder))
+    assert (seq.runs, len(seq.left_out), len(local.runs)) == ((), 2, 1), "it takes no other cell with it"
+    assert "seed 0 does not count: " in seq.left_out[0]
+    assert "'global_accuracy' was not measured: write one of accuracy, client_mean in" in seq.left_out[0]
 
 
 def swept(folder: Path, budget: str = "paper") -> sweep.Sweep:
@@ -215,12 +227,80 @@ def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
         export.tensorboard([run], tmp_path / "events")
 
 
+def test_event_files_of_runs_that_are_named_alike(
+    done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a writer that makes its folder only: tensorboard is an extra."""
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True)
+
+        def __enter__(self) -> "Writer":
+            return self
+
+        def __exit__(self, *args: object) -> None: ...
+
+        def add_text(self, *args: object) -> None: ...
+
+        def add_scalar(self, *args: object) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    shutil.copytree(done.folder, tmp_path / "small")
+    first, second, _, _ = done.runs()
+    runs = [summarise(first.folder), summarise(tmp_path / "small" / first.folder.name), summarise(second.folder)]
+    export.tensorboard(runs, tmp_path / "events")
+    found = {str(p.relative_to(tmp_path / "events")) for p in (tmp_path / "events").rglob("*--seed*")}
+    name = first.folder.name
+    assert found == {f"{done.folder.name}/{name}", f"small/{name}", second.folder.name}
+    with pytest.raises(UserError, match="two of these runs would be written to"):
+        export.tensorboard([runs[0], runs[0]], tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
+    table = TABLE.replace('label = "FedSeq"', 'label = "A | B"') + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
+    table = table.replace('title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]')
+    found = experiment.parse(table, "table", "paper", "table.toml")
+    made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
+    assert r"\# no heading" in ledger.section(made)
+    assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
+    row = ledger._line(costing(result(found.cells[0], 9.0)), made)
+    assert row.startswith(r"| A \| B | digits | 9.00 |")
+    assert len(re.findall(r"(?<!\\)\|", row)) == 10
+
+
 def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no sweep folder"):
         sweep.opened(tmp_path)
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="is damaged or of another version"):
         sweep.opened(tmp_path)
+
+
+def test_units_are_rounded_before_they_are_chosen() -> None:
+    assert [duration(s) for s in (0.04, 59.94, 59.96, 119.7, 3599.4, 3599.9, 7384.0)] == [
+        *("0.0 s", "59.9 s", "1 min 00 s", "2 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 03 min")
+    ]
+    assert [size(b) for b in (999, 999.6, 999_994, 999_999, 999_999_000, 2e12)] == [
+        *("999 B", "1.00 kB", "999.99 kB", "1.00 MB", "1.00 GB", "2.00 TB")
+    ]
+
+
+def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -> None:
+    for number, change in enumerate(({"training": {"new": 1}}, {"hyperparameters": []}, {"method": "newer"})):
+        folder = tmp_path / str(number)
+        shutil.copytree(done.runs()[0].folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=str(folder)):
+            summarise(folder)
+    for name, line in (("times", "[]"), ("times", "{}"), ("metrics", '{"step": 3}')):
+        folder = tmp_path / f"{name}{line}"
+        shutil.copytree(done.runs()[0].folder, folder)
+        (folder / f"{name}.jsonl").write_text(f"{line}\n")
+        with pytest.raises(UserError, match=f"{name}.jsonl.* the run folder is damaged"):
+            summarise(folder)
 
 
 def test_cells_are_named_by_row_and_column() -> None:

@@ -58,7 +58,8 @@ def test_who_trained_when(
 ) -> None:
     config = json.loads((runs / "fedseq" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {i}}}\n' for i in (1, 2, 3)))
+    metrics = [{"step": i, "bytes": 0, "forward": 0, "backward": 0} for i in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     rows = [{"step": s, "source": a, "target": b, "task": "train", "bytes": 10 * s} for s, a, b in edges]
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = summarise(tmp_path)

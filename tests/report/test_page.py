@@ -8,18 +8,24 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ekiden import Training
 from ekiden.cli import main
 from ekiden.core.folder import read_lines
 from ekiden.errors import UserError
-from ekiden.methods import FedSeq
+from ekiden.experiments import sweep
+from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.report import report
-from ekiden.report.models import accuracies, open_run
+from ekiden.report.landscape import _surface
+from ekiden.report.models import Surface, accuracies, open_run
 from ekiden.report.runs import collect
-from tests.report.conftest import make, plan
+from ekiden.report.style import Drawing, Missing, look, publish
+from tests.report.conftest import EXPERIMENT, make, plan
 
 pytestmark = pytest.mark.xdist_group("report")
 SECTIONS = [
@@ -236,3 +242,65 @@ def test_on_the_command_line(
             main()
         assert stop.value.code == 2
         assert text in capsys.readouterr().err
+
+
+def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Neither as formulas nor, beginning with an underscore, left out of legends."""
+    labels = [r"A $\foo$ [/b]", "_B", "$5 and $6"]
+    for label, method in zip(
+        labels, (FedSeq(epochs=1), FedAvg(rounds=1, epochs=1), FedProx(rounds=1, epochs=1)), strict=True
+    ):
+        make(plan(method), tmp_path / "runs" / str(labels.index(label)), sweep={"row": label, "column": "digits"})
+    report([tmp_path / "runs"], tmp_path / "out", details=0)
+    for figure in ("bytes-1", "clients-1"):
+        drawn = unescape((tmp_path / "out" / "figures" / f"{figure}.svg").read_text())
+        assert all(label in drawn for label in labels), figure
+
+
+def test_a_diverged_run_is_reported(tmp_path: Path) -> None:
+    diverging = replace(
+        plan(FedAvg(rounds=1, epochs=1), keep=True), training=Training(lr=1e25, optimizer="sgd", batch_size=10_000)
+    )
+    with np.errstate(all="ignore"):
+        run = make(diverging, tmp_path / "run")
+        report([run], tmp_path / "out", details=1)
+    assert "the loss is not finite anywhere" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_loss_that_is_finite_in_places(tmp_path: Path) -> None:
+    loss = np.array([[2.0, 3.0, np.nan], [2.5, 1e9, np.inf], [4.0, np.nan, 5.0]])
+    axis = np.arange(3.0)
+    found = Surface(axis, axis, loss, loss, np.zeros((3, 2)), 10)
+    with look():
+        drawn = _surface("surface", "title", "", found, ["a", "b", "c"])
+        assert isinstance(drawn, Drawing)
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "data").mkdir()
+        publish(drawn, tmp_path)
+    assert isinstance(_surface("s", "title", "", replace(found, loss=np.full((3, 3), np.nan)), []), Missing)
+
+
+def test_every_finished_cell_is_in_its_table(runs: Path, tmp_path: Path) -> None:
+    """Also where the run of a smaller budget is the same, or a folder is named twice or copied."""
+    for name in ("table", "table-small"):
+        shutil.copytree(runs / "sweep", tmp_path / name)
+    mark = tmp_path / "table-small" / "sweep.json"
+    mark.write_text(mark.read_text().replace('"paper"', '"small"'))
+    copy = tmp_path / "table-small" / "experiment.toml"
+    copy.write_text(copy.read_text() + "[budget.small]\nseeds = 1\n")
+    found = collect([tmp_path / "table", tmp_path / "table-small"])
+    assert [[len(r.runs) for r in results] for _, results in found.sweeps] == [[2, 2, 0], [1, 1, 0]]
+    assert [len(group.runs) for group in found.groups] == [2, 2], "in figures each run is once"
+    left_out = {folder.name for folder, _ in found.left_out}
+    assert left_out == {"Sequential-i---digits--seed1", "Averaged--digits--seed1"}, "a budget of one seed"
+    twice = collect([runs / "sweep", tmp_path / ".." / tmp_path.name / "table" / ".." / "table", tmp_path / "table"])
+    assert [[len(r.runs) for r in results] for _, results in twice.sweeps] == [[2, 2, 0]] * 2
+    assert not twice.left_out
+
+
+def test_records_are_no_runs(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    swept = sweep.opened(runs / "sweep")
+    sweep.keep_records(swept, EXPERIMENT, file)
+    with pytest.raises(UserError, match=r"holds records, neither steps nor models: .*`ekiden results .*kept\.jsonl`"):
+        collect([file])

@@ -78,5 +78,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
 def disk_error(error: OSError, path: Path) -> UserError:
     """What to tell the user when `path` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"disk full while writing {path}: free some space, then `ekiden resume` goes on")
+        return UserError(
+            f"disk full while writing {path}: free some space, then `ekiden resume` or the same command goes on"
+        )
     return UserError(f"cannot write {path}: {error.strerror or error}")

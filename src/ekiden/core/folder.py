@@ -34,7 +34,11 @@ from ekiden.core.store import read
 from ekiden.errors import UserError
 
 FORMAT = 1
-_NEEDED = {"method", "hyperparameters", "training", "hardware", "seed", "dataset", "clients", "model", "model_bytes"}
+_NEEDED = {
+    **dict.fromkeys(("method", "dataset", "model"), str),
+    **dict.fromkeys(("hyperparameters", "training", "hardware", "clients"), dict),
+    **dict.fromkeys(("seed", "model_bytes"), int),
+}
 
 
 @dataclass
@@ -198,13 +202,24 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: the run folder is damaged") from None
+    return check_config(config, path)
+
+
+def check_config(config: Any, path: Path) -> dict[str, Any]:
+    """What was read as the configuration of a run.
+
+    Raises:
+        UserError: it is none of this version; says that of `path`.
+    """
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(
             f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
         )
-    if missing := _NEEDED - config.keys():
+    if missing := _NEEDED.keys() - config.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: the run folder is damaged")
+    if wrong := sorted(k for k, kind in _NEEDED.items() if not isinstance(config[k], kind)):
+        raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: the run folder is damaged")
     return config
 
 
@@ -217,9 +232,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            raise UserError(f"{path}, line {number + 1} cannot be read: the run folder is damaged") from None
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number + 1} cannot be read: the run folder is damaged")
+        rows.append(row)
     return rows
 
 

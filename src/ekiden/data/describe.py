@@ -88,6 +88,7 @@ def picture(fed: FederatedData) -> Any:
         xlabel="class",
         ylabel="client",
     )
+    axes.title.set_parse_math(False)
     _ticks(axes, fed)
     axes.grid(color="#e0e0e0", linewidth=0.5)
     axes.set_axisbelow(True)
@@ -111,9 +112,9 @@ def _ticks(axes: Any, fed: FederatedData) -> None:
     short = len(fed.dataset.classes) <= 20
     names = [c if len(c) <= 16 else f"{c[:15]}…" for c in fed.dataset.classes]
     places = range(len(names)) if short else range(0, len(names), 5)
-    axes.set_xticks(places, [names[i] if short else str(i) for i in places])
+    axes.set_xticks(places, [names[i] if short else str(i) for i in places], parse_math=False)
     if short and max(map(len, names)) > 2:
         axes.tick_params(axis="x", labelrotation=90)
     step = -(-len(fed.clients) // 40)
-    axes.set_yticks(range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]])
+    axes.set_yticks(range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]], parse_math=False)
     axes.tick_params(labelsize=8, length=0)

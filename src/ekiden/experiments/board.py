@@ -50,11 +50,11 @@ class Board:
         self._waiting = set(range(len(names)))
         self._done = 0
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # labels may hold square brackets
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}", style="dim"),
+            TextColumn("{task.fields[text]}", style="dim", markup=False),
             console=console,
         )
         self._all = self.progress.add_task("all runs", total=len(names), text="")

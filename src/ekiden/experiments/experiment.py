@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _TOP = ("title", "source", "link", "note", "differs", "seeds", "paired", "settin
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
+_LONGEST = 180  # bytes of a cell's part of a file name, of 255 that there are
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
             raise unknown("budget", budget, known)
         chosen, default = known[budget], table(values.get("settings", {}), "settings")
         cells = tuple(_cell(default, columns, i, row, chosen) for row in rows for i in range(len(columns)))
-        _check_distinct(cells)
+        _check_folders(cells)
         in_rows = any("method" in row for row in rows)
         about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
         return Experiment(
@@ -194,24 +196,33 @@ def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[E
 
 def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
     label = entry.get("label")
-    if not isinstance(label, str) or not label:
+    if not isinstance(label, str) or not label.strip():
         raise UserError(f"every [[{kind}]] needs a label (text), one has {label!r}")
+    label = text(entry, "label")
     with at(f"{kind} {label!r}"):
         grid = {k: v for k, v in entry.items() if k not in own and settings.is_grid(k, v)}
         if grid and "printed" in entry:
             raise UserError("write a row of its own for each printed value, without lists of settings")
+        for name, values in grid.items():
+            if not values:
+                raise UserError(f"{name} is a list without values: give at least one")
         for values in product(*grid.values()):
             one = entry | dict(zip(grid, values, strict=True))
             try:
                 one["label"] = label.format_map(one) if grid else label
-            except (KeyError, ValueError, IndexError) as error:
+            except KeyError as error:
                 raise UserError(f"the label names {error}, which is none of its settings") from None
+            except (ValueError, IndexError, AttributeError, TypeError) as error:
+                raise UserError(f"the label must name settings as {{clients}}: {error}") from None
             yield one
 
 
-def _check_distinct(cells: Sequence[Cell]) -> None:
+def _check_folders(cells: Sequence[Cell]) -> None:
+    """Every cell needs a name for its run folders that is its own, and that file systems take with a seed."""
     seen: dict[str, Cell] = {}
     for cell in cells:
+        if len(cell.slug.encode()) > _LONGEST:
+            raise UserError(f"the labels of {cell.label[:30]!r}... are too long to name a run folder: shorten them")
         if other := seen.get(cell.slug):
             raise UserError(
                 f"{other.label!r} and {cell.label!r} would have one run folder: let their labels differ in letters or "
@@ -255,7 +266,13 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
     for name, value in layer.items():
         if isinstance(value, dict) and name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
-    return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {"method": method, **layer.get(method, {})}
+        if name in _TITLES and name not in settings.known_anywhere():  # "average" is a hyperparameter too
+            table(value, name)
+    own = layer.get(method)
+    return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {
+        "method": method,
+        **(own if isinstance(own, dict) else {}),
+    }
 
 
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
@@ -281,7 +298,7 @@ def _printed(values: object, number: int, columns: int) -> Published | None:
     value = values[number]
     if value == "-":
         return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
         return Published(float(value))
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", value)):
         return Published(float(match[1]), float(match[2]))

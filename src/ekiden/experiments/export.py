@@ -52,18 +52,26 @@ def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
     """Write the scalars of each run as event files in a folder of its own.
 
     Raises:
-        UserError: the package tensorboard is not installed, or the place cannot be written to.
+        UserError: the package tensorboard is not installed, the place cannot be written to, or two runs would get one
+            folder.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
     except ImportError:
         raise UserError("event files need an extra: pip install 'ekiden[tensorboard]'") from None
-    for run in runs:
-        if any((folder / run.folder.name).glob("*")):
-            raise UserError(f"{folder / run.folder.name} is not empty: give --tensorboard another folder")
-    for run in runs:
+    names = [run.folder.name for run in runs]
+    places = [  # two sweeps name the runs of a cell alike
+        folder / name if names.count(name) == 1 else folder / run.folder.resolve().parent.name / name
+        for run, name in zip(runs, names, strict=True)
+    ]
+    for place in places:
+        if places.count(place) > 1:
+            raise UserError(f"two of these runs would be written to {place}: write them to different folders")
+        if any(place.glob("*")):
+            raise UserError(f"{place} is not empty: give --tensorboard another folder")
+    for run, place in zip(runs, places, strict=True):
         try:
-            with SummaryWriter(str(folder / run.folder.name)) as writer:
+            with SummaryWriter(str(place)) as writer:
                 writer.add_text("run", label(run.config), 0)
                 for row in run.metrics:
                     for name, value in _metrics(run, row).items():

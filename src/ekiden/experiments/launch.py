@@ -71,11 +71,11 @@ _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resu
 def launch(jobs: Sequence[Job], console: Console, cores: int | None = None) -> list[Outcome]:
     """Do all runs, on as many cores as there are, with a bar for each."""
     with Progress(
-        TextColumn("{task.fields[name]}"),
+        TextColumn("{task.fields[name]}", markup=False),  # paths may hold square brackets
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", style="dim"),
+        TextColumn("{task.fields[text]}", style="dim", markup=False),
         console=console,
     ) as progress:
         bars = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]

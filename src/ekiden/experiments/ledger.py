@@ -29,18 +29,21 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     """The ledger of these sweeps.
 
     Args:
-        sweeps: in their order.
+        sweeps: in their order; several of one command are one section.
         old: a ledger written before: its sections of other sweeps stay as they are, those of these are made anew in
             their places.
 
     Raises:
-        UserError: `old` is no ledger.
+        UserError: `old` is no ledger, or sweeps of one command have no table in common.
     """
     if old and not old.startswith(_TITLE):
         raise UserError("the file to write is there and no ledger: name another one by --write")
     # The command that makes a section names the experiment file and the budget, and so the sweep.
     sections = {_command(part): f"## {part.rstrip()}\n" for part in re.split(r"^## ", old, flags=re.MULTILINE)[1:]}
-    return "\n".join([_HEAD, *(sections | {sweep.command: section(sweep) for sweep in sweeps}).values()])
+    alike: dict[str, list[Sweep]] = {}
+    for sweep in sweeps:
+        alike.setdefault(sweep.command, []).append(sweep)
+    return "\n".join([_HEAD, *(sections | {command: section(*found) for command, found in alike.items()}).values()])
 
 
 def _command(part: str) -> str:
@@ -49,19 +52,27 @@ def _command(part: str) -> str:
     return found[1] if found else part
 
 
-def section(sweep: Sweep) -> str:
-    """What one sweep has to say."""
-    experiment, results = sweep.experiment, collect(sweep)
+def section(sweep: Sweep, *more: Sweep) -> str:
+    """What one sweep has to say, of which there may be more than one folder or file of records.
+
+    Raises:
+        UserError: there is a run in one of these that the table of the first has no place for.
+    """
+    experiment, results = sweep.experiment, collect(sweep, more=more)
+    places = {run.folder.name for run in sweep.runs()}
+    for one in more:
+        if other := next((r for r in one.runs() if r.folder.name not in places and r.finished), None):
+            raise UserError(f"{sweep.folder} has no cell for {other.folder}: name {one.folder} first")
     done = [r for r in results if r.runs]
     source = f"[{experiment.source}]({experiment.link})" if experiment.link else experiment.source
     lines = [f"## {experiment.title}", ""]
     lines += [f"Printed: {source}.", ""] if source else []
     lines += [f"    {sweep.command}", ""]
     lines += [_budget(sweep), ""]
-    lines += [fill(experiment.note, 118), ""] if experiment.note else []
+    lines += [re.sub("^#", r"\\#", fill(experiment.note, 118), flags=re.MULTILINE), ""] if experiment.note else []
     if done:
         titles = ("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference", "verdict")
-        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+        lines += [_row(titles), "|---" * len(titles) + "|"]
         lines += [_line(r, sweep) for r in done]
         lines += [
             "",
@@ -73,9 +84,17 @@ def section(sweep: Sweep) -> str:
     for result in done:
         if result.cell.note:
             notes.setdefault(result.cell.note, []).append(result.cell.label)
-    failed = [f"- {run.cell.label}, seed {run.seed} failed: {why}" for run, why in failures(sweep)]
+    counted = {(result.cell.label, run.config["seed"]) for result in results for run in result.runs}
+    failed = [
+        f"- {run.cell.label}, seed {run.seed} failed: {why}"
+        for one in (sweep, *more)
+        for run, why in failures(one)
+        if (run.cell.label, run.seed) not in counted
+    ]
+    left_out = [f"- {line}" for result in results for line in result.left_out]
     noted = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
-    lines += ["", *noted, *failed] if noted or failed else []
+    if noted or failed or left_out:
+        lines += ["", *noted, *dict.fromkeys(failed), *left_out]
     for contrast in contrasts(experiment, results):
         lines += ["", *_contrast(contrast)]
     return "\n".join([*lines, ""])
@@ -85,9 +104,9 @@ def _contrast(contrast: Contrast) -> list[str]:
     return [
         f"**{contrast.title}**",
         "",
-        f"| {' | '.join(contrast.header)} |",
+        _row(contrast.header),
         "|---" * len(contrast.header) + "|",
-        *(f"| {' | '.join(row)} |" for row in contrast.rows),
+        *map(_row, contrast.rows),
         "",
         fill(contrast.behind, 118),
     ]
@@ -109,7 +128,13 @@ def _line(result: Result, sweep: Sweep) -> str:
     sent, passes = mean(row["bytes"] for row in last), mean(row["forward"] + 2 * row["backward"] for row in last)
     cost = size(sent), f"{passes / 1e6:,.3g}"
     values = (result.cell.row, result.cell.column, ours(result), seeds, *cost, theirs(result.cell), difference)
-    return f"| {' | '.join(values)} | {verdict(result, sweep.experiment)} |"
+    return _row([*values, verdict(result, sweep.experiment)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    """A line of a table."""
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _environment(results: Sequence[Result]) -> str:
@@ -117,8 +142,9 @@ def _environment(results: Sequence[Result]) -> str:
     runs = [run for result in results for run in result.runs]
     versions = set()
     for run in runs:
-        if not run.environment:
-            raise UserError(f"cannot read {run.folder / 'environment.json'}: the run folder is damaged")
-        device = run.environment["gpu"] or "CPU" if run.config["hardware"]["device"] != "cpu" else "CPU"
-        versions.add(f"Ekiden {run.config['ekiden']}, PyTorch {run.environment['torch']}, {device}")
+        given = run.environment  # empty where it could not be read
+        device = given.get("gpu") or "CPU" if run.config["hardware"].get("device") != "cpu" else "CPU"
+        versions.add(
+            f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {given.get('torch') or 'unknown'}, {device}"
+        )
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"

@@ -17,6 +17,7 @@ from ekiden.core.worker import Setup, Watch, Worker
 from ekiden.data import Dataset, FederatedData, load, parse, split
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
+from ekiden.experiments.entries import at
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training, require
 from ekiden.learning.weights import Weights
@@ -128,10 +129,19 @@ def stored(folder: Path) -> Plan[Method]:
     Raises:
         UserError: the folder holds no run that the command line can repeat.
     """
-    config = read_config(folder)
+    return plan_in(read_config(folder), folder)
+
+
+def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
+    """The plan in the configuration of a run.
+
+    Raises:
+        UserError: there is none, or none of this version; says where.
+    """
     if "plan" not in config:
-        raise UserError(f"{folder} was made from Python with data of its own: go on by `ekiden.run(..., folder=...)`")
-    return from_json(config["plan"])
+        raise UserError(f"{where} was made from Python with data of its own: go on by `ekiden.run(..., folder=...)`")
+    with at(str(where)):
+        return from_json(config["plan"])
 
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:

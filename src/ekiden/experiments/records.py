@@ -3,20 +3,28 @@
 The first line names the experiment file and the budget and holds the file's text, each further line a finished run.
 """
 
+import contextlib
+import fcntl
+import glob
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.files import write
+from ekiden.core.files import disk_error, write
+from ekiden.core.folder import check_config
 from ekiden.errors import UserError
-from ekiden.experiments.summary import Summary
+from ekiden.experiments.summary import COUNTED, Summary
 
 FORMAT = 1
 SUFFIX = ".jsonl"
 _HINT = "give a file that `ekiden sweep --records` made"
 _ENVIRONMENT = ("python", "torch", "gpu")  # of the machine no more than the ledger prints
+_HEAD = {"file": str, "budget": str, "experiment": str}
+_ROW = {"run": str, "config": dict, "environment": dict, "seconds": (int, float), "result": dict}
+_RESULT = dict.fromkeys(("step", *COUNTED), (int, float))
 
 
 @dataclass(frozen=True)
@@ -46,16 +54,54 @@ def read(path: Path) -> Records:
         head, *lines = path.read_text().splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} ({error}): {_HINT}") from None
-    about = _parsed(path, 1, head, ("format", "file", "budget", "experiment"))
-    if about["format"] != FORMAT:
+    about = _parsed(path, 1, head)
+    if about.get("format", FORMAT) != FORMAT:
         raise UserError(f"{path} has format {about['format']}, this version reads {FORMAT}: use the Ekiden of it")
+    _require(about, {"format": int, **_HEAD}, path, 1)
     runs = {}
     for number, line in enumerate(lines, 2):
-        row = _parsed(path, number, line, ("run", "config", "environment", "seconds", "result"))
-        runs[row["run"]] = Summary(
-            path, row["config"], [row["result"]], row["seconds"], row["environment"], recorded=True
-        )
+        row = _parsed(path, number, line)
+        _require(row, _ROW, path, number)
+        _require(row["result"], _RESULT, path, number)
+        try:
+            config = check_config(row["config"], path)
+        except UserError:
+            raise _damaged(path, number) from None
+        runs[row["run"]] = Summary(path, config, [row["result"]], row["seconds"], row["environment"], recorded=True)
     return Records(about["file"], about["budget"], about["experiment"], runs)
+
+
+def prepare(path: Path) -> None:
+    """Make the folder of a file of records.
+
+    Raises:
+        UserError: it cannot be made, or not be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK) or path.is_dir():
+            raise UserError(f"cannot write {path}: give another file by --records")
+    except OSError as error:
+        raise disk_error(error, path) from None
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep others from adding to a file of records: what is read of it stays true until it is written.
+
+    Raises:
+        UserError: its folder cannot be made, or not be written to.
+    """
+    prepare(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of a process that was killed
+                left.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(folder)
 
 
 def keep(path: Path, records: Records) -> None:
@@ -66,7 +112,6 @@ def keep(path: Path, records: Records) -> None:
     """
     head = {"format": FORMAT, "file": records.file, "budget": records.budget, "experiment": records.experiment}
     lines = [head, *(_line(name, records.runs[name]) for name in sorted(records.runs))]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines])
 
 
@@ -76,12 +121,22 @@ def _line(name: str, run: Summary) -> dict[str, Any]:
     return given | {"seconds": run.seconds, "result": run.last}
 
 
-def _parsed(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The object in a line, with these keys."""
+def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
+    """The object in a line."""
     try:
         found = json.loads(line)
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not found.keys() >= set(keys):
-        raise UserError(f"{path}, line {number} is damaged: {_HINT}")
+    if not isinstance(found, dict):
+        raise _damaged(path, number)
     return found
+
+
+def _require(row: Mapping[str, Any], kinds: Mapping[str, Any], path: Path, number: int) -> None:
+    """Refuse a line without an entry, or with one of another type."""
+    if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
+        raise _damaged(path, number)
+
+
+def _damaged(path: Path, number: int) -> UserError:
+    return UserError(f"{path}, line {number} is damaged: {_HINT}")

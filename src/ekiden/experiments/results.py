@@ -1,14 +1,13 @@
 """What came out of a sweep beside what was printed: mean, spread, difference, verdict; as a table in the terminal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from statistics import mean, stdev
 
 from rich.table import Table
 from rich.text import Text
 
-from ekiden.errors import UserError
 from ekiden.experiments.experiment import METRICS, Cell, Experiment
 from ekiden.experiments.summary import Summary
 from ekiden.experiments.sweep import Sweep
@@ -21,10 +20,12 @@ class Result:
     Attributes:
         cell: which one.
         runs: one for each seed that is done, in the order of the file's seeds.
+        left_out: what else is there of it, and why that does not count; a line each.
     """
 
     cell: Cell
     runs: tuple[Summary, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -53,32 +54,37 @@ class Result:
         return hypot(self.std or 0.0, theirs or 0.0)
 
 
-def collect(sweep: Sweep, cells: Sequence[Cell] | None = None) -> tuple[Result, ...]:
+def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[Result, ...]:
     """What is finished of a sweep, cell by cell.
 
-    Raises:
-        UserError: what a cell compares was not measured.
+    Args:
+        sweep: its folder, or its records.
+        cells: some of its cells, if not all.
+        more: folders and records of the same sweep, for what is not in the first; folders count before records.
     """
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
-    for run in sweep.runs(chosen):
-        if found := run.result:
-            done[run.cell.slug].append(measured(found, run.cell.metric))
-    return tuple(Result(cell, tuple(done[cell.slug])) for cell in chosen)
+    left_out: dict[str, list[str]] = {cell.slug: [] for cell in chosen}
+    places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
+    for copies in zip(*places, strict=True):
+        run, states = copies[0], [copy.state for copy in copies]
+        counted = [found for state in states if (found := state.result) and not unmeasured(found, run.cell.metric)]
+        if counted:
+            done[run.cell.slug].append(min(counted, key=lambda found: found.recorded))
+            continue
+        whys = [unmeasured(s.result, run.cell.metric) if s.result else s.why for s in states]
+        left_out[run.cell.slug] += [
+            f"{run.cell.label}, seed {run.seed} does not count: {why}" for why in dict.fromkeys(whys) if why
+        ]
+    return tuple(Result(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen)
 
 
-def measured(run: Summary, metric: str) -> Summary:
-    """The run, if it has that metric.
-
-    Raises:
-        UserError: it has not; says what it has.
-    """
-    if run.last.get(metric) is None:
-        known = ", ".join(m for m in METRICS if run.last.get(m) is not None)
-        raise UserError(
-            f"{run.folder}: metric {metric!r} was not measured: write one of {known} in the experiment file"
-        )
-    return run
+def unmeasured(run: Summary, metric: str) -> str:
+    """Why a run has no value of that metric, and what it has; empty where it has one."""
+    if run.last.get(metric) is not None:
+        return ""
+    known = ", ".join(m for m in METRICS if run.last.get(m) is not None)
+    return f"{run.folder}: metric {metric!r} was not measured: write one of {known} in the experiment file"
 
 
 def verdict(result: Result, experiment: Experiment) -> str:
@@ -126,7 +132,7 @@ def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
     for name in ("row", "column", "ours", "seeds", "printed", "difference"):
         made.add_column(name, justify="left" if name in ("row", "column") else "right")
     for r in results:
-        value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else "not run"
+        value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else Text("not run")
         difference = "" if r.difference is None else f"{r.difference:+.2f}"
         made.add_row(Text(r.cell.row), Text(r.cell.column), value, str(len(r.runs)), theirs(r.cell), difference)
     return made
@@ -145,13 +151,14 @@ def heading(experiment: Experiment, results: Sequence[Result]) -> str:
 def ranks(experiment: Experiment, results: Sequence[Result]) -> dict[str, int]:
     """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns.
 
-    Methods that pool the data are yardsticks and have none.
+    Methods that pool the data are yardsticks and have none; what was measured on the clients' own test data has places
+    of its own.
     """
-    groups: dict[str, list[Result]] = {}
+    groups: dict[tuple[str, bool], list[Result]] = {}
     for result in results:
         if result.runs and not (result.cell.plan and result.cell.plan.method.pools_data):
-            key = result.cell.column if experiment.methods_in_rows else result.cell.row
-            groups.setdefault(key, []).append(result)
+            task = result.cell.column if experiment.methods_in_rows else result.cell.row
+            groups.setdefault((task, result.cell.metric == "client_mean"), []).append(result)
     return {
         r.cell.slug: 1 + sum(other.mean > r.mean for other in group)
         for group in groups.values()
@@ -177,16 +184,15 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
-def _text(result: Result, place: int | None) -> str:
-    value = _marked(ours(result), place) if result.runs else "not run"
+def _text(result: Result, place: int | None) -> Text:
+    value = _marked(ours(result), place) if result.runs else Text("not run")
     printed = theirs(result.cell)
     if printed == "-":
         return value
     difference = "" if result.difference is None else f", {result.difference:+.2f}"
-    return f"{value}\n[dim]({printed}{difference})[/dim]"
+    return Text.assemble(value, "\n", (f"({printed}{difference})", "dim"))
 
 
-def _marked(value: str, place: int | None) -> str:
+def _marked(value: str, place: int | None) -> Text:
     """The best in bold, the second underlined."""
-    style = {1: "bold", 2: "underline"}.get(place or 0)
-    return f"[{style}]{value}[/{style}]" if style else value
+    return Text(value, style={1: "bold", 2: "underline"}.get(place or 0, ""))

@@ -13,8 +13,12 @@ from rich.table import Table
 from ekiden.core.folder import read_config, read_lines
 from ekiden.core.method import SERVER, Method
 from ekiden.errors import UserError
+from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
 from ekiden.methods import method_named
+
+COUNTED = ("bytes", "forward", "backward")
+"""What every row of metrics counts."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,16 @@ def summarise(folder: Path) -> Summary:
     """Read a run folder.
 
     Raises:
-        UserError: it is none.
+        UserError: it is none, damaged, or of another version.
     """
     config = read_config(folder)
-    seconds = sum(row["seconds"] for row in read_lines(folder / "times.jsonl"))
-    return Summary(folder, config, read_lines(folder / "metrics.jsonl"), seconds, _environment(folder))
+    with at(str(folder)):
+        _method(config)
+    times, metrics = read_lines(folder / "times.jsonl"), read_lines(folder / "metrics.jsonl")
+    for name, rows, keys in (("times", times, {"seconds"}), ("metrics", metrics, {"step", *COUNTED})):
+        if any(type(row.get(key)) not in (int, float) for row in rows for key in keys):
+            raise UserError(f"{folder / name}.jsonl lacks a number that every line has: the run folder is damaged")
+    return Summary(folder, config, metrics, sum(row["seconds"] for row in times), _environment(folder))
 
 
 def _environment(folder: Path) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def comparison(summaries: Iterable[Summary]) -> Table:
             name,
             _data(config),
             str(len(done)),
-            spread([100 * s.last["accuracy"] for s in done]),
+            spread([100 * s.last["accuracy"] for s in done if s.last.get("accuracy") is not None]),
             size(mean(s.last["bytes"] for s in done)),
             *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
             duration(mean(s.seconds for s in done)),
@@ -176,9 +185,11 @@ def _method(config: dict[str, Any]) -> Method:
     """The method of a run.
 
     Raises:
-        UserError: it is not of this version.
+        UserError: it, or how it was trained, is not of this version.
     """
     try:
+        Training(**config["training"])
+        Hardware(**config["hardware"])
         return method_named(config["method"])(**config["hyperparameters"])
     except TypeError as error:
         raise UserError(
@@ -200,24 +211,27 @@ def _all_but_the_seed(config: dict[str, Any]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation; the mean alone of one value."""
-    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+    """Mean ± standard deviation; the mean alone of one value, nothing of none."""
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else "".join(f"{v:.2f}" for v in values)
 
 
 def size(number: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.2f} {unit}"
+        shown = f"{number:.0f}" if unit == "B" else f"{number:.2f}"
+        if float(shown) < 1000:
+            return f"{shown} {unit}"
         number /= 1000
     return f"{number:.2f} TB"
 
 
 def duration(seconds: float) -> str:
     """Seconds for people."""
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def _data(config: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ekiden.experiments import experiment, records
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Job
-from ekiden.experiments.plan import Plan, from_json, stored
+from ekiden.experiments.plan import Plan, plan_in, stored
 from ekiden.experiments.records import Records
 from ekiden.experiments.summary import Summary, summarise
 
@@ -22,6 +23,26 @@ FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
 """What a sweep folder holds beside its run folders: file and budget, the file as it was when last run, what failed."""
 OWN = (MARK, COPY, FAILED)
+
+
+@dataclass(frozen=True)
+class State:
+    """What is there of a run; nothing before it has begun.
+
+    Attributes:
+        result: what it gave, where it is finished and counts.
+        changed: settings of it that are not those wanted, as text.
+        damage: why it cannot be read; empty where it can.
+    """
+
+    result: Summary | None = None
+    changed: tuple[str, ...] = ()
+    damage: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why what is there does not count; empty where it does, or may once it is finished."""
+        return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
 
 
 @dataclass(frozen=True)
@@ -52,11 +73,17 @@ class Run:
         return (self.folder / "config.json").exists()
 
     @property
+    def state(self) -> State:
+        """What is there of it, in its folder or else its record."""
+        found = [_state(lambda: summarise(self.folder), self.plan)] if self.begun else []
+        if record := self.record:
+            found.append(_state(lambda: record, self.plan))
+        return next((state for state in found if state.result), found[0] if found else State())
+
+    @property
     def result(self) -> Summary | None:
-        """What it gave, from its folder or else its record; None before it is finished."""
-        if self.begun and not differences(self) and (found := summarise(self.folder)).finished:
-            return found
-        return self.record if self.record and not _differ(_recorded(self.record), self.plan) else None
+        """What it gave; None before it is finished, and where it does not count."""
+        return self.state.result
 
     @property
     def finished(self) -> bool:
@@ -70,7 +97,7 @@ class Sweep:
 
     Attributes:
         experiment: at one of its budgets.
-        folder: where its runs are.
+        folder: where its runs are; of a file of records this file, so that there are none.
         file: path of the experiment file, as given.
         records: what finished runs gave whose folders may be gone, by the names of these.
     """
@@ -89,8 +116,8 @@ class Sweep:
     @property
     def command(self) -> str:
         """What runs it."""
-        budget = "" if self.experiment.budget == PAPER else f" --budget {self.experiment.budget}"
-        return f"ekiden sweep {self.file}{budget}"
+        budget = [] if self.experiment.budget == PAPER else ["--budget", self.experiment.budget]
+        return shlex.join(["ekiden", "sweep", self.file, *budget])
 
 
 def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None = None) -> Sweep:
@@ -128,7 +155,7 @@ def opened(folder: Path) -> Sweep:
     if _is_records(folder):
         kept = records.read(folder)
         found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
-        return Sweep(found, folder.with_suffix(""), kept.file, kept.runs)
+        return Sweep(found, folder, kept.file, kept.runs)
     if not (folder / MARK).exists():
         raise UserError(f"{folder} is no sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
     mark = _mark(folder)
@@ -163,12 +190,13 @@ def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = 
 
 
 def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
-    """What is left to do of these runs; begun ones go on as they began.
+    """What is left to do of these runs, less those that cannot be read; begun ones go on as they began.
 
     Raises:
         UserError: a folder holds a run with other settings.
     """
-    changed = [(run, different) for run in runs if not run.finished and (different := differences(run))]
+    states = [(run, run.state) for run in runs]
+    changed = [(run, state.changed) for run, state in states if state.changed]
     if changed:
         run, different = changed[0]
         more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
@@ -177,7 +205,12 @@ def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
             where = f"{run.folder.name} was recorded"
             hint = "its line in the records to run it anew, or give another file by --records"
         raise UserError(f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete {hint}")
-    return [_job(sweep, run, device) for run in runs if not run.finished]
+    return [_job(sweep, run, device) for run, state in states if not state.result and not state.damage]
+
+
+def damaged(runs: Iterable[Run]) -> list[tuple[Run, str]]:
+    """The runs that cannot be read, which are no jobs, and why."""
+    return [(run, why) for run in runs if (why := run.state.damage)]
 
 
 def begin(sweep: Sweep, content: str) -> None:
@@ -191,11 +224,26 @@ def begin(sweep: Sweep, content: str) -> None:
     write(sweep.folder / COPY, [content.encode()])
 
 
-def keep_records(sweep: Sweep, content: str, path: Path) -> int:
-    """Add what is finished to a file of records; gives how many it then holds."""
-    now = {run.folder.name: run.result for run in sweep.runs() if run.begun}
-    kept = {**sweep.records, **{name: result for name, result in now.items() if result}}
-    records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept))
+def keep_records(sweep: Sweep, content: str, path: Path, runs: Iterable[Run] | None = None) -> int:
+    """Add what is finished to a file of records, to which other sweeps may add too.
+
+    Args:
+        sweep: whose runs.
+        content: of the experiment file.
+        path: the file.
+        runs: all of the sweep, if not only these.
+
+    Returns:
+        How many it then holds.
+
+    Raises:
+        UserError: it cannot be written, or holds something else.
+    """
+    now = {r.folder.name: found for r in (sweep.runs() if runs is None else runs) if r.begun and (found := r.result)}
+    with records.held(path):
+        there = _known(path, Path(sweep.file).stem, sweep.experiment.budget)
+        kept = {**sweep.records, **there, **now}
+        records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept))
     return len(kept)
 
 
@@ -212,26 +260,36 @@ def failures(sweep: Sweep) -> list[tuple[Run, str]]:
     return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
 
 
-def differences(run: Run) -> list[str]:
-    """Settings of the run in the folder, or else of the record, that are not those wanted, hardware apart, as text."""
-    if run.begun:
-        return _differ(stored(run.folder), run.plan)
-    return _differ(_recorded(run.record), run.plan) if run.record else []
+def _state(read: Callable[[], Summary], wanted: Plan[Method]) -> State:
+    """What is there of a run, if it can be read."""
+    try:
+        run = read()
+        if changed := _differ(plan_in(run.config, run.folder), wanted):
+            return State(changed=changed)
+        return State(run if run.finished else None)
+    except UserError as error:
+        return State(damage=str(error))
 
 
-def _differ(found: Plan[Method], wanted: Plan[Method]) -> list[str]:
+def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
+    """Settings that are not those wanted, as text; of the hardware only what changes results by more than rounding."""
     there, here = _flat(found), _flat(wanted)
-    return [
+    return tuple(
         f"{k} is {there.get(k)} there, {here.get(k)} in the file"
         for k in sorted(there.keys() | here.keys())
         if there.get(k) != here.get(k)
-    ]
+    )
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
-    """Run folders, from run folders and sweep folders."""
+    """Run folders, from run folders and sweep folders.
+
+    Raises:
+        UserError: a path is a file of records.
+    """
     found: list[Path] = []
     for path in paths:
+        refuse_records(path)
         if (path / MARK).exists():
             found += [run.folder for run in opened(path).runs() if run.begun]
         elif path.name not in OWN:  # runs/sweep/* names them too
@@ -248,6 +306,18 @@ def summaries(paths: Iterable[Path]) -> list[Summary]:
         else:
             found += [summarise(folder) for folder in expand([path])]
     return found
+
+
+def refuse_records(path: Path) -> None:
+    """Say what a file of records is for, where run folders are wanted.
+
+    Raises:
+        UserError: it is one.
+    """
+    if _is_records(path) and path.exists():
+        raise UserError(
+            f"{path} holds records, neither steps nor models: give the folders of the runs, or `ekiden results {path}`"
+        )
 
 
 def _job(sweep: Sweep, run: Run, device: str) -> Job:
@@ -268,7 +338,7 @@ def _job(sweep: Sweep, run: Run, device: str) -> Job:
 def _flat(plan: Plan[Method]) -> dict[str, Any]:
     values: dict[str, Any] = plan.to_json()
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
-    del values["hardware"]
+    values["precision"] = values.pop("hardware")["precision"]
     values |= training
     return values | dict(hyperparameters)
 
@@ -320,14 +390,10 @@ def _known(path: Path | None, name: str, budget: str) -> Mapping[str, Summary]:
     return kept.runs
 
 
-def _recorded(record: Summary) -> Plan[Method]:
-    return from_json(record.config["plan"])
-
-
 def _failed(folder: Path) -> dict[str, str]:
     try:
         return {str(k): str(v) for k, v in json.loads((folder / FAILED).read_text()).items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / FAILED} is damaged ({error}): delete it and run the sweep again") from None

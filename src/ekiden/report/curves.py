@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from ekiden.report.runs import Group
-from ekiden.report.style import Drawing, Value, blank, legend, line_style
+from ekiden.report.style import Drawing, Value, blank, legend, line_style, shown
 from ekiden.report.tables import METRICS
 
 Row = dict[str, Any]
@@ -110,11 +110,11 @@ def _series(
     """One method: a line with a mark at its end; across the whole figure where nothing was spent."""
     style = line_style(group.place)
     if not x[-1] > 0:
-        axes.axhline(y[-1], color=style["color"], linestyle=(0, (1, 2)), label=f"{group.name} (none)")
+        axes.axhline(y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)"))
         return
     drawn = x > 0 if logarithmic else x >= 0
     every = max(1, drawn.sum() // 10)
     axes.plot(x[drawn], y[drawn], **style, markersize=3.5, markevery=every, linewidth=1.5)
     axes.fill_between(x[drawn], (y - std)[drawn], (y + std)[drawn], color=style["color"], alpha=0.15, linewidth=0)
     axes.errorbar(x[-1], y[-1], yerr=std[-1] or None, color=style["color"], capsize=2.5, linewidth=1.2)
-    axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=group.name)
+    axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(group.name))

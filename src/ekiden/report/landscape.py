@@ -10,7 +10,7 @@ from ekiden.learning.weights import Weights, mean
 from ekiden.report.maps import distances
 from ekiden.report.models import Opened, Surface, embedding, surface, trained
 from ekiden.report.runs import Group
-from ekiden.report.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend
+from ekiden.report.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
 
 _MOST_CLASSES = 21  # that colours and marks tell apart
 
@@ -32,7 +32,9 @@ def features(group: Group, opened: Opened, number: int) -> list[Drawing | Missin
         for i, name in enumerate(names[:_MOST_CLASSES]):
             here = picked == i
             colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-            axes.scatter(*places[here].T, s=15, color=colour, marker=marker, linewidths=0, alpha=0.85, label=name)
+            axes.scatter(
+                *places[here].T, s=15, color=colour, marker=marker, linewidths=0, alpha=0.85, label=shown(name)
+            )
         axes.set(xticks=[], yticks=[])
         axes.grid(False)
         for spine in axes.spines.values():
@@ -105,17 +107,22 @@ def _corners(opened: Opened) -> tuple[list[Weights], list[str], str]:
     return [own[-1] for _, own in kept[-3:]], clients, "Through the last models that three clients trained."
 
 
-def _surface(name: str, title: str, text: str, found: Surface, names: Sequence[str]) -> Drawing:
+def _surface(name: str, title: str, text: str, found: Surface, names: Sequence[str]) -> Drawing | Missing:
     """Contours of the loss, and where the models are."""
+    finite = found.loss[np.isfinite(found.loss)]
+    if not finite.size:
+        return Missing(title, "the loss is not finite anywhere")
     figure, axes = blank(4.4, 3.4)
-    loss = np.nan_to_num(found.loss, nan=np.nanmax(found.loss), posinf=1e6).clip(min=1e-6)
+    loss = np.nan_to_num(found.loss, nan=finite.max(), posinf=max(1e6, finite.max())).clip(min=1e-6)
     low, high = float(loss.min()), float(min(loss.max(), 1e3 * loss.min()))
     levels = np.geomspace(low, high, 13) if high > 1.001 * low else np.array([low, low * 1.01])
     drawn = axes.contourf(
         found.x, found.y, loss.clip(max=high), levels=levels, cmap=f"{HEAT}_r", norm=LogNorm(low, levels[-1])
     )
     for place, model, marker in zip(found.places, names, MARKERS, strict=False):
-        axes.plot(*place, marker, color=SERIES[1], markeredgecolor="#fefefe", markersize=9, linestyle="", label=model)
+        axes.plot(
+            *place, marker, color=SERIES[1], markeredgecolor="#fefefe", markersize=9, linestyle="", label=shown(model)
+        )
     axes.set(xlabel="distance", ylabel="distance")
     axes.set_aspect("equal")
     axes.grid(False)

@@ -9,9 +9,9 @@ from typing import Any
 
 from ekiden.data import NAMED
 from ekiden.errors import UserError
-from ekiden.experiments.results import Result, measured
+from ekiden.experiments.results import Result, unmeasured
 from ekiden.experiments.summary import Summary, summarise
-from ekiden.experiments.sweep import MARK, OWN, Sweep, differences, opened
+from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.learning.training import Hardware
 from ekiden.methods import method_named
 
@@ -87,14 +87,15 @@ def collect(paths: Sequence[Path]) -> Found:
         raise UserError("name the run folders and sweep folders to report")
     left_out: list[tuple[Path, str]] = []
     runs: dict[Path, Summary] = {}
+    twins: list[tuple[Summary, Summary]] = []
     alike: dict[str, dict[int, Summary]] = defaultdict(dict)
-    for folder in dict.fromkeys(folder for path in paths for folder in find(path)):
+    for folder in _distinct(folder for path in paths for folder in find(path)):
         try:
             run = _read(folder)
             twin = alike[_alike(run.config)].setdefault(run.config["seed"], run)
             if twin is not run:
-                raise UserError(f"the same run as {twin.folder}")
-            runs[folder] = run
+                twins.append((run, twin))
+            runs[folder.resolve()] = run
         except UserError as error:
             left_out.append((folder, str(error)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -104,18 +105,27 @@ def collect(paths: Sequence[Path]) -> Found:
         more = f"; {len(left_out) - 1} more are left out too" if len(left_out) > 1 else ""
         raise UserError(f"no finished run to report: {folder}: {why}{more}")
     sweeps = []
-    for folder in dict.fromkeys(file.parent for path in paths for file in sorted(path.rglob(MARK))):
+    for folder in _distinct(file.parent for path in paths for file in sorted(path.rglob(MARK))):
         try:
             sweeps.append(_results(opened(folder), runs, left_out))
         except UserError as error:
             left_out.append((folder, f"its table is missing: {error}"))
     seeded = [tuple(seeds[s] for s in sorted(seeds)) for seeds in alike.values() if seeds]
     order = [run.folder for _, results in sweeps for result in results for run in result.runs]
+    left_out += [(run.folder, f"the same run as {twin.folder}") for run, twin in twins if run.folder not in order]
     seeded.sort(key=lambda runs: order.index(runs[0].folder) if runs[0].folder in order else len(order))
     columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
     groups = _named(seeded, columns)
     loose = tuple(group for group in groups if any(run.folder not in order for run in group.runs))
     return Found(groups, tuple(sweeps), loose, tuple(left_out))
+
+
+def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
+    """Each folder once, by whatever path it is named first."""
+    named: dict[Path, Path] = {}
+    for folder in folders:
+        named.setdefault(folder.resolve(), folder)
+    return named.values()
 
 
 def find(path: Path) -> list[Path]:
@@ -124,6 +134,7 @@ def find(path: Path) -> list[Path]:
     Raises:
         UserError: there is none.
     """
+    refuse_records(path)
     if (path / "config.json").exists():
         return [path]
     if not path.is_dir():
@@ -163,14 +174,12 @@ def _results(
     """The finished runs of each cell."""
     done: dict[str, list[Summary]] = defaultdict(list)
     for one in sweep.runs():
-        if one.folder in runs:
-            if different := differences(one):
-                left_out.append((one.folder, f"not in its table: {different[0]}"))
-                continue
-            try:
-                done[one.cell.slug].append(measured(runs[one.folder], one.cell.metric))
-            except UserError as error:
-                left_out.append((one.folder, f"not in its table: {error}"))
+        if found := runs.get(one.folder.resolve()):
+            state = one.state
+            if why := state.damage or next(iter(state.changed), "") or unmeasured(found, one.cell.metric):
+                left_out.append((one.folder, f"not in its table: {why}"))
+            else:
+                done[one.cell.slug].append(found)
     return sweep, tuple(Result(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
 
 

@@ -43,6 +43,7 @@ _RC = {
     "ytick.labelcolor": INK,
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
+    "text.parse_math": False,  # names are what they are, dollars too
     "legend.frameon": False,
     "legend.fontsize": 9.5,
     "svg.fonttype": "none",  # text stays text: searchable, in the reader's font
@@ -130,6 +131,11 @@ def line_style(i: int) -> dict[str, Any]:
     """Colour, marker and stroke of the i-th series: told apart by each of the three."""
     stroke = STROKES[i // len(SERIES) % len(STROKES)]
     return {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)], "linestyle": stroke}
+
+
+def shown(name: str) -> str:
+    """A name as the label of a series: one that begins with an underscore would be in no legend."""
+    return f"\u200b{name}" if name.startswith("_") else name
 
 
 def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
