@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from ekiden.core import wire
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
@@ -105,11 +106,14 @@ class DENSE(Method):
         while s.step <= self.distill_epochs:
             assert isinstance(s.model, Weights)
             assert s.momentum is not None
-            student, momentum = Network(fed.network(s.model)), s.momentum.clone()
+            module = fed.network(s.model)
+            device = next(module.parameters()).device
+            student, momentum = Network(module, device), s.momentum.to(device, copy=True)
             made = self.synthesise(fed, teacher.eval(), student.module)
             pool = made if s.pool is None else torch.cat([s.pool, made])
             self.distil(fed, teacher, student, momentum, pool)
-            s = s.next(model=student.weights(), pool=pool, momentum=momentum)
+            trained = wire.placed((student.weights(), momentum), torch.device("cpu"))
+            s = s.next(model=trained[0], pool=pool, momentum=trained[1])
             yield s
 
     @on_client
