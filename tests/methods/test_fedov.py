@@ -192,6 +192,16 @@ def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epoc
     assert open_set.accuracy > plain.accuracy + 0.2
 
 
+def test_clients_train_to_the_end(blobs: FederatedData) -> None:
+    best, last = (
+        run(FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1))  # type: ignore[arg-type]
+        for s in ("best", "last")
+    )
+    assert best.weights is not None
+    assert last.weights is not None
+    assert torch.equal(best.weights.params, last.weights.params)
+
+
 def test_a_client_of_one_class(blobs: FederatedData) -> None:
     data = federate(
         [(torch.rand(40, 64), torch.zeros(40, dtype=torch.int64))] * 2, test=(torch.rand(4, 64), torch.arange(4) % 2)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class FedOV(Method):
     line further). Which k the paper reports is not known; the default is all. Networks with BatchNorm learn from
     samples and corrupted ones in one pass, without the other terms, as in the code. The distillation of the vote into
     one model, which needs data that the server does not have, is left out. Samples that are not images are corrupted by
-    permuting their numbers.
+    permuting their numbers. As in the code, local training ends with its last epoch, whatever --select says.
     """
 
     extra_outputs = 1
@@ -74,10 +74,11 @@ class FedOV(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Open-set training."""
+        """Open-set training, to its end: validation data hold no outliers, so that the first epochs look best."""
         model = model if self.init == "same" else client.fresh()
         terms = OpenSet(client.module, client.classes, self)
-        return client.fit(model, epochs=self.epochs, objective=terms)
+        training = replace(client.training, select="last")
+        return client.fit(model, epochs=self.epochs, objective=terms, training=training)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks side by side."""
