@@ -40,9 +40,10 @@ class Average(Method):
     as in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated Learning. 2019.
 
     Departures from the paper: one round, all clients take part. The uniform average is the default, as in the one-shot
-    comparisons of FedELMY and MA-Echo; `weights = "samples"` is the paper's. `head = "class-wise"` averages each row
-    of the classifier over the clients with more than one sample of its class only (zero where there is none), as the
-    authors of MA-Echo do for all methods of their tables.
+    comparisons of FedELMY and MA-Echo; `weights = "samples"` is the paper's. `head = "class-wise"` averages each row of
+    the classifier over the clients with more than one sample of its class only (zero where there is none), as the
+    authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     epochs: int = 200
