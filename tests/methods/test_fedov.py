@@ -194,7 +194,7 @@ def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epoc
 
 def test_clients_train_to_the_end(blobs: FederatedData) -> None:
     best, last = (
-        run(FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1))  # type: ignore[arg-type]
+        run(FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1))
         for s in ("best", "last")
     )
     assert best.weights is not None
