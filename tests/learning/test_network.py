@@ -67,6 +67,16 @@ def test_refuses_what_it_cannot_hold(module: nn.Module, message: str) -> None:
         Network(module)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_refuses_buffers_that_would_not_travel(dtype: torch.dtype) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype))
+    with pytest.raises(UserError, match="register it as int64"):
+        Network(module)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype), persistent=False)
+    assert len(Network(module).counters) == 0
+
+
 def test_refuses_weights_of_another_network() -> None:
     with pytest.raises(UserError, match="do not fit"):
         Network(Tiny()).load(weights(1.0, 2.0))
