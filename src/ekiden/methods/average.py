@@ -53,7 +53,7 @@ class Average(Method):
     head: Head = "mean"
     """the classifier: averaged like the rest, by owners of each class, or by n_ic/n_c, the clients' samples of it"""
     statistics: Literal["mean", "mixture"] = "mean"
-    """running variances: averaged, or that of the mixture, Σ p_i (var_i + mean_i²) - mean²"""
+    """running variances: averaged, or that of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
 
@@ -107,9 +107,8 @@ def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights
     for layer in layout.layers:
         if len(layer.statistics) == 2:
             centre, spread = layer.statistics
-            square = sum(
-                (spread.of(m.buffers) + centre.of(m.buffers) ** 2) * (p / total)
-                for m, p in zip(models, weights, strict=True)
-            )
-            spread.of(buffers).copy_(square - centre.of(result.buffers) ** 2)
+            spread.of(buffers).zero_()
+            for m, p in zip(models, weights, strict=True):
+                away = centre.of(m.buffers) - centre.of(result.buffers)  # no difference of large squares
+                spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
     return Weights(result.params, buffers, result.counters)
