@@ -70,6 +70,12 @@ def test_all_mass_on_unknown_is_defined() -> None:
     assert torch.isfinite(answer).all()
 
 
+def test_answers_keep_their_order_where_all_are_sure_of_unknown() -> None:
+    assert int(vote(1, (0.0, 5.0, 40.0))(X).argmax()) == 1
+    assert int(vote(1, (9.0, 5.0, 50.0), (0.0, 5.0, 40.0))(X).argmax()) == 1, "the less sure one votes"
+    assert int(vote(0, (0.0, 5.0, 90.0), (0.0, 4.0, 90.0))(X).argmax()) == 1
+
+
 def test_removed_logit() -> None:
     f, y, u = torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0]), torch.tensor([2])
     assert float(F.cross_entropy(f, y)) == pytest.approx(0.169846, abs=1e-6)

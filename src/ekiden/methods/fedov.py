@@ -187,11 +187,12 @@ class Vote(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """(b, K): the summed probabilities of the k members that give "unknown" the least; ties in their order."""
-        answers = torch.stack([member(x).float().softmax(1) for member in self.members])
-        order = answers[:, :, -1].sort(stable=True, dim=0).indices[: self.voters]
-        chosen = answers.gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
-        return chosen.sum(0)[:, :-1]
+        return self(x).exp()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K): logarithms of the scores."""
-        return self.scores(x).clamp(min=1e-12).log()
+        """Logits (b, K): logarithms of the scores, exact also where all are sure of "unknown"."""
+        answers = torch.stack([member(x).float() for member in self.members])
+        unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)  # log-odds
+        order = unknown.sort(stable=True, dim=0).indices[: self.voters]
+        chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
+        return chosen.logsumexp(0)[:, :-1]
