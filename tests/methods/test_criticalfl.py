@@ -108,6 +108,14 @@ def test_refuses_more_peers_than_the_cap(blobs: FederatedData) -> None:
         run(CriticalFL(peers=3), blobs, Tiny, **settings())
 
 
+def test_two_clients_hear_each_other_and_one_is_told_that_it_needs_another() -> None:
+    CriticalFL(peers=1).check(["a", "b"])
+    with pytest.raises(UserError, match="peers 5 is out of range: it must be at most 1"):
+        CriticalFL().check(["a", "b"])
+    with pytest.raises(UserError, match="two clients or more"):
+        CriticalFL(peers=1).check(["a"])
+
+
 @pytest.mark.parametrize(
     "changes", [{"cap": 0.0}, {"cap": 1.5}, {"delta": -1.0}, {"peers": 0}, {"window": 0}, {"every": 0}]
 )
