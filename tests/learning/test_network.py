@@ -6,6 +6,7 @@ from torch import nn
 
 from ekiden import UserError
 from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 
@@ -80,3 +81,6 @@ def test_refuses_buffers_that_would_not_travel(dtype: torch.dtype) -> None:
 def test_refuses_weights_of_another_network() -> None:
     with pytest.raises(UserError, match="do not fit"):
         Network(Tiny()).load(weights(1.0, 2.0))
+    own = Network(Tiny()).weights()
+    with pytest.raises(UserError, match="do not fit"):
+        Network(Tiny()).load(Weights(own.params, own.buffers, torch.empty(0, dtype=torch.int64)))

@@ -64,7 +64,7 @@ class Network:
         Raises:
             UserError: they belong to a network of another shape.
         """
-        if weights.params.shape != self.params.shape or weights.buffers.shape != self.buffers.shape:
+        if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
             raise UserError(
                 f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
                 "use the same model at every client"
