@@ -50,8 +50,9 @@ class DENSE(Method):
     sees the clients' BatchNorm layers, so its statistics loss is always 0; here it is what the text says (`bn` = 0 for
     theirs). The student is in evaluation mode while samples are made. Samples are augmented as the clients' training
     data are, and the last epoch is the result, not the best on the test set. For samples that are not images the
-    generator is a perceptron. Local training ends with the epoch that --select names, by default the best on validation
-    data.
+    generator is a perceptron. The student starts from the common initial model, as the clients do; in the released code
+    from a fresh network of its own. Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     epochs: int = 200
