@@ -91,6 +91,21 @@ def test_steps_of_the_student() -> None:
     assert sorted(torch.cat(list(parts)).tolist()) == list(range(9))
 
 
+def test_the_student_walks_the_whole_pool_in_each_epoch(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+        seen.append(len(teacher))
+        return softened(teacher, student, temperature)
+
+    monkeypatch.setattr(dense, "softened", spy)
+    state = run(small(distill_epochs=3), blobs, Tiny, **settings()).state
+    assert isinstance(state, Distilled)
+    assert state.pool is not None
+    assert len(state.pool) == 3 * 8
+    assert seen == [8] * (1 + 2 + 3)
+
+
 def settings() -> dict[str, Any]:
     return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
 
