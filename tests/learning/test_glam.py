@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ekiden.learning.divergence import relative_entropy
 from ekiden.learning.glam import GLAM, aligned
 
 Z, GLOBAL, PREVIOUS = (
@@ -29,6 +30,16 @@ def test_terms() -> None:
     assert ce == pytest.approx(CE, abs=1e-12)
     assert loss(Z, 0, 1)[0] - ce == pytest.approx(AG, abs=1e-12)
     assert loss(Z, 1, 0)[0] - ce == pytest.approx(AP, abs=1e-12)
+
+
+def test_alignment_with_the_previous_model_is_half_of_both_divergences() -> None:
+    there, back = (
+        [float(relative_entropy(p, q)) for p, q in zip(a.softmax(1), b.softmax(1), strict=True)]
+        for a, b in ((Z, PREVIOUS), (PREVIOUS, Z))
+    )
+    assert there == pytest.approx([0.91769224, 0.62901856], abs=1e-8)
+    assert back == pytest.approx([0.74203328, 0.79645346], abs=1e-8)
+    assert sum(there + back) / 4 == pytest.approx(AP, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from torch import nn
 
 from ekiden import UserError
 from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 
@@ -67,6 +68,19 @@ def test_refuses_what_it_cannot_hold(module: nn.Module, message: str) -> None:
         Network(module)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_refuses_buffers_that_would_not_travel(dtype: torch.dtype) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype))
+    with pytest.raises(UserError, match="register it as int64"):
+        Network(module)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype), persistent=False)
+    assert len(Network(module).counters) == 0
+
+
 def test_refuses_weights_of_another_network() -> None:
     with pytest.raises(UserError, match="do not fit"):
         Network(Tiny()).load(weights(1.0, 2.0))
+    own = Network(Tiny()).weights()
+    with pytest.raises(UserError, match="do not fit"):
+        Network(Tiny()).load(Weights(own.params, own.buffers, torch.empty(0, dtype=torch.int64)))

@@ -1,5 +1,7 @@
 """Averages and distances of models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -43,6 +45,16 @@ def test_mean_refuses_bad_weights(shares: list[float]) -> None:
 def test_mean_refuses_models_of_different_shape() -> None:
     with pytest.raises(UserError, match="same network"):
         mean([weights(1.0), weights(2.0, 3.0)])
+    with pytest.raises(UserError, match="same network"):
+        mean([weights(1.0), replace(weights(1.0), counters=torch.tensor([3]))])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_model_of_weight_zero_has_no_part_in_the_mean(place: int) -> None:
+    models, shares = [weights(1.0), weights(4.0)], [1.0, 2.0]
+    models.insert(place, weights(float("nan")))
+    shares.insert(place, 0.0)
+    assert mean(models, shares).params.tolist() == [3.0]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])

@@ -9,7 +9,7 @@ import torch
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.method import Size, State
 from ekiden.core.worker import Client
-from ekiden.learning.critical import Squares, resize
+from ekiden.learning.critical import CriticalPeriods, Squares, resize
 from ekiden.learning.network import Network
 from ekiden.methods import CriticalFL, DFedAvgM
 from ekiden.methods.criticalfl import Periods, Trained
@@ -43,6 +43,12 @@ def test_empty_window_calls_only_the_forced_checks_critical() -> None:
     assert flags == [True] * 5 + [False] * 4
 
 
+@pytest.mark.parametrize(("check", "growth"), [(2, 1.0), (5, 1 / 4), (10, 1 / 9), (11, 0.0)])
+def test_growth_of_a_window_that_begins_with_zeros(check: int, growth: float) -> None:
+    for delta, critical in ((growth - 1e-9, True), (growth + 1e-9, False)):
+        assert CriticalPeriods(delta, window=10, forced=0, zero_padded=True).now([1.0] * check) is critical
+
+
 @pytest.mark.parametrize(("growth", "critical"), [(1.02, True), (1.0, False), (0.5, False)])
 def test_growth_above_delta_is_critical(growth: float, critical: bool) -> None:
     assert CriticalFL(forced=0, window=1).periods.now([1.0, growth]) is critical
@@ -72,8 +78,8 @@ def test_norm_of_local_training() -> None:
 
 
 def test_models_count_by_their_samples() -> None:
-    mixed = CriticalFL().mix(cast(Client, None), [Trained(weights(1.0), 1), Trained(weights(3.0), 3)])
-    assert mixed.params.tolist() == [2.5]
+    mixed = CriticalFL().mix(cast(Client, None), [Trained(weights(1.0, 0.0), 1), Trained(weights(3.0, 5.0), 3)])
+    assert mixed.params.tolist() == [2.5, 3.75], "models are whole: a zero counts, where a masked mean would give 5"
 
 
 def test_with_all_peers_it_is_plain_averaging() -> None:
@@ -106,6 +112,14 @@ def test_more_peers_in_critical_rounds_and_their_bytes(blobs: FederatedData) -> 
 def test_refuses_more_peers_than_the_cap(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="peers 3 is out of range: it must be at most 2"):
         run(CriticalFL(peers=3), blobs, Tiny, **settings())
+
+
+def test_two_clients_hear_each_other_and_one_is_told_that_it_needs_another() -> None:
+    CriticalFL(peers=1).check(["a", "b"])
+    with pytest.raises(UserError, match="peers 5 is out of range: it must be at most 1"):
+        CriticalFL().check(["a", "b"])
+    with pytest.raises(UserError, match="two clients or more"):
+        CriticalFL(peers=1).check(["a"])
 
 
 @pytest.mark.parametrize(

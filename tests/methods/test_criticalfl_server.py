@@ -111,3 +111,9 @@ def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
 def test_refuses_a_cap_below_those_drawn_at_least(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match=r"participation 1.* at most --cap, 3 clients"):
         run(CriticalFLServer(participation=1.0), blobs, Tiny, **SETTINGS)
+
+
+def test_a_single_client_is_drawn_each_time(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    result = run(CriticalFLServer(rounds=3, epochs=1), alone, Tiny, **SETTINGS)
+    assert (result.state.whole, result.state.sparse) == (2, 1)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """DENSE: exact numbers of its losses, of the steps and of the generator; statistics really seen."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.api import as_module
+from ekiden.core.federation import Fed
 from ekiden.data import federate
 from ekiden.learning.ensemble import EnsembleModel
 from ekiden.learning.generator import SampleGenerator
-from ekiden.learning.weights import mean
+from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights, mean
 from ekiden.methods import DENSE, dense
 from ekiden.methods.dense import Distilled, Statistics, batches, disagreement, softened
 from tests.conftest import Tiny
@@ -87,6 +89,21 @@ def test_steps_of_the_student() -> None:
     parts = batches(9, 4, generator)
     assert [len(p) for p in parts] == [4, 5]
     assert sorted(torch.cat(list(parts)).tolist()) == list(range(9))
+
+
+def test_the_student_walks_the_whole_pool_in_each_epoch(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+        seen.append(len(teacher))
+        return softened(teacher, student, temperature)
+
+    monkeypatch.setattr(dense, "softened", spy)
+    state = run(small(distill_epochs=3), blobs, Tiny, **settings()).state
+    assert isinstance(state, Distilled)
+    assert state.pool is not None
+    assert len(state.pool) == 3 * 8
+    assert seen == [8] * (1 + 2 + 3)
 
 
 def settings() -> dict[str, Any]:
@@ -178,6 +195,30 @@ def test_the_student_learns_what_the_teachers_answer(blobs: FederatedData) -> No
     with torch.no_grad():
         before, after = (float(softened(teacher(pool), result.model(pool), 1.0)) for result in (start, end))
     assert after < 0.8 * before
+
+
+def test_the_student_learns_where_the_teachers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        """Stands for a federation on a GPU, as far as the first distillation."""
+
+        layout = Network(Tiny()).layout
+
+        def network(self, model: Weights) -> nn.Module:
+            return Tiny().to("meta")
+
+    class Seen(Exception):
+        pass
+
+    def distil(self: DENSE, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
+        assert {p.device.type for p in (*teacher.members.parameters(), student.params, momentum)} == {"meta"}
+        raise Seen
+
+    monkeypatch.setattr(DENSE, "synthesise", lambda *_: torch.zeros(8, 4))
+    monkeypatch.setattr(DENSE, "distil", distil)
+    model = Network(Tiny()).weights()
+    s = Distilled(step=1, model=model, teachers=(model, model), momentum=torch.zeros_like(model.params))
+    with pytest.raises(Seen):
+        next(DENSE().run(cast(Fed, Elsewhere()), s))
 
 
 def test_the_student_may_start_from_the_average(blobs: FederatedData) -> None:

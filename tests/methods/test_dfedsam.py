@@ -11,6 +11,7 @@ from ekiden.core.method import State
 from ekiden.core.worker import Client
 from ekiden.data.samples import Subset
 from ekiden.learning import fit as fitting
+from ekiden.learning import topology
 from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench, Forward
 from ekiden.learning.network import Network
@@ -66,6 +67,11 @@ def test_gossip_steps_on_a_ring_of_four(steps: int, expected: list[float]) -> No
     (one,) = rounds(DFedSAM(epochs=1, topology="ring", gossip_steps=steps), still, start)
     assert [w for (w,) in one] == pytest.approx(expected)
     assert sum(w for (w,) in one) == pytest.approx(1)
+
+
+def test_eigenvalues_of_a_ring_of_four() -> None:
+    found = torch.linalg.eigvalsh(topology.mixing("ring", 4)).tolist()
+    assert found == pytest.approx([-1 / 3, 1 / 3, 1 / 3, 1])
 
 
 class Masked(nn.Module):

@@ -31,7 +31,7 @@ def sparse(mask: str, *values: float) -> Sparse:
 def test_average_where_masks_overlap() -> None:
     shown = [sparse("1100", 1, 2, 0, 0), sparse("0110", 0, 4, 6, 0), sparse("1001", 3, 0, 0, 8)]
     average = overlap(shown, 4).params
-    assert average.tolist() == [2, 3, 6, 8]
+    assert average.tolist() == [2, 3, 6, 8], "not [4/3, 2, 2, 8/3], which all three would divide by"
     assert (average * bits("1100")).tolist() == [2, 3, 0, 0]
     assert (average * bits("1001")).tolist() == [2, 0, 0, 8]
 

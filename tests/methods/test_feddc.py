@@ -1,6 +1,6 @@
 """FedDC: exact numbers, and the cases in which it is FedProx or FedAvg."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,12 +9,14 @@ from ekiden import FederatedData, Training, run
 from ekiden.core import wire
 from ekiden.core.federation import Transfer
 from ekiden.core.method import Size
+from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.feddc import Drifting
 from tests.conftest import Tiny
 from tests.methods.rounds import play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS
+from tests.methods.toys import Silo, weights
 
 
 def cloud(s: Any) -> float:
@@ -78,6 +80,14 @@ def test_unequal_sizes() -> None:
         assert cloud(s) == pytest.approx(w, abs=1e-9)
         assert isinstance(s, Drifting)
         assert float(s.drift) == pytest.approx(drift, abs=1e-9)  # type: ignore[arg-type]
+
+
+def test_gradient_memory_is_the_authors_displacement_where_gradients_are_clipped() -> None:
+    steep = Silo(1, lambda w: 500 * (w - 0.5).pow(2).sum(), clip_norm=10.0)
+    model, gradient = weights(0.0), weights(0.7)
+    reply = FedDC(epochs=2, alpha=0.1).train(cast(Client, steep), model, gradient, 1.0, 0)
+    torch.testing.assert_close(reply.model.params, torch.tensor([0.0]), atol=1e-5, rtol=0)  # there and back
+    torch.testing.assert_close(steep.state.gradient, -gradient.params, atol=1e-4, rtol=0)
 
 
 def test_drift_is_the_mean_of_all_clients_under_partial_participation() -> None:

@@ -117,6 +117,17 @@ def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypat
     torch.testing.assert_close(grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("away", [3e-4, 0.0])
+def test_gradient_near_a_member_far_from_the_start(away: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    start, far = torch.randn(2, 64, generator=generator)
+    pool = [start, start + far]
+    theta, grad = pool[1] + away * torch.randn(64, generator=generator), torch.zeros(64)
+    penalty = Paper(pool, start, "l2", 1.0, 1.0)
+    penalty(theta, grad, f32(0.7))
+    torch.testing.assert_close(grad.double(), autograd(penalty, theta, f32(0.7)), rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
 def test_no_gradient_where_there_is_no_distance(measure: Measure) -> None:
     theta, grad = torch.tensor([1.0, 2.0]), torch.zeros(2)

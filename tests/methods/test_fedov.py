@@ -70,6 +70,12 @@ def test_all_mass_on_unknown_is_defined() -> None:
     assert torch.isfinite(answer).all()
 
 
+def test_answers_keep_their_order_where_all_are_sure_of_unknown() -> None:
+    assert int(vote(1, (0.0, 5.0, 40.0))(X).argmax()) == 1
+    assert int(vote(1, (9.0, 5.0, 50.0), (0.0, 5.0, 40.0))(X).argmax()) == 1, "the less sure one votes"
+    assert int(vote(0, (0.0, 5.0, 90.0), (0.0, 4.0, 90.0))(X).argmax()) == 1
+
+
 def test_removed_logit() -> None:
     f, y, u = torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0]), torch.tensor([2])
     assert float(F.cross_entropy(f, y)) == pytest.approx(0.169846, abs=1e-6)
@@ -190,6 +196,16 @@ def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epoc
     assert isinstance(open_set.model, Vote)
     assert open_set.model(torch.rand(2, 1, 8, 8)).shape == (2, classes)
     assert open_set.accuracy > plain.accuracy + 0.2
+
+
+def test_clients_train_to_the_end(blobs: FederatedData) -> None:
+    best, last = (
+        run(FedOV(epochs=12), blobs, Tiny, training=Training(select=s), hardware=Hardware(threads=1))
+        for s in ("best", "last")
+    )
+    assert best.weights is not None
+    assert last.weights is not None
+    assert torch.equal(best.weights.params, last.weights.params)
 
 
 def test_a_client_of_one_class(blobs: FederatedData) -> None:

@@ -1,5 +1,6 @@
 """FedPer: exact numbers on a product, and reductions to plain averaging and to local training."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.method import Size, State
 from ekiden.learning.network import Network
 from ekiden.learning.weights import mean
-from ekiden.methods import FedPer, Local
+from ekiden.methods import FedAvg, FedPer, Local
 from tests.conftest import Tiny
+from tests.methods.test_fedavg import SETTINGS, same
 from tests.methods.toys import Free, Silo, rounds, weights
 
 
@@ -70,7 +72,24 @@ class Bodiless(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def test_with_an_empty_head_it_is_federated_averaging(blobs: FederatedData) -> None:
+def frozen() -> nn.Module:
+    """A network whose head does not learn."""
+    module = Tiny()
+    module.head.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("network", [Headless, frozen])
+def test_without_a_head_that_learns_it_is_federated_averaging(
+    blobs: FederatedData, network: Callable[[], nn.Module]
+) -> None:
+    ours = run(FedPer(rounds=3, epochs=2), blobs, network, **SETTINGS)
+    theirs = run(FedAvg(rounds=3, epochs=2), blobs, network, **SETTINGS)
+    for m in ours.personal:
+        assert same(m, theirs.weights)
+
+
+def test_with_an_empty_head_a_round_is_the_mean_of_local_models(blobs: FederatedData) -> None:
     ours = run(FedPer(rounds=1, epochs=2), blobs, Headless, **settings())
     alone = run(Local(epochs=2), blobs, Headless, **settings())
     expected = mean(alone.personal, [len(c.train) for c in blobs.clients])

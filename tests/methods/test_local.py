@@ -8,7 +8,8 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.method import State
-from ekiden.methods import Local
+from ekiden.learning import topology
+from ekiden.methods import DFedAvgM, Local
 from tests.conftest import Tiny
 from tests.methods.toys import rounds, two_quadratics, weights
 
@@ -35,6 +36,12 @@ def test_momentum_starts_anew_each_round() -> None:
 def test_learning_rate_decays_by_round() -> None:
     after = rounds(Local(rounds=2, epochs=1, decay=0.5), two_quadratics(), START)[1]
     assert after == [pytest.approx([0.1 + 0.05 * 0.9]), pytest.approx([-0.2 - 0.05 * 2 * 0.8])]
+
+
+def test_gossip_of_everybody_with_himself_is_local_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "mixing", lambda *_: torch.eye(2))
+    gossip = rounds(DFedAvgM(rounds=2, epochs=3, theta=0.5), two_quadratics(), START)
+    assert gossip == rounds(Local(rounds=2, epochs=3), two_quadratics(momentum=0.5), START)
 
 
 def test_rounds_are_book_keeping(blobs: FederatedData) -> None:

@@ -20,7 +20,7 @@ from ekiden.learning.network import Network
 from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
 from ekiden.learning.qp import min_norm
 from ekiden.learning.weights import mean
-from ekiden.methods import Average, MAEcho
+from ekiden.methods import Average, MAEcho, ma_echo
 from ekiden.methods.ma_echo import Contribution, aligned, carried, project, unit_rows
 from tests.conftest import Tiny
 from tests.methods.test_ot_fusion import shuffled
@@ -137,6 +137,18 @@ def iterate(method: MAEcho) -> list[list[float]]:
 @pytest.mark.parametrize("relax", ["running", "anchored"])
 def test_common_optimum_in_the_papers_form(relax: Any) -> None:
     assert iterate(MAEcho(form="paper", step=1.0, iterations=1, relax=relax)) == [[1.0, 1.0]]
+
+
+def test_common_optimum_is_every_clients_in_the_papers_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def spy(differences: Tensor, projectors: Any) -> Tensor:
+        seen.append(differences)
+        return project(differences, projectors)
+
+    monkeypatch.setattr(ma_echo, "project", spy)
+    assert iterate(MAEcho(form="paper", step=1.0, iterations=2)) == [[1.0, 1.0]]
+    assert seen[2].tolist() == [[[0.0, 0.0]]] * 2, "W - V_i, as the second iteration begins"
 
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 0.875), (2, 0.9375), (3, 0.96875)])

@@ -1,6 +1,6 @@
 """MetaFed: exact numbers of its rules, what moves, and what is reported."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, UserError, run
+from ekiden import FederatedData, Training, UserError, run
 from ekiden.core import wire
 from ekiden.core.federation import Fed, Transfer
 from ekiden.core.method import Ref, State
@@ -18,7 +18,7 @@ from ekiden.methods import MetaFed
 from ekiden.methods.metafed import Distillation, distillation_weight
 from ekiden.models.split import as_split
 from tests.conftest import Tiny
-from tests.methods.rounds import Table, weights
+from tests.methods.rounds import Table, Toy, weights
 from tests.methods.test_fedavg import SETTINGS, same
 
 
@@ -110,9 +110,22 @@ def ring(method: MetaFed, clients: list[Best]) -> tuple[list[State], list[Transf
     return states, ledger, table
 
 
-def test_ring_of_copies() -> None:
-    clients = [Best(c) for c in (4.0, -3.0, 8.0)]
-    states, _, table = ring(MetaFed(), clients)
+@dataclass
+class Descending(Toy):
+    """A client of validation data whose first step leads to its optimum."""
+
+    name: str = "somebody"
+    data: Any = field(default_factory=lambda: type("Data", (), {"val": [0]}))
+
+
+def descending(centre: float) -> Descending:
+    return Descending(lambda w: w - centre, training=Training(optimizer="sgd", lr=1.0, weight_decay=0.0))
+
+
+@pytest.mark.parametrize("kind", [Best, descending])
+def test_ring_of_copies(kind: Any) -> None:
+    clients = [kind(c) for c in (4.0, -3.0, 8.0)]
+    states, _, table = ring(MetaFed(warmup=2, epochs=2), clients)
     after_ring = states[3]
     assert [float(table.value(m).params) for m in after_ring.personal if isinstance(m, Ref)] == [4.0, -3.0, 8.0]
     assert [c.starts for c in clients] == [[0.0, 4.0, 8.0], [0.0, 4.0, 8.0], [0.0, -3.0, 8.0]]

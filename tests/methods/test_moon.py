@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.core.worker import Job, Setup, Worker
+from ekiden.core.worker import Client, Job, Setup, Worker
+from ekiden.learning.network import Network
+from ekiden.learning.weights import Weights
 from ekiden.methods import MOON, FedAvg
 from ekiden.methods.moon import Contrast, contrastive
 from ekiden.models.split import as_split
@@ -96,6 +98,27 @@ def test_frozen_models_stay_as_they_are() -> None:
     for module, values in zip((received, previous), before, strict=True):
         assert all(torch.equal(v, values[k]) for k, v in module.state_dict().items())
     assert all(p.grad is not None for p in student.parameters())
+
+
+def test_frozen_models_stay_as_they_are_through_a_round(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(
+        Setup(MOON(epochs=2), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]),
+        {c.name: c for c in blobs.clients},
+    )
+    made: list[tuple[nn.Module, Weights]] = []
+    build = Client.network
+
+    def network(self: Client, model: Weights) -> nn.Module:
+        made.append((build(self, model), model))
+        return made[-1][0]
+
+    monkeypatch.setattr(Client, "network", network)
+    first = worker.execute(Job(0, 0, "client-0", "train", (worker.network.weights(), 0), None))
+    second = worker.execute(Job(1, 0, "client-0", "train", (first.value.model, 1), first.private))
+    assert not same(second.value.model, first.value.model)
+    assert len(made) == 2, "the received model and the one before"
+    for module, model in made:
+        assert same(Network(module.requires_grad_(True)).weights(), model)
 
 
 class Whole(nn.Module):

@@ -1,14 +1,14 @@
 """SCAFFOLD: exact numbers, its invariant, and the cases in which it is FedAvg."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Training, run
-from ekiden.core.worker import Setup, Worker
+from ekiden.core.worker import Client, Setup, Worker
 from ekiden.learning import fit as fitting
 from ekiden.methods import SCAFFOLD, FedAvg
 from ekiden.methods._rounds import Corrected
@@ -16,6 +16,7 @@ from ekiden.methods.scaffold import Controlled
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS
+from tests.methods.toys import Silo, weights
 
 
 def control(state: Any) -> float:
@@ -88,6 +89,19 @@ def test_mean_gradient_is_option_two(weight_decay: float) -> None:
         own = [float(t.state) for t in toys]
         assert own == pytest.approx(expected, abs=1e-9)
         before, c = values(iter([s]))[0], control(s)
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 10.0])
+def test_mean_gradient_is_option_two_where_gradients_are_clipped(clip_norm: float) -> None:
+    clients = [Silo(1, loss, clip_norm=clip_norm) for loss in (lambda w: 500 * (w - 1).pow(2).sum(), lambda w: w.sum())]
+    model, control = weights(0.0), weights(0.3)
+    for client in clients:
+        own = torch.zeros(1)
+        for step in range(3):
+            reply = SCAFFOLD(epochs=2).train(cast(Client, client), model, control, step).reply
+            own = own - control.params + (model.params - reply.model.params) / (2 * 0.1)
+            torch.testing.assert_close(client.state, own, rtol=1e-4, atol=1e-4)
+            model = reply.model
 
 
 def _shift(toys: list[Any], own: list[float], c: float) -> list[Any]:

@@ -97,6 +97,12 @@ class Bench:
         return self.hardware.autocast()
 
 
+def kept(grad: Tensor, limit: float) -> Tensor:
+    """The share of `grad` (P,) that a limit on its norm leaves."""
+    share: Tensor = limit / grad.norm().clamp(min=1e-12)
+    return share.clamp(max=1)
+
+
 def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy ℓ of a batch."""
     return F.cross_entropy(forward(x).float(), y)
@@ -200,8 +206,7 @@ class _Run:
             if penalty is not None:
                 penalty(network.params, network.grad, loss)
             if training.clip_norm:
-                norm = network.grad.norm()
-                network.grad.mul_((training.clip_norm / norm.clamp(min=1e-12)).clamp(max=1))
+                network.grad.mul_(kept(network.grad, training.clip_norm))
             self.optimizer.step()
             losses.append(loss)
             self.step += 1

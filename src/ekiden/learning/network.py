@@ -36,6 +36,12 @@ class Network:
         integers = [b for b in _buffers(self.module) if b.dtype == torch.int64]
         if not trainable:
             raise UserError("the model has no trainable parameter: nothing can be learned")
+        for buffer in _buffers(self.module):
+            if not buffer.is_floating_point() and buffer.dtype != torch.int64:
+                raise UserError(
+                    f"the model has a buffer of {buffer.dtype} values, which would not travel: register it as int64, "
+                    "or with persistent=False if it never changes"
+                )
         for tensor in (*trainable, *frozen, *floats):
             if tensor.dtype != torch.float32:
                 raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
@@ -58,7 +64,7 @@ class Network:
         Raises:
             UserError: they belong to a network of another shape.
         """
-        if weights.params.shape != self.params.shape or weights.buffers.shape != self.buffers.shape:
+        if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
             raise UserError(
                 f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
                 "use the same model at every client"

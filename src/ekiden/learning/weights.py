@@ -28,6 +28,11 @@ class Weights:
         """The same buffers around other parameters."""
         return replace(self, params=params)
 
+    @property
+    def shapes(self) -> tuple[torch.Size, torch.Size, torch.Size]:
+        """Of the three vectors."""
+        return self.params.shape, self.buffers.shape, self.counters.shape
+
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinite."""
         return bool(torch.isfinite(self.params.sum()) and torch.isfinite(self.buffers.sum()))
@@ -75,7 +80,8 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     """Weighted average of models; uniform without `weights`.
 
     Parameters and running statistics are averaged in float; of counters the largest is kept. Built as a running
-    mean, so that equal models average to themselves bit for bit and memory stays at one model.
+    mean, so that equal models average to themselves bit for bit and memory stays at one model. A model of weight 0 has
+    no part in it, whatever it holds.
 
     Raises:
         UserError: no model, models of different shape, a weight that is negative or not finite, or all weights zero.
@@ -83,13 +89,13 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     weights = [1.0] * len(models) if weights is None else list(weights)
     if not models or len(weights) != len(models) or not all(0 <= w < inf for w in weights) or not any(weights):
         raise UserError("an average needs at least one model and a finite weight >= 0 for each, not all zero")
-    if any(m.params.shape != models[0].params.shape or m.buffers.shape != models[0].buffers.shape for m in models):
+    if any(m.shapes != models[0].shapes for m in models):
         raise UserError("models of different shape cannot be averaged: use the same network at every client")
-    params, buffers = models[0].params.clone(), models[0].buffers.clone()
-    counters, total = models[0].counters.clone(), weights[0]
-    for model, weight in zip(models[1:], weights[1:], strict=True):
+    (first, total), *others = [(m, w) for m, w in zip(models, weights, strict=True) if w]
+    params, buffers, counters = first.params.clone(), first.buffers.clone(), first.counters.clone()
+    for model, weight in others:
         total += weight
-        share = weight / total if total else 0.0
+        share = weight / total
         params.lerp_(model.params, share)
         buffers.lerp_(model.buffers, share)
         counters = torch.maximum(counters, model.counters)

@@ -55,7 +55,8 @@ class SCAFFOLD(Host):
 
     def penalty(self, local: Local, model: Weights) -> Penalty:
         """The correction."""
-        return Corrected(local.sent[0].params - local.kept(0), local.training.weight_decay)
+        slope = local.sent[0].params - local.kept(0)
+        return Corrected(slope, local.training.weight_decay, local.training.clip_norm)
 
     def learned(self, local: Local, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """The mean gradient."""
@@ -157,7 +158,7 @@ class FedDC(Host):
         centre = local.origin if self.anchor == "global" else model
         pull = Proximal(self.alpha / relative, centre.params - local.kept(0))
         slope = local.sent[0].params / relative - local.kept(1)
-        return Corrected(slope, local.training.weight_decay, pull)
+        return Corrected(slope, local.training.weight_decay, local.training.clip_norm, pull)
 
     def learned(self, local: Local, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """w_out - w_in and the mean gradient."""

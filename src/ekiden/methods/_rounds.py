@@ -11,6 +11,7 @@ from torch import Tensor
 from ekiden.core.federation import Fed
 from ekiden.core.method import HasModel, Model, Ref
 from ekiden.core.worker import Client
+from ekiden.learning.fit import kept
 from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights, mean
 
@@ -143,6 +144,7 @@ class Corrected:
 
     slope: Tensor
     weight_decay: float = 0.0  # part of the gradient, as in the displacement
+    clip_norm: float = 0.0  # what it takes from a step is missing there too
     pull: Proximal | None = None  # counts as part of the gradient
     progress: dict[str, Tensor] = field(default_factory=dict)
 
@@ -153,7 +155,11 @@ class Corrected:
         """Add the gradient of the pull, take note, add the slope."""
         if self.pull is not None:
             self.pull(params, grad, loss)
-        self.progress["sum"].add_(grad).add_(params, alpha=self.weight_decay)
+        noted = grad
+        if self.clip_norm:
+            share = kept(grad + self.slope, self.clip_norm)
+            noted = share * grad - (1 - share) * self.slope
+        self.progress["sum"].add_(noted).add_(params, alpha=self.weight_decay)
         self.progress["steps"] += 1
         grad.add_(self.slope)
 

@@ -40,9 +40,10 @@ class Average(Method):
     as in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated Learning. 2019.
 
     Departures from the paper: one round, all clients take part. The uniform average is the default, as in the one-shot
-    comparisons of FedELMY and MA-Echo; `weights = "samples"` is the paper's. `head = "class-wise"` averages each row
-    of the classifier over the clients with more than one sample of its class only (zero where there is none), as the
-    authors of MA-Echo do for all methods of their tables.
+    comparisons of FedELMY and MA-Echo; `weights = "samples"` is the paper's. `head = "class-wise"` averages each row of
+    the classifier over the clients with more than one sample of its class only (zero where there is none), as the
+    authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     epochs: int = 200
@@ -52,7 +53,7 @@ class Average(Method):
     head: Head = "mean"
     """the classifier: averaged like the rest, by owners of each class, or by n_ic/n_c, the clients' samples of it"""
     statistics: Literal["mean", "mixture"] = "mean"
-    """running variances: averaged, or that of the mixture, Σ p_i (var_i + mean_i²) - mean²"""
+    """running variances: averaged, or that of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
 
@@ -106,9 +107,8 @@ def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights
     for layer in layout.layers:
         if len(layer.statistics) == 2:
             centre, spread = layer.statistics
-            square = sum(
-                (spread.of(m.buffers) + centre.of(m.buffers) ** 2) * (p / total)
-                for m, p in zip(models, weights, strict=True)
-            )
-            spread.of(buffers).copy_(square - centre.of(result.buffers) ** 2)
+            spread.of(buffers).zero_()
+            for m, p in zip(models, weights, strict=True):
+                away = centre.of(m.buffers) - centre.of(result.buffers)  # no difference of large squares
+                spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
     return Weights(result.params, buffers, result.counters)

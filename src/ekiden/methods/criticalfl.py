@@ -9,6 +9,7 @@ import torch
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
+from ekiden.errors import UserError
 from ekiden.learning.critical import CriticalPeriods, Squares, resize
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights, mean
@@ -59,7 +60,7 @@ class CriticalFL(Method):
     peers: int = 5
     """N_com, peers that a client hears at least"""
     cap: float = 0.75
-    """share of all other clients that a client hears at most"""
+    """share of all other clients that a client hears at most, at least one"""
     delta: float = 0.01
     """δ, relative growth of the norm above which a period is critical"""
     window: int = 10
@@ -85,8 +86,10 @@ class CriticalFL(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """The cap must leave room for the peers heard at least."""
+        if len(clients) < 2:
+            raise UserError("criticalfl needs two clients or more, each hears others: add some, or use local")
         most = self.most(len(clients))
-        require(self.peers <= most, "peers", self.peers, f"at most {most} = {self.cap:g} of the other clients")
+        require(self.peers <= most, "peers", self.peers, f"at most {most}, --cap {self.cap:g} of the other clients")
 
     def start(self) -> State:
         """There is no global model."""
@@ -149,7 +152,7 @@ class CriticalFL(Method):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        return int(self.cap * (clients - 1) + 1e-9)  # forgives the rounding of the cap
+        return max(1, int(self.cap * (clients - 1) + 1e-9))  # forgives the rounding of the cap
 
     def steps(self, clients: int) -> int:
         """R rounds."""

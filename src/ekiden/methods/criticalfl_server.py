@@ -79,7 +79,7 @@ class CriticalFLServer(Method):
     participation: float = 0.125
     """M_min / N, part of the clients drawn at least, at least one"""
     cap: float = 0.75
-    """M_max / N, part of the clients drawn at most"""
+    """M_max / N, part of the clients drawn at most, at least one"""
     upload: float = 0.2
     """part of the parameters sent back in critical rounds, those that changed most; 1: whole models"""
     delta: float = 0.01
@@ -152,7 +152,7 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        return int(self.cap * clients + 1e-9)  # forgives the rounding of the cap
+        return max(1, int(self.cap * clients + 1e-9))  # forgives the rounding of the cap
 
     def steps(self, clients: int) -> int:
         """T rounds."""

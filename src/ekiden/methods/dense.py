@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from ekiden.core import wire
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
@@ -49,7 +50,9 @@ class DENSE(Method):
     sees the clients' BatchNorm layers, so its statistics loss is always 0; here it is what the text says (`bn` = 0 for
     theirs). The student is in evaluation mode while samples are made. Samples are augmented as the clients' training
     data are, and the last epoch is the result, not the best on the test set. For samples that are not images the
-    generator is a perceptron.
+    generator is a perceptron. The student starts from the common initial model, as the clients do; in the released code
+    from a fresh network of its own. Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     epochs: int = 200
@@ -105,11 +108,14 @@ class DENSE(Method):
         while s.step <= self.distill_epochs:
             assert isinstance(s.model, Weights)
             assert s.momentum is not None
-            student, momentum = Network(fed.network(s.model)), s.momentum.clone()
+            module = fed.network(s.model)
+            device = next(module.parameters()).device
+            student, momentum = Network(module, device), s.momentum.to(device, copy=True)
             made = self.synthesise(fed, teacher.eval(), student.module)
             pool = made if s.pool is None else torch.cat([s.pool, made])
             self.distil(fed, teacher, student, momentum, pool)
-            s = s.next(model=student.weights(), pool=pool, momentum=momentum)
+            trained = wire.placed((student.weights(), momentum), torch.device("cpu"))
+            s = s.next(model=trained[0], pool=pool, momentum=trained[1])
             yield s
 
     @on_client

@@ -46,8 +46,9 @@ class DisPFL(Method):
 
     Departures from the paper: each client draws its own first mask. Inactive weights get no gradient, instead of being
     set to zero after each step (the same unless the gradient's norm is limited). Weights just pruned may regrow, as in
-    the authors' code. Statistics of normalisation layers travel along and are averaged evenly. Local training ends with
-    the epoch that --select names, by default the best on validation data.
+    the authors' code. Weights regrow at random, as in the authors' script; by gradient, the default of their code, is
+    `regrow = "gradient"`. All clients take part in every round. Statistics of normalisation layers travel along and are
+    averaged evenly. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 500

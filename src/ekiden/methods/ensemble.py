@@ -40,7 +40,8 @@ class Ensemble(Method):
     (`logits`), MA-Echo (`class-wise`) and PFNM (`probabilities`, `counts`).
 
     Departures from the paper: all clients' models are members, none is selected. The result is one network that holds
-    N: it takes N times the memory and the time of a single model.
+    N: it takes N times the memory and the time of a single model. Local training ends with the epoch that --select
+    names, by default the best on validation data.
     """
 
     epochs: int = 200

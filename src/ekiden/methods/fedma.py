@@ -69,7 +69,8 @@ class FedMA(Method):
     Departures from the paper: written after the released code. `retrain_epochs = 0` is its one-shot matching: one
     communication, no retraining. γ = 7 is that of the code; 5 where there are several rounds. BatchNorm is folded into
     the layer before it after the first training, and the result has none. Recurrent layers are not treated. A class
-    that nobody has is averaged uniformly.
+    that nobody has is averaged uniformly. Local training ends with the epoch that --select names, by default the best
+    on validation data.
     """
 
     rounds: int = 1

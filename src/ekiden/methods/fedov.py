@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class FedOV(Method):
     line further). Which k the paper reports is not known; the default is all. Networks with BatchNorm learn from
     samples and corrupted ones in one pass, without the other terms, as in the code. The distillation of the vote into
     one model, which needs data that the server does not have, is left out. Samples that are not images are corrupted by
-    permuting their numbers.
+    permuting their numbers. As in the code, local training ends with its last epoch, whatever --select says.
     """
 
     extra_outputs = 1
@@ -74,10 +74,11 @@ class FedOV(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Open-set training."""
+        """Open-set training, to its end: validation data hold no outliers, so that the first epochs look best."""
         model = model if self.init == "same" else client.fresh()
         terms = OpenSet(client.module, client.classes, self)
-        return client.fit(model, epochs=self.epochs, objective=terms)
+        training = replace(client.training, select="last")
+        return client.fit(model, epochs=self.epochs, objective=terms, training=training)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks side by side."""
@@ -186,11 +187,12 @@ class Vote(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """(b, K): the summed probabilities of the k members that give "unknown" the least; ties in their order."""
-        answers = torch.stack([member(x).float().softmax(1) for member in self.members])
-        order = answers[:, :, -1].sort(stable=True, dim=0).indices[: self.voters]
-        chosen = answers.gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
-        return chosen.sum(0)[:, :-1]
+        return self(x).exp()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K): logarithms of the scores."""
-        return self.scores(x).clamp(min=1e-12).log()
+        """Logits (b, K): logarithms of the scores, exact also where all are sure of "unknown"."""
+        answers = torch.stack([member(x).float() for member in self.members])
+        unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)  # log-odds
+        order = unknown.sort(stable=True, dim=0).indices[: self.voters]
+        chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
+        return chosen.logsumexp(0)[:, :-1]

@@ -32,7 +32,8 @@ class FedProx(Method):
     Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127 (local loss F_i(w) + μ/2 ‖w - w^r‖²).
 
     Departures from the paper: clients are drawn uniformly and weighted by their samples, as in most code; the paper
-    draws them by their samples and averages uniformly. All clients do the same number of epochs.
+    draws them by their samples and averages uniformly. All clients do the same number of epochs. μ is fixed; its
+    heuristic that adapts μ to the loss is not offered.
     """
 
     rounds: int = 100

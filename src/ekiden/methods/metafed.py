@@ -26,8 +26,9 @@ class MetaFed(Method):
     https://arxiv.org/abs/2206.08516 (equations as in the authors' code, algorithm "metafed" of PersonalizedFL).
 
     Departures from the paper: a client that is not yet good copies its teacher once a visit, not once an epoch, which
-    would lose all epochs but the last. Logits and features come from one pass. Normalisation layers are copied with
-    the rest. The optimiser starts anew at each visit. The global model is that of the last client visited in the ring.
+    would lose all epochs but the last. Logits and features come from one pass. Normalisation layers are copied with the
+    rest. The optimiser starts anew at each visit. The global model is that of the last client visited in the ring.
+    Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 1

@@ -32,7 +32,8 @@ class PFNM(Method):
     Departures from the paper: written after the released code, which says σ² and σ0² where it has variances. One round;
     γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are treated too: a weight becomes
     a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and the result has
-    none. A single model stays as it is. A layer's every unit finds a place, also beyond `atoms`.
+    none. A single model stays as it is. A layer's every unit finds a place, also beyond `atoms`. Local training ends
+    with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: int = 10

@@ -51,7 +51,7 @@ class SCAFFOLD(Method):
     Departures from the paper: c_i⁺ is taken as the mean of the gradients over the local steps. For plain SGD that is
     option II, c_i - c + (w^r - y)/(K·η), to rounding; it holds as well with momentum or Adam, where the displacement
     would need another divisor. Control variates travel in the shape of a model, with its running statistics. A limit
-    on the gradient's norm acts on the corrected gradient.
+    on the gradient's norm acts on the corrected gradient; c_i⁺ counts what it leaves, as the displacement does.
     """
 
     rounds: int = 100
@@ -96,7 +96,7 @@ class SCAFFOLD(Method):
         """K steps along g - c_i + c; then the new c_i."""
         own = torch.zeros_like(model.params) if client.state is None else client.state
         training = local_training(client, self.lr_decay, round)
-        corrected = Corrected(control.params - own, training.weight_decay)
+        corrected = Corrected(control.params - own, training.weight_decay, training.clip_norm)
         trained = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
         client.state = corrected.mean()
         reply = Reply(trained, sample_weight(client, self.weighting))

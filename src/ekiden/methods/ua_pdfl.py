@@ -67,8 +67,9 @@ class UAPDFL(Method):
 
     Departures from the paper: the auxiliary penalty is recomputed with the current weights in each step (a stored
     value, as printed, has no gradient); the unit input is ones after normalisation; extractor and head are the declared
-    parts of the model; the optimiser starts anew each round. Thresholds, μ and epochs are not published. Local training
-    ends with the epoch that --select names, by default the best on validation data.
+    parts of the model; the optimiser starts anew each round. Thresholds, μ and epochs are not published. In the paper's
+    CNN both fully connected layers are personal, in the library's networks the last one only. Local training ends with
+    the epoch that --select names, by default the best on validation data.
     """
 
     rounds: int = 150
