@@ -145,9 +145,9 @@ class FedTasuki(Method):
         seen = received.seen if again else received.seen + client.n
         factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
         invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
-        inputs = received.inputs
-        if inputs is not None and (own := self.inputs(client, received.model)) is not None:
-            inputs = inputs.without(own) if again else inputs
+        inputs, own = received.inputs, self.inputs(client, received.model)
+        if inputs is not None and own is not None:
+            inputs = inputs.on_cpu().without(own) if again else inputs.on_cpu()
             if inputs.counts.any():
                 invented.append((self.recall, partial(inputs.moved, own)))
             inputs = inputs.merged(own)
