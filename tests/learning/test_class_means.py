@@ -75,6 +75,10 @@ def test_means_are_as_fine_as_fits(classes: int, shape: tuple[int, ...], model: 
     assert size(classes, found) <= 0.025 * model
 
 
+def test_means_leave_room_for_statistics() -> None:
+    assert mean_shape(10, (3, 32, 32), 248_024, taken=size(10, (84,))) == (3, 6, 6)
+
+
 def test_size_is_that_of_counts_and_means() -> None:
     assert size(10, (3, 7, 7)) == 8 * 10 + 4 * 10 * 147
 

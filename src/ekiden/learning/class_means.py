@@ -71,20 +71,26 @@ def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int, shape: tuple
     return ClassInputs(counts, (sums / counts.clamp(min=1).view(-1, *[1] * len(shape))).float())
 
 
-def mean_shape(classes: int, shape: tuple[int, ...], model: int) -> tuple[int, ...]:
-    """The shape of a class's mean input: as fine as fits into half of `SHARE` of a model of so many bytes.
+def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0) -> tuple[int, ...]:
+    """The shape of a class's mean input: as fine as fits into half of what is left of `SHARE` of a model's bytes.
+
+    Args:
+        classes: K.
+        shape: of an input.
+        model: its bytes.
+        taken: bytes of that share which other statistics need.
 
     Raises:
         UserError: not even the coarsest fits.
     """
-    room = (int(SHARE / 2 * model) - 8 * classes) // (4 * classes)
+    room = (int(SHARE * model - taken) // 2 - 8 * classes) // (4 * classes)
     if len(shape) == 3:
         side = min(isqrt(max(room, 0) // shape[0]), _GRID)
         shape = (shape[0], min(side, shape[1]), min(side, shape[2]))
     if not 0 < prod(shape) <= room:
         raise UserError(
-            f"--recall would need more than {SHARE / 2:.1%} of this model's bytes for the mean inputs of {classes} "
-            "classes: leave it out, or take a larger network"
+            f"--recall has no room for the mean inputs of {classes} classes in half of {SHARE:.0%} of this model's bytes "
+            "(with --statistics half of what these leave): leave it out, or take a larger network"
         )
     return shape
 

@@ -173,7 +173,7 @@ class FedTasuki(Method):
         """The mean of each class of the client's own inputs, if these shall travel."""
         if not self.recall:
             return None
-        shape = class_means.mean_shape(client.classes, client.shape, wire.size(model))
+        shape = self.mean_shape(client.layout, wire.size(model), client.shape)
         return class_means.measure(client.batches(passes=0), client.classes, shape)
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
@@ -203,9 +203,12 @@ class FedTasuki(Method):
 
     def means(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
         """Bytes of the mean inputs that travel with a model."""
-        if not self.recall:
-            return 0
-        return class_means.size(layout.classes, class_means.mean_shape(layout.classes, shape, model))
+        return class_means.size(layout.classes, self.mean_shape(layout, model, shape)) if self.recall else 0
+
+    def mean_shape(self, layout: Layout, model: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a class's mean input that travels beside statistics of at least the features' means."""
+        taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
+        return class_means.mean_shape(layout.classes, shape, model, taken)
 
     def rank(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
         """r, the directions of the covariance that travel beside a model of so many bytes, for inputs of this shape.
