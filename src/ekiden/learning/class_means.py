@@ -89,7 +89,7 @@ def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0)
         shape = (shape[0], min(side, shape[1]), min(side, shape[2]))
     if not 0 < prod(shape) <= room:
         raise UserError(
-            f"--recall has no room for the mean inputs of {classes} classes in half of {SHARE:.0%} of this model's bytes "
+            f"--recall has no room for mean inputs of {classes} classes in half of {SHARE:.0%} of this model's bytes "
             "(with --statistics half of what these leave): leave it out, or take a larger network"
         )
     return shape
