@@ -13,7 +13,7 @@ import torch
 from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
-from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_lines
+from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
 from ekiden.core.run import drive
@@ -292,15 +292,15 @@ def _agreed_before(folder: Path) -> Agreement | None:
 def _cut_custody(folder: Path, steps: int) -> None:
     """Drop records of steps that died: they are done again, and signed again."""
     file = folder / custody.FILE
-    rows = [json.dumps(row, separators=(",", ":")) + "\n" for row in read_lines(file) if row["hop"]["step"] < steps]
+    rows = [row for row in read_lines(file, "hop") if row["hop"]["step"] < steps]
     if file.exists():
-        write(file, [row.encode() for row in rows])
+        write(file, [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows])
 
 
 def _void(folder: Path) -> dict[str, set[int]]:
     """In which steps a silo was missing, so that what it did then, if anything, does not count."""
     void: dict[str, set[int]] = {}
-    for row in read_lines(folder / "ledger.jsonl"):
+    for row in read_ledger(folder):
         if row["missing"]:
             void.setdefault(row["source"], set()).add(row["step"])
     return void
