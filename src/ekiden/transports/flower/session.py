@@ -233,8 +233,14 @@ def agree(
     """The terms of the run, from the plan and from what the silos hold.
 
     Raises:
-        UserError: the silos hold data that do not go together.
+        UserError: the silos hold data that do not go together, or no validation data that the method needs.
     """
+    for name, hello in hellos.items():
+        if plan.method.needs_validation and not hello.samples[1]:
+            raise UserError(
+                f"{plan.method.title()} needs validation data at every silo, {name} has none: "
+                "raise data.val_fraction in its silo.toml"
+            )
     first, *others = hellos
     one = hellos[first]
     for name in others:
@@ -286,7 +292,7 @@ def _run_id(folder: Path) -> str:
 def _agreed_before(folder: Path) -> Agreement | None:
     """The terms of the run in `folder`, if it has begun."""
     file = folder / AGREEMENT
-    return agreements.parse(file.read_text()) if file.exists() else None
+    return agreements.parse(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _cut_custody(folder: Path, steps: int) -> None:
