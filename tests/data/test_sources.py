@@ -72,6 +72,10 @@ def test_folders_of_the_data_home_are_known_by_name(tmp_path: Path, monkeypatch:
     assert (len(load("hospital").train), len(load("hospital").test), load("hospital").name) == (10, 4, "hospital")
     assert load("animals").classes == ("cat", "dog")
     assert load("cifar10").augment == NAMED["cifar10"].augment
+    write_folder(tmp_path / "here" / "cat-or-dog", {"cow": 5, "pig": 5})
+    for here, path in (("here/cat-or-dog", "."), ("here", "./cat-or-dog"), ("here/cat-or-dog", "../cat-or-dog")):
+        monkeypatch.chdir(tmp_path / here)
+        assert load(path).classes == ("cow", "pig")
     fails("hospitals", r"did you mean 'hospital'\?")
 
 
