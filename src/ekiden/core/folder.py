@@ -203,7 +203,7 @@ def read_config(path: Path) -> dict[str, Any]:
         UserError: it is no run folder of this version.
     """
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{path} is no run folder (it has no config.json): give the path that the run printed"

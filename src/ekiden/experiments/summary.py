@@ -77,7 +77,7 @@ def summarise(folder: Path) -> Summary:
 
 def _environment(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "environment.json").read_text())
+        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

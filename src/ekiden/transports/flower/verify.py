@@ -84,7 +84,7 @@ def terms(folder: Path) -> Agreement:
     if read_config(folder).get("on") != "flower":
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
     try:
-        agreed = agreements.parse((folder / AGREEMENT).read_text())
+        agreed = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
     if not agreed.keys:
