@@ -122,7 +122,7 @@ def run(
         UserError: something that the caller can put right; the run folder then holds the last good state.
     """
     clients = _pool(data) if method.pools_data else data.clients
-    check_clients(clients)
+    check_clients(clients, method)
     method.check([c.name for c in clients])
     build = builder(model, data, seed, method.extra_outputs)
     hardware = resolve(hardware or Hardware(), workers, build)
@@ -262,11 +262,11 @@ def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
     }
 
 
-def check_clients(clients: Sequence[ClientData]) -> None:
-    """Refuse a federation in which somebody has nothing to train on.
+def check_clients(clients: Sequence[ClientData], method: Method) -> None:
+    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs.
 
     Raises:
-        UserError: no client, one name twice, or a client without training samples.
+        UserError: no client, one name twice, or a client without such samples.
     """
     if not clients:
         raise UserError("there is no client: give at least one data set")
@@ -278,6 +278,10 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             raise UserError(f"two clients are called {client.name!r}: give each its own name")
         if not len(client.train):
             raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
+        if method.needs_validation and not len(client.val):
+            raise UserError(
+                f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
+            )
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

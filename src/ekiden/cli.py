@@ -32,6 +32,7 @@ from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
 T = TypeVar("T")
+_LISTS = ("--seeds", "--mean", "--std", "--only", "--without")
 # Labels, paths and names of classes may hold square brackets and colons.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
@@ -193,6 +194,11 @@ def evaluate(args: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
         return
+    run = summary.summarise(options.run)
+    if run.metrics and not run.finished:
+        steps = plan.method.steps(len(run.config["clients"]))
+        line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
+        print(line, file=sys.stderr if options.json else sys.stdout)
     kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
     console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} {kind}")
     for group, rows in groups.items():
@@ -210,7 +216,7 @@ def show(args: Sequence[str]) -> None:
     console.print(summary.steps(run))
     if crossed := summary.network(run):
         console.print(crossed, markup=False, highlight=False)
-    attempts = read_lines(options.run / "attempts.jsonl")
+    attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     console.print(f"started {len(attempts)} times; moved in steps that died: {summary.size(lost)}")
 
@@ -220,7 +226,7 @@ def compare(args: Sequence[str]) -> None:
     options = parse(CompareOptions, args, "ekiden compare")
     runs = summaries(options.runs)
     if not runs:
-        raise UserError("name the run folders or sweep folders to compare")
+        raise no_run("compare", options.runs)
     console.print(summary.comparison(runs))
 
 
@@ -326,8 +332,8 @@ _HELP = """usage: ekiden COMMAND [arguments]
 def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
     warnings.filterwarnings("ignore")
+    args = sys.argv[1:]
     try:
-        args = sys.argv[1:]
         if not args or args[0] in ("-h", "--help"):
             print(_HELP, end="")
         elif args[0] == "--version":
@@ -351,8 +357,9 @@ def main() -> None:
         print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        hint = "the same command" if sys.argv[1:2] == ["sweep"] else "`ekiden resume`"
-        print(f"\nekiden: stopped; {hint} goes on from the last saved step", file=sys.stderr)
+        resume = "; `ekiden resume RUN_FOLDER` goes on from the last saved step"
+        hints = {"run": resume, "resume": resume, "sweep": "; the same command goes on from the last saved step"}
+        print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -374,6 +381,9 @@ def _launch(jobs: list[launch.Job]) -> None:
 
 def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
     """Flags as a dataclass; what tyro prints of an error becomes one line."""
+    for flag, value in zip(args, [*args[1:], "--"], strict=False):
+        if flag in _LISTS and value.startswith("--"):  # an empty list to tyro
+            raise UserError(f"{flag} needs a value. Try {prog} --help")
     printed = io.StringIO()
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -385,10 +395,10 @@ def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = Non
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    lines = [re.sub("[│─]+", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰"]
+    lines = [re.sub("[│─]+|-{3,}", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰+"]
     text = re.sub(r"\s+", " ", " ".join(lines)).strip()
     text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
-    raise UserError(f"{text}. Try {prog} --help")
+    raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
 
 
 def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
@@ -402,13 +412,21 @@ def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
     for arg in given:
         if arg == flag:
             value = next(given, "")
-            if not value:
-                raise UserError(f"{flag} needs a value: see --help")
         elif arg.startswith(f"{flag}="):
             value = arg.split("=", 1)[1]
         else:
             rest.append(arg)
+            continue
+        if not value:
+            raise UserError(f"{flag} needs a value: see --help")
     return rest, value
+
+
+def no_run(action: str, paths: Sequence[Path]) -> UserError:
+    """The error where there is no run to do something with."""
+    if not paths:
+        return UserError(f"name the run folders or sweep folders to {action}")
+    return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
 
 
 def first_line(method: type[Method]) -> str:

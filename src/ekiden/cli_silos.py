@@ -146,6 +146,8 @@ def make_keys(args: Sequence[str]) -> None:
 def register(args: Sequence[str]) -> None:
     """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
     options = parse(RegisterOptions, args, "ekiden silo register")
+    if not options.public_keys:
+        raise UserError("name the public keys to register: NAME.pub ...")
     security = Security(options.certificate, options.insecure)
     commands.checked(options.link, security, _say, anywhere=False)
     for path in options.public_keys:
@@ -203,9 +205,9 @@ def resume(folder: Path) -> bool:
     if plan is None:
         return False
     try:
-        link = json.loads((folder / "link.json").read_text())
+        link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged") from None
+        raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
     _submit(plan, folder, link, anywhere=True)
     return True
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from ekiden import api
-from ekiden.cli import console, parse
+from ekiden.cli import console, no_run, parse
 from ekiden.core.files import write
 from ekiden.errors import UserError
 from ekiden.experiments import export, launch, ledger, records, results, sweep
@@ -65,7 +65,7 @@ def run_sweep(args: Sequence[str]) -> None:
         for run, why in damaged:
             console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
         return
-    content = options.file.read_text()
+    content = options.file.read_text(encoding="utf-8")
     if options.records:
         records.prepare(options.records)
     sweep.begin(swept, content)
@@ -184,7 +184,7 @@ def export_runs(args: Sequence[str]) -> None:
         raise UserError("name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard")
     folders = sweep.expand(path for path in options.paths if path not in files)
     if not folders:
-        raise UserError("name the run folders or sweep folders to export")
+        raise no_run("export", [path for path in options.paths if path not in files])
     runs = [summarise(folder) for folder in folders]
     if options.tensorboard:
         export.tensorboard(runs, options.tensorboard)
@@ -204,7 +204,7 @@ def list_results(args: Sequence[str]) -> None:
         print(ledger.page(sweeps))
         return
     try:
-        old = options.write.read_text() if options.write.exists() else ""
+        old = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {options.write} ({error}): name another file by --write") from None
     write(options.write, [ledger.page(sweeps, old).encode()])

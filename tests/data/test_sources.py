@@ -72,6 +72,10 @@ def test_folders_of_the_data_home_are_known_by_name(tmp_path: Path, monkeypatch:
     assert (len(load("hospital").train), len(load("hospital").test), load("hospital").name) == (10, 4, "hospital")
     assert load("animals").classes == ("cat", "dog")
     assert load("cifar10").augment == NAMED["cifar10"].augment
+    write_folder(tmp_path / "here" / "cat-or-dog", {"cow": 5, "pig": 5})
+    for here, path in (("here/cat-or-dog", "."), ("here", "./cat-or-dog"), ("here/cat-or-dog", "../cat-or-dog")):
+        monkeypatch.chdir(tmp_path / here)
+        assert load(path).classes == ("cow", "pig")
     fails("hospitals", r"did you mean 'hospital'\?")
 
 
@@ -327,7 +331,7 @@ def test_a_cut_off_image_is_an_error(tmp_path: Path) -> None:
 def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
     images = [png(noise(1, shape)[0]) for shape in ((4, 6, 3), (5, 5, 3))] * 5
     path = write(tmp_path / "a.parquet", {"image": images, "label": [0] * 10})
-    fails(path, r"differ in size \(6x4, 5x5\): give the size")
+    fails(path, r"differ in size \(6x4, 5x5\): give the size .* by --size")
     assert load(str(path), size=3).shape == (3, 3, 3)
     write_images(tmp_path / "b" / "train.parquet")
     write(tmp_path / "b" / "test.parquet", {"image": [png(noise(1, (5, 5, 3))[0])], "label": [0]})

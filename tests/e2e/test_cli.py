@@ -163,10 +163,11 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
         with pytest.raises(SystemExit) as stop:
             main()
     assert stop.value.code == 130
-    assert "`ekiden resume` goes on" in capfd.readouterr().err
+    assert "stopped; `ekiden resume RUN_FOLDER` goes on from the last saved step" in capfd.readouterr().err
     whole, folder = Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed0-2")
     assert "stopped after step" in call("show", folder)
     assert "0 finished" in call("compare", folder)
+    assert re.match(r"the run stopped after step \d of 3: this is its model so far\naccuracy", call("evaluate", folder))
     call("resume", folder)
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (whole / name).read_bytes() == (folder / name).read_bytes()
@@ -174,6 +175,22 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
     assert "finished" in shown
     assert "started 2 times" in shown
     call("resume", whole)  # nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"), [("sweep", "; the same command goes on from the last saved step"), ("report", "")]
+)
+def test_ctrl_c_tells_of_resume_only_where_it_helps(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str, hint: str
+) -> None:
+    def stopping(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, command, stopping)
+    monkeypatch.setattr(sys, "argv", ["ekiden", command])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert (stop.value.code, capfd.readouterr().err) == (130, f"\nekiden: stopped{hint}\n")
 
 
 def test_personal_models(call: Call) -> None:
@@ -255,7 +272,9 @@ def test_help_shows_symbols_and_defaults(call: Call) -> None:
     assert "S, models trained at each client (default: 10)" in text
     assert "photo,art_painting,cartoon,sketch" in text.replace(" ", "")  # it is wrapped
     assert "--learning" not in text
-    assert "methods: fedelmy" in call("run", "--help")
+    told = call("run", "--help")
+    assert "methods: fedelmy" in told
+    assert "ekiden run METHOD [flags]" in told
 
 
 def test_own_files(call: Call) -> None:
@@ -289,6 +308,8 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
     assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")
     assert "name the run folders" in refused("compare")
+    assert "name the run folders" in refused("export", "out.csv")
+    assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "device 'gpu' cannot be used here" in refused("run", "fedseq", "--device", "gpu")
     assert nothing_begun()
@@ -327,6 +348,13 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--seeds", "0", "1", "0"], "--seeds 0 1 0 names one twice"),
         (["--on"], "--on needs a value"),
         (["--preset"], "--preset needs a value"),
+        (["--on="], "--on needs a value"),
+        (["--preset="], "--preset needs a value"),
+        (["--seeds"], "--seeds needs a value"),
+        (["--mean", "--std", "1"], "--mean needs a value"),
+        (["--mean", "0.5", "--std"], "--std needs a value"),
+        (["--mean", "0.5", "0.5", "--std", "1"], "--mean has 2 values and --std 1, the images have 1 channel: give"),
+        (["--epochs"], "Expected 1 values. Try ekiden run fedelmy --help"),
         (["--model", "vgg11"], "vgg11"),
         (["--size", "0"], "size is the side"),
         (["--out", "/dev/null/runs"], "/dev/null/runs"),
@@ -336,6 +364,11 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
 def test_flags_out_of_range(refused: Call, flags: list[str], message: str) -> None:
     assert message in refused("run", "fedelmy", *flags)
     assert nothing_begun()
+
+
+def test_flags_are_named_without_rules_of_ascii_terminals(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert refused("list", "--epoch") == "Unrecognized options Unrecognized options: --epoch. Try ekiden list --help"
 
 
 def test_tuning_needs_validation_data(refused: Call) -> None:
@@ -431,6 +464,11 @@ def test_a_network_that_does_not_fit_the_images(refused: Call) -> None:
 def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
     assert refused("resume") == "name the run folders to go on with"
     Path("kept.jsonl").touch()
+    Path("empty").mkdir()
+    Path("empty/sweep.json").write_text(json.dumps({"format": 1, "file": "table.toml", "budget": "paper"}))
+    Path("empty/experiment.toml").write_text('[[row]]\nlabel = "A"\nmethod = "fedseq"\n')
+    for none in (["compare", "empty"], ["export", "empty", "out.csv"]):
+        assert refused(*none) == "no run in empty: give other folders, or the file of --records"
     for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "out.csv"], ["report", "kept.jsonl"]):
         assert "kept.jsonl holds records, neither steps nor models" in refused(*wrong)
     Path("photos").mkdir()
@@ -461,6 +499,9 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     for command in ("resume", "show", "evaluate", "compare"):
         assert "config.json cannot be read" in refused(command, damaged("config.json", config[:-9]))
         assert "run-folder format 0, this version reads 1" in refused(command, damaged("config.json", old))
+    for line in (b"null\n", b'{"a":1}\n'):
+        for name in ("ledger", "attempts", "times"):
+            assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
     foreign = json.dumps(json.loads(config) | {"hyperparameters": {"speed": 1}}).encode()
     for command in ("show", "compare"):
         assert "use the Ekiden that ran it" in refused(command, damaged("config.json", foreign))
@@ -471,6 +512,9 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     folder = damaged("model.safetensors", model)
     (folder / "model.safetensors").unlink()
     assert "go on with `ekiden resume` first" in refused("evaluate", folder)
+    (folder / "personal").mkdir()
+    (folder / "personal" / "client-0.safetensors").write_bytes(model)
+    assert "it has personal/client-0.safetensors: choose one by --client NAME" in refused("evaluate", folder)
     assert "it has model.safetensors" in refused("evaluate", whole, "--client", "client-7")
     assert "classes" in refused("evaluate", whole, "--data", own_classes())
 

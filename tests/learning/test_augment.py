@@ -276,7 +276,9 @@ def test_normalise_features() -> None:
 
 
 def test_normalise_refuses_the_wrong_number_of_channels() -> None:
-    with pytest.raises(UserError, match="1 channels need one mean and std, or 1 of each; there are 3 and 1"):
+    with pytest.raises(
+        UserError, match="--mean has 3 values and --std 1, the images have 1 channel: give one value or as many as"
+    ):
         normalise(images(c=1), MEAN, (1.0,))
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import log
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,11 +193,12 @@ def test_threshold_above_one_never_distils(blobs: FederatedData) -> None:
     assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
 
 
-def test_needs_validation_data() -> None:
+def test_needs_validation_data(tmp_path: Path) -> None:
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     data = federate([(x, y), (x, y)], val_fraction=0.0)
-    with pytest.raises(UserError, match="validation"):
-        run(MetaFed(epochs=1, warmup=1), data, Tiny, **SETTINGS)
+    with pytest.raises(UserError, match="metafed needs validation data at every client, client-0 has none: raise"):
+        run(MetaFed(epochs=1, warmup=1), data, Tiny, folder=tmp_path / "run", **SETTINGS)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"warmup": -1}, {"weight": -1}, {"threshold": -1}])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from ekiden import Training
 from ekiden.cli import RunOptions, parse
+from ekiden.core.federation import Transfer
 from ekiden.core.method import Method
 from ekiden.core.store import read_trained
 from ekiden.experiments.experiment import Published
@@ -60,8 +62,8 @@ def test_who_trained_when(
     (tmp_path / "config.json").write_text(json.dumps(config))
     metrics = [{"step": i, "bytes": 0, "forward": 0, "backward": 0} for i in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    rows = [{"step": s, "source": a, "target": b, "task": "train", "bytes": 10 * s} for s, a, b in edges]
-    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [Transfer(step, source, target, "train", 10 * step) for step, source, target in edges]
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     run = summarise(tmp_path)
     assert hops(run) == path
     assert sum(flows(run)[0].values()) == sum(10 * s for s, _, _ in edges)

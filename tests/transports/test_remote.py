@@ -487,6 +487,16 @@ def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
         far(FedSeq(epochs=1), FakeNodes([files[0], silo_toml.read(other), files[2]]), tmp_path / "run")
 
 
+def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
+    files = [silo_file(tmp_path, name) for name in NAMES]
+    other = tmp_path / "client-1.toml"
+    other.write_text('name = "client-1"\n[data]\npath = "digits"\nval_fraction = 0\n')
+    files[1] = silo_toml.read(other)
+    with pytest.raises(UserError, match="metafed needs validation data at every silo, client-1 has none"):
+        far(MetaFed(), FakeNodes(files), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
     files = [silo_file(tmp_path, name) for name in NAMES]
     broken = tmp_path / "client-1.toml"

@@ -1,5 +1,6 @@
 """Every mistake in a silo.toml is said in one line that names it."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_mistakes(tmp_path: Path, text: str, reason: str) -> None:
         ("", "own.py", "FILE.py:FUNCTION"),
         ("", "own.py:f", "has no function 'f'"),
         ("def f(): return 3", "own.py:f", "returned a int"),
+        ("def f(): raise ValueError('x')", "own.py:f", "silo.toml: own.py:f failed with ValueError: x: mend it"),
+        ("import nowhere", "own.py:f", "own.py:f failed with ModuleNotFoundError: No module named 'nowhere': mend it"),
     ],
 )
 def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: str, reason: str) -> None:
@@ -81,6 +84,13 @@ def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: st
     file = read(write(tmp_path, f'name = "a"\n[data]\npython = "{spelling}"\n'))
     with pytest.raises(UserError, match=reason):
         file.load()
+
+
+def test_the_file_is_utf_8_in_every_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "silo.toml"
+    path.write_text(GOOD.replace("digits", "Zürich"), encoding="utf-8")
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, *_: encoding or "latin-1")
+    assert read(path).data.path == "Zürich"
 
 
 def test_classes_get_the_numbers_that_all_silos_share(tmp_path: Path) -> None:

@@ -81,4 +81,4 @@ def disk_error(error: OSError, path: Path) -> UserError:
         return UserError(
             f"disk full while writing {path}: free some space, then `ekiden resume` or the same command goes on"
         )
-    return UserError(f"cannot write {path}: {error.strerror or error}")
+    return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")

@@ -34,6 +34,7 @@ from ekiden.core.store import read
 from ekiden.errors import UserError
 
 FORMAT = 1
+_DAMAGED = "the run folder is damaged, start a new run"
 _NEEDED = {
     **dict.fromkeys(("method", "dataset", "model"), str),
     **dict.fromkeys(("hyperparameters", "training", "hardware", "clients"), dict),
@@ -107,17 +108,24 @@ class RunFolder:
             UserError: the state file is damaged or foreign.
         """
         state, marks = None, Marks()
-        if (self.path / "state.safetensors").exists():
-            state, marks = read(self.path / "state.safetensors", tuple[kind, Marks])  # type: ignore[valid-type]
-        lost = self._beyond("ledger.jsonl", marks.ledger)
-        transfers = [json.loads(line) for line in lost.split(b"\n")[:-1]]
+        file = self.path / "state.safetensors"
+        if file.exists():
+            try:
+                state, marks = read(file, tuple[kind, Marks])  # type: ignore[valid-type]
+            except wire.WireError:
+                raise UserError(
+                    f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete "
+                    f"{self.path} to run it anew"
+                ) from None
+        lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
+        transfers = read_ledger(self.path)
         self.append(
             "attempts.jsonl",
             {
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "from_step": state.step if state else 0,
                 "command": sys.argv,
-                "lost_transfers": transfers,
+                "lost_transfers": transfers[len(transfers) - lost :],
             },
         )
         # Cut only what is noted: a process killed here leaves it to be noted once more, not forgotten.
@@ -153,7 +161,7 @@ class RunFolder:
 
     def trace(self) -> Trace:
         """All that was reported, by this process and those before."""
-        ledger = [Transfer(**row) for row in read_lines(self.path / "ledger.jsonl")]
+        ledger = [Transfer(**row) for row in read_ledger(self.path)]
         return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger)
 
     def length(self, name: str) -> int:
@@ -179,7 +187,7 @@ class RunFolder:
         path = self.path / name
         data = path.read_bytes() if path.exists() else b""
         if len(data) < length:
-            raise UserError(f"{path} is shorter than the state says: the run folder is damaged, start a new run")
+            raise UserError(f"{path} is shorter than the state says: {_DAMAGED}")
         return data[length:]
 
     def _cut(self, name: str, length: int) -> None:
@@ -195,13 +203,13 @@ def read_config(path: Path) -> dict[str, Any]:
         UserError: it is no run folder of this version.
     """
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{path} is no run folder (it has no config.json): give the path that the run printed"
         ) from None
     except (OSError, ValueError):
-        raise UserError(f"{path / 'config.json'} cannot be read: the run folder is damaged") from None
+        raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
     return check_config(config, path)
 
 
@@ -217,17 +225,22 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
             f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
         )
     if missing := _NEEDED.keys() - config.keys():
-        raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: the run folder is damaged")
+        raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
     if wrong := sorted(k for k, kind in _NEEDED.items() if not isinstance(config[k], kind)):
-        raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: the run folder is damaged")
+        raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: {_DAMAGED}")
     return config
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a growing file; empty where there is none.
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The transfers in a run folder, as `read_lines` gives them."""
+    return read_lines(folder / "ledger.jsonl", "step", "source", "target", "task", "bytes", "missing")
+
+
+def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """The complete lines of a growing file, each with these keys; empty where there is none.
 
     Raises:
-        UserError: a line cannot be read; says which.
+        UserError: a line cannot be read, or lacks a key; says which line.
     """
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
@@ -235,8 +248,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number + 1} cannot be read: the run folder is damaged")
+        if not isinstance(row, dict) or not row.keys() >= set(keys):
+            raise UserError(f"{path}, line {number + 1} cannot be read: {_DAMAGED}")
         rows.append(row)
     return rows
 

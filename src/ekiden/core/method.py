@@ -124,6 +124,9 @@ class Method(ABC):
     splits_model: ClassVar[bool] = False
     """Whether extractor and classifier are treated apart, so that the network must declare its head."""
 
+    needs_validation: ClassVar[bool] = False
+    """Whether every client must have validation data."""
+
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
 

@@ -62,7 +62,9 @@ class Store:
         """
         if key not in self._values:
             if self._folder is None or not self._file(key).exists():
-                raise UserError(f"value {key} is not in {self._folder or 'memory'}: the run folder is incomplete")
+                raise UserError(
+                    f"value {key} is not in {self._folder or 'memory'}: the run folder is incomplete, start a new run"
+                )
             self._values[key] = read(self._file(key), self._type_of(key.split("-", 2)[2]))
         return self._values[key]
 
@@ -173,4 +175,4 @@ def read(path: Path, expected: Any) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except wire.WireError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise wire.WireError(f"{path}: {error}; use the Ekiden that wrote it, or start a new run") from None

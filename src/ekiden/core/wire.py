@@ -1,4 +1,6 @@
-"""The wire format: typed payloads as safetensors plus a small typed header. Nothing is ever unpickled.
+"""The wire format: typed payloads as safetensors plus a small typed header.
+
+Nothing that comes from a file or another machine is ever unpickled.
 
 A payload is weights, a tensor, a number, text, or a dataclass, NamedTuple, list, tuple or dict of payloads.
 Encoded, it is one safetensors file: its tensors are named "0", "1", ... and its metadata holds the tree that they

@@ -68,7 +68,7 @@ def _chunk(raw: Raw, start: int, size: int | None) -> Pixels:
 def _check_same(shapes: set[tuple[int, ...]], source: str) -> None:
     if len(shapes) > 1:
         some = ", ".join(f"{w}x{h}" for h, w in sorted(shapes)[:3])
-        raise UserError(f"images in {source} differ in size ({some}): give the size that all are to have.")
+        raise UserError(f"images in {source} differ in size ({some}): give the size that all are to have by --size.")
 
 
 def _pixels(raw: Raw, row: int, size: int | None) -> Pixels:

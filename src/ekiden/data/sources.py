@@ -61,7 +61,8 @@ def load(name: str, *, size: int | None = None) -> Dataset:
 def _path(name: str) -> Path | None:
     """Where the files of a data set are, None for a named set without local files."""
     root = os.environ.get("EKIDEN_DATA")
-    local = Path(root).expanduser() / name if root and name else None
+    named = name.partition("/")[0] not in ("", ".", "..")  # else it is a path from here
+    local = Path(root).expanduser() / name if root and named else None
     if local is not None and local.exists():
         return local
     if name in NAMED:

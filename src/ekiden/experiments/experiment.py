@@ -159,7 +159,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         others = [str(p) for p in path.parent.glob("*.toml")]
         near = get_close_matches(str(path), others, n=1)

@@ -174,6 +174,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)
         hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
+        hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{file} is damaged or no safetensors file ({error}): run it again") from None

@@ -51,7 +51,7 @@ def read(path: Path) -> Records:
         UserError: it cannot be read, or is none.
     """
     try:
-        head, *lines = path.read_text().splitlines() or [""]
+        head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} ({error}): {_HINT}") from None
     about = _parsed(path, 1, head)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ekiden.core.folder import read_config, read_lines
+from ekiden.core.folder import read_config, read_ledger, read_lines
 from ekiden.core.method import SERVER, Method
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
@@ -69,13 +69,15 @@ def summarise(folder: Path) -> Summary:
     times, metrics = read_lines(folder / "times.jsonl"), read_lines(folder / "metrics.jsonl")
     for name, rows, keys in (("times", times, {"seconds"}), ("metrics", metrics, {"step", *COUNTED})):
         if any(type(row.get(key)) not in (int, float) for row in rows for key in keys):
-            raise UserError(f"{folder / name}.jsonl lacks a number that every line has: the run folder is damaged")
+            raise UserError(
+                f"{folder / name}.jsonl lacks a number that every line has: the run folder is damaged, start a new run"
+            )
     return Summary(folder, config, metrics, sum(row["seconds"] for row in times), _environment(folder))
 
 
 def _environment(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "environment.json").read_text())
+        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -128,14 +130,14 @@ def network(run: Summary) -> str:
     """What crossed the network, who could read it, and who was away; empty of a run on one machine."""
     if run.config.get("on") != "flower":
         return ""
-    rows = read_lines(run.folder / "network.jsonl")
+    rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "engine", "waited")
     measuring = sum(_crossed(row) for row in rows if row["kind"] == "evaluate")
     engine = sum(row["engine"] for row in rows)
     lines = [
         f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and answers, {size(measuring)} "
         f"of it to measure models, {size(engine)} put around it by Flower"
     ]
-    ledger = read_lines(run.folder / "ledger.jsonl")
+    ledger = read_ledger(run.folder)
     served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
     silos = size(sum(row["bytes"] for row in ledger) - served)
     if run.config["sealed"]:
@@ -154,7 +156,7 @@ def _crossed(row: dict[str, Any]) -> int:
 def steps(run: Summary) -> Table:
     """One row a step."""
     moved: dict[int, list[str]] = defaultdict(list)
-    for row in read_lines(run.folder / "ledger.jsonl"):
+    for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table = Table()
     sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network

@@ -364,7 +364,7 @@ def _is(text: str, label: str, labels: Sequence[str]) -> bool:
 
 def _mark(folder: Path) -> dict[str, str]:
     try:
-        mark = json.loads((folder / MARK).read_text())
+        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
         if mark["format"] == FORMAT and isinstance(mark["file"], str) and isinstance(mark["budget"], str):
             return dict(mark)
     except (OSError, ValueError, KeyError, TypeError):
@@ -392,7 +392,7 @@ def _known(path: Path | None, name: str, budget: str) -> Mapping[str, Summary]:
 
 def _failed(folder: Path) -> dict[str, str]:
     try:
-        return {str(k): str(v) for k, v in json.loads((folder / FAILED).read_text()).items()}
+        return {str(k): str(v) for k, v in json.loads((folder / FAILED).read_text(encoding="utf-8")).items()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -407,6 +407,6 @@ def _short(file: Path) -> str:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} ({error}): run the sweep again, it writes it anew") from None

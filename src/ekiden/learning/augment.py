@@ -121,8 +121,8 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     """
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
-            f"{x.shape[1]} channels need one mean and std, or {x.shape[1]} of each; "
-            f"there are {len(mean)} and {len(std)}"
+            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, the images have {x.shape[1]} "
+            f"channel{'s' * (x.shape[1] != 1)}: give one value or as many as channels"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()

@@ -120,8 +120,8 @@ def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
     if len(parts) > 1:
         smallest = sorted(parts, key=len)[0]
         raise UserError(
-            f"{name} falls into {len(parts)} groups of clients that never hear of each other (clients "
-            f"{', '.join(map(str, smallest))} are one): choose a denser graph, or ring"
+            f"{name} falls into {len(parts)} groups of clients that never hear of each other (one is: "
+            f"client{'s' * (len(smallest) > 1)} {', '.join(map(str, smallest))}): choose a denser graph, or ring"
         )
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, State, on_client
 from ekiden.core.worker import Client
-from ekiden.errors import UserError
 from ekiden.learning.fit import Forward
 from ekiden.learning.training import require
 from ekiden.learning.weights import Weights
@@ -45,6 +44,7 @@ class MetaFed(Method):
     trust: float = 0.5
     """threshold_2, accuracy from which a teacher no better than the client still teaches (0.4 for VLCS and PACS)"""
 
+    needs_validation: ClassVar[bool] = True
     private: ClassVar[Any] = bool  # flag_i, whether the client distils
 
     def __post_init__(self) -> None:
@@ -73,8 +73,6 @@ class MetaFed(Method):
     @on_client
     def warm_up(self, client: Client, model: Weights) -> Weights:
         """Training alone, from the common initial model."""
-        if not len(client.data.val):
-            raise UserError(f"metafed needs validation data at every client, {client.name} has none: give it some")
         model = client.fit(model, epochs=self.warmup)
         client.state = client.accuracy(model) > self.threshold
         return model

@@ -35,7 +35,7 @@ class OTFusion(Method):
 
     Departures from the paper: the defaults are those of the authors' commands (exact transport, Euclidean distance,
     rows of weights normalised), not of their script; the classifier, whose outputs are classes, is not matched; columns
-    of the transport sum to 1 exactly (theirs to n/(1 + n·1e-7)); biases count as one more input of a unit, and
+    of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)); biases count as one more input of a unit, and
     normalisation layers follow their units. There are no shared samples in one-shot federated learning: activations are
     those on standard normal inputs. Networks with shortcuts are refused, which the code can fuse; its cost
     normalisations, marginals by importance and activations taken anew after each aligned layer are not offered. Local

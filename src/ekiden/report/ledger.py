@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
-from ekiden.core.folder import read_lines
+from ekiden.core.folder import read_ledger
 from ekiden.core.method import SERVER
 from ekiden.experiments.summary import Summary, size
 from ekiden.report.maps import heat, hops
@@ -39,7 +39,7 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
     """Bytes by (source, target), and how often somebody did not answer."""
     sent: Counter[tuple[str, str]] = Counter()
     failed = 0
-    for row in read_lines(run.folder / "ledger.jsonl"):
+    for row in read_ledger(run.folder):
         failed += bool(row.get("missing"))
         if row["bytes"]:
             sent[row["source"], row["target"]] += row["bytes"]

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ekiden.core.folder import read_lines
+from ekiden.core.folder import read_ledger
 from ekiden.core.method import SERVER
 from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
@@ -111,7 +111,7 @@ def by_group(kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[i
 def hops(run: Summary) -> list[str] | None:
     """Who trained in each step, where the model went from client to client and nothing else moved; else None."""
     clients: list[str] = []
-    for row in read_lines(run.folder / "ledger.jsonl"):
+    for row in read_ledger(run.folder):
         source, target, step = row["source"], row["target"], row["step"]
         if SERVER in (source, target):
             return None

@@ -64,7 +64,7 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
                 for section in compose(found, details, say)
                 if section.items
             ]
-        (building / "index.html").write_text(_render(found, sections))
+        (building / "index.html").write_text(_render(found, sections), encoding="utf-8")
         out.mkdir(exist_ok=True)
         for part in _PARTS:
             if (out / part).is_dir():
@@ -86,7 +86,8 @@ def _check(out: Path) -> None:
     if not out.is_dir():
         raise UserError(f"{out} is a file: choose another folder with --out")
     page = out / "index.html"
-    if any(out.iterdir()) and not (page.exists() and _MADE_BY in page.read_text(errors="replace")[:2000]):
+    ours = page.exists() and _MADE_BY in page.read_text(encoding="utf-8", errors="replace")[:2000]
+    if any(out.iterdir()) and not ours:
         raise UserError(f"{out} is not empty and no report: choose another folder with --out")
 
 
@@ -101,13 +102,13 @@ def _view(item: Item, folder: Path) -> View:
         item.csv() if isinstance(item, ResultTable) else (item.numbers or item.header, item.data or item.rows)
     )
     table = as_csv(header, rows)
-    (folder / "data" / f"{item.name}.csv").write_text(table)
+    (folder / "data" / f"{item.name}.csv").write_text(table, encoding="utf-8")
     return View("results" if isinstance(item, ResultTable) else "table", item, data_uri(table))
 
 
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
     """The page; whatever comes from runs is escaped."""
-    template = files("ekiden.report").joinpath("page.html").read_text()
+    template = files("ekiden.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         made_by=_MADE_BY,

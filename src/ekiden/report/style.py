@@ -164,9 +164,9 @@ def publish(drawing: Drawing, folder: Path) -> Inlined:
     drawing.figure.set_layout_engine("none")  # laid out once
     drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
     svg = text.getvalue()
-    (folder / "figures" / f"{drawing.name}.svg").write_text(svg)
+    (folder / "figures" / f"{drawing.name}.svg").write_text(svg, encoding="utf-8")
     table = as_csv(drawing.header, drawing.rows)
-    (folder / "data" / f"{drawing.name}.csv").write_text(table)
+    (folder / "data" / f"{drawing.name}.csv").write_text(table, encoding="utf-8")
     return Inlined(drawing, for_page(svg, drawing.name), data_uri(table))
 
 

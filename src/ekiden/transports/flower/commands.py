@@ -116,11 +116,12 @@ def start_silo(file: SiloFile, security: Security, say: Say) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     with TemporaryDirectory(prefix="ekiden-") as scratch:
         address, stand_in, shim = (Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py"))
-        shim.write_text(_SHIM.format(address=str(address)))
-        stand_in.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n')
+        shim.write_text(_SHIM.format(address=str(address)), encoding="utf-8")
+        script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n'
+        stand_in.write_text(script, encoding="utf-8")
         stand_in.chmod(0o755)
         node = Path(scratch) / "supernode.py"
-        node.write_text(_SUPERNODE)
+        node.write_text(_SUPERNODE, encoding="utf-8")
         environment = {
             **os.environ,
             **QUIET,
@@ -178,7 +179,7 @@ def run(
             "link": json.dumps(dict(link)),
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        (app / "run.toml").write_text("\n".join(lines) + "\n")
+        (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
         arguments = ["run", str(app), _CONNECTION, "--run-config", str(app / "run.toml"), "--stream"]
         _flwr(arguments, link["link"], security, say)
 
@@ -224,7 +225,8 @@ plan = ""
 folder = ""
 keys = "{{}}"
 link = "{{}}"
-"""
+""",
+        encoding="utf-8",
     )
 
 
@@ -235,7 +237,7 @@ def write_connection(home: Path, link: str, security: Security) -> None:
         lines.append("insecure = true")
     elif security.certificate is not None:
         lines.append(f"root-certificates = {json.dumps(str(security.certificate.absolute()))}")
-    (home / "config.toml").write_text("\n".join(lines) + "\n")
+    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -91,7 +91,7 @@ def read_public(path: Path) -> str:
         UserError: there is none in the file.
     """
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         raise UserError(f"there is no public key {path}: get it from the silo, `ekiden silo keys` made it") from None
     check(text)

@@ -13,7 +13,7 @@ import torch
 from ekiden import api, models
 from ekiden._version import __version__
 from ekiden.core.files import write
-from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_lines
+from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
 from ekiden.core.run import drive
@@ -233,8 +233,14 @@ def agree(
     """The terms of the run, from the plan and from what the silos hold.
 
     Raises:
-        UserError: the silos hold data that do not go together.
+        UserError: the silos hold data that do not go together, or no validation data that the method needs.
     """
+    for name, hello in hellos.items():
+        if plan.method.needs_validation and not hello.samples[1]:
+            raise UserError(
+                f"{plan.method.title()} needs validation data at every silo, {name} has none: "
+                "raise data.val_fraction in its silo.toml"
+            )
     first, *others = hellos
     one = hellos[first]
     for name in others:
@@ -286,21 +292,21 @@ def _run_id(folder: Path) -> str:
 def _agreed_before(folder: Path) -> Agreement | None:
     """The terms of the run in `folder`, if it has begun."""
     file = folder / AGREEMENT
-    return agreements.parse(file.read_text()) if file.exists() else None
+    return agreements.parse(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _cut_custody(folder: Path, steps: int) -> None:
     """Drop records of steps that died: they are done again, and signed again."""
     file = folder / custody.FILE
-    rows = [json.dumps(row, separators=(",", ":")) + "\n" for row in read_lines(file) if row["hop"]["step"] < steps]
+    rows = [row for row in read_lines(file, "hop") if row["hop"]["step"] < steps]
     if file.exists():
-        write(file, [row.encode() for row in rows])
+        write(file, [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows])
 
 
 def _void(folder: Path) -> dict[str, set[int]]:
     """In which steps a silo was missing, so that what it did then, if anything, does not count."""
     void: dict[str, set[int]] = {}
-    for row in read_lines(folder / "ledger.jsonl"):
+    for row in read_ledger(folder):
         if row["missing"]:
             void.setdefault(row["source"], set()).add(row["step"])
     return void

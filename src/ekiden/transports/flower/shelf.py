@@ -119,7 +119,7 @@ class Shelf:
     def settled(self) -> int:
         """Steps of the run that are done for good, as far as is known here."""
         try:
-            return int((self._folder / "settled").read_text())
+            return int((self._folder / "settled").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return 0
 

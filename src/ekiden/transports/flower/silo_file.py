@@ -116,11 +116,17 @@ class SiloFile:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        function = getattr(module, name, None)
-        if not callable(function):
-            raise UserError(f"{self.path}: {path.name} has no function {name!r}")
-        found = function()
+        try:
+            spec.loader.exec_module(module)
+            function = getattr(module, name, None)
+            if not callable(function):
+                raise UserError(f"{self.path}: {path.name} has no function {name!r}")
+            found = function()
+        except UserError:
+            raise
+        except Exception as error:  # the silo's own code may raise anything
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(f"{self.path}: {self.data.python} failed with {what}: mend it") from error
         if not isinstance(found, (Dataset, FederatedData)):
             raise UserError(
                 f"{self.path}: {self.data.python} returned a {type(found).__name__}: return what "
@@ -136,7 +142,7 @@ def read(path: Path) -> SiloFile:
         UserError: says which line of it to mend.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ekiden import api
 from ekiden.core import wire
-from ekiden.core.folder import Marks, read_config, read_lines
+from ekiden.core.folder import Marks, read_config, read_ledger, read_lines
 from ekiden.core.method import EVERYONE, INITIAL, Model, Ref, State
 from ekiden.core.outline import Outline, outline
 from ekiden.core.store import read
@@ -84,7 +84,7 @@ def terms(folder: Path) -> Agreement:
     if read_config(folder).get("on") != "flower":
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
     try:
-        agreed = agreements.parse((folder / AGREEMENT).read_text())
+        agreed = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
     if not agreed.keys:
@@ -96,7 +96,7 @@ def terms(folder: Path) -> Agreement:
 
 def _missing(folder: Path) -> dict[tuple[int, str], None]:
     """Who was away in which step, in order, as the ledger says."""
-    rows = read_lines(folder / "ledger.jsonl")
+    rows = read_ledger(folder)
     return {(row["step"], row["source"]): None for row in rows if row["missing"]}
 
 
