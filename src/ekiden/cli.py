@@ -191,14 +191,14 @@ def evaluate(args: Sequence[str]) -> None:
     scores = test.scores(read_model(options.run, name, build), personal=bool(options.client))
     groups = {"client": test.by_client(scores) if other is None else {}}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
-    if options.json:
-        print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
-        return
     run = summary.summarise(options.run)
     if run.metrics and not run.finished:
         steps = plan.method.steps(len(run.config["clients"]))
         line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
         print(line, file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
+        return
     kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
     console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} {kind}")
     for group, rows in groups.items():

@@ -73,7 +73,7 @@ def run_sweep(args: Sequence[str]) -> None:
     failed: dict[str, str] = {}
     unkept: list[Run] = list(swept.runs())
 
-    def keep() -> None:
+    def keep(content: str | None = None) -> None:
         sweep.note_failures(swept, tried, failed)
         if options.records:
             sweep.keep_records(swept, content, options.records, unkept)
@@ -87,7 +87,7 @@ def run_sweep(args: Sequence[str]) -> None:
         with contextlib.suppress(UserError):
             keep()
 
-    keep()
+    keep(content)
     if jobs:
         _do(runs, jobs, options.cores or api.cores(), ended)
     came = results.collect(swept, cells)

@@ -168,6 +168,11 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
     assert "stopped after step" in call("show", folder)
     assert "0 finished" in call("compare", folder)
     assert re.match(r"the run stopped after step \d of 3: this is its model so far\naccuracy", call("evaluate", folder))
+    monkeypatch.setattr(sys, "argv", ["ekiden", "evaluate", str(folder), "--json"])
+    main()
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["accuracy"] >= 0
+    assert printed.err.startswith("the run stopped after step"), "beside the JSON, not in it"
     call("resume", folder)
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (whole / name).read_bytes() == (folder / name).read_bytes()

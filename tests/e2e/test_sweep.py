@@ -68,6 +68,12 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     execute = launch.execute
     monkeypatch.setattr(launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1))
 
+    return command(monkeypatch, capfd)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Something to call the command with: gives exit code and what it printed."""
+
     def calling(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ekiden", *args])
         code = 0
@@ -131,17 +137,7 @@ def test_killed_resumed_failing_and_changed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def ekiden(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
+    ekiden = command(monkeypatch, capfd)
     file = Path("table.toml")
     file.write_text(TABLE)
     code, out, _ = ekiden("sweep", "table.toml", "--dry-run")

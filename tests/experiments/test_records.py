@@ -198,6 +198,20 @@ def test_two_sweeps_keep_their_records_in_one_file(done: tuple[sweep.Sweep, Path
     assert [path.name for path in file.parent.iterdir()] == ["kept.jsonl"]
 
 
+def test_a_sweep_that_began_before_its_file_grew_does_not_bring_the_old_one_back(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
+    swept, file = done[0], tmp_path / "kept.jsonl"
+    sweep.keep_records(swept, TABLE, file)
+    newer = f"# more\n{TABLE}"
+    sweep.keep_records(swept, newer, file)
+    sweep.keep_records(swept, None, file)
+    assert records.read(file).experiment == newer
+    file.unlink()
+    assert sweep.keep_records(swept, None, file) == 3
+    assert records.read(file).experiment == (swept.folder / "experiment.toml").read_text()
+
+
 def test_only_the_run_that_ended_is_read(
     done: tuple[sweep.Sweep, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

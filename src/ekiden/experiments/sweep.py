@@ -134,7 +134,8 @@ def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None 
     """
     found = experiment.read(file, budget)
     name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
-    sweep = Sweep(found, out or Path("runs") / name, _short(file), _known(recorded, file.stem, budget))
+    known = _known(recorded, file.stem, budget)
+    sweep = Sweep(found, out or Path("runs") / name, _short(file), known.runs if known else {})
     if (sweep.folder / MARK).exists():
         mark = _mark(sweep.folder)
         if (Path(mark["file"]).stem, mark["budget"]) != (file.stem, budget):
@@ -224,12 +225,13 @@ def begin(sweep: Sweep, content: str) -> None:
     write(sweep.folder / COPY, [content.encode()])
 
 
-def keep_records(sweep: Sweep, content: str, path: Path, runs: Iterable[Run] | None = None) -> int:
+def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[Run] | None = None) -> int:
     """Add what is finished to a file of records, to which other sweeps may add too.
 
     Args:
         sweep: whose runs.
-        content: of the experiment file.
+        content: of the experiment file, where the sweep begins; None later: what is there stands, since another sweep
+            may have begun with more in its file.
         path: the file.
         runs: all of the sweep, if not only these.
 
@@ -242,7 +244,9 @@ def keep_records(sweep: Sweep, content: str, path: Path, runs: Iterable[Run] | N
     now = {r.folder.name: found for r in (sweep.runs() if runs is None else runs) if r.begun and (found := r.result)}
     with records.held(path):
         there = _known(path, Path(sweep.file).stem, sweep.experiment.budget)
-        kept = {**sweep.records, **there, **now}
+        kept = {**sweep.records, **(there.runs if there else {}), **now}
+        if content is None:
+            content = there.experiment if there else _content(sweep.folder / COPY)
         records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept))
     return len(kept)
 
@@ -376,18 +380,18 @@ def _is_records(path: Path) -> bool:
     return path.suffix == records.SUFFIX and not path.is_dir()
 
 
-def _known(path: Path | None, name: str, budget: str) -> Mapping[str, Summary]:
-    """The records in a file, none where it is not there yet."""
+def _known(path: Path | None, name: str, budget: str) -> Records | None:
+    """The records in a file, None where it is not there yet."""
     if path is None:
-        return {}
+        return None
     if path.suffix != records.SUFFIX:
         raise UserError(f"--records {path} must end in {records.SUFFIX}")
     if not path.exists():
-        return {}
+        return None
     kept = records.read(path)
     if (Path(kept.file).stem, kept.budget) != (name, budget):
         raise UserError(f"{path} keeps {kept.file} at budget {kept.budget}: give another file by --records")
-    return kept.runs
+    return kept
 
 
 def _failed(folder: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ekiden.errors import UserError
 from ekiden.learning.statistics import SHARE
 
-_GRID = 8  # cells along a side of a mean image, at most: finer ones gained nothing
+_GRID = 8  # cells along a side of a mean image, at most: on CIFAR-10 32 gained nothing over 8
 
 
 class ClassInputs(NamedTuple):
