@@ -12,6 +12,5 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text() if README.exist
 @pytest.mark.parametrize("code", BLOCKS, ids=lambda code: code.strip().splitlines()[0])
 def test_a_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     exec(compile(code, str(README), "exec"), {"__name__": "readme"})

@@ -1,7 +1,7 @@
-"""Real data sets where there are any, small ones made on the spot, and a cache of its own for the session."""
+"""Real data sets where there are any, and small ones made on the spot."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -13,14 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ekiden.data import Dataset, load
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EKIDEN_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ QUICK = ["--epochs", "2", "--threads", "1"]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder and cache, no local data sets."""
+    """An empty working folder, no local data sets."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

@@ -64,7 +64,6 @@ Call = Callable[..., tuple[int, str, str]]
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """The command in this process, its runs too, one after the other; gives exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     execute = launch.execute
     monkeypatch.setattr(launch, "execute", lambda jobs, report, cores, apart: execute(jobs, report, 1))
 
@@ -135,7 +134,6 @@ def test_killed_resumed_failing_and_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ekiden = command(monkeypatch, capfd)
     file = Path("table.toml")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     if path is not None:
         dataset = _from_files(name, path, spec, size)
     elif name == "digits":
-        dataset = _assemble([_digits()], spec, size)
+        content = cache.key([repr((spec, size)), version("scikit-learn")])  # importing it takes seconds
+        dataset = cache.cached(name, content, lambda: _assemble([_digits()], spec, size))
     else:
         dataset = _from_hub(name, spec, size)
     return replace(dataset, name=name, mean=spec.mean, std=spec.std, augment=spec.augment)

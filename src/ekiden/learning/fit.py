@@ -16,6 +16,7 @@ from ekiden.data.samples import Subset
 from ekiden.errors import UserError
 from ekiden.learning.feed import Feed
 from ekiden.learning.network import Network
+from ekiden.learning.optimizer import Optimizer, optimizer
 from ekiden.learning.training import Hardware, Training, batches
 from ekiden.learning.weights import Weights
 
@@ -134,7 +135,7 @@ def fit(
     network.load(start)
     run = _Run(
         bench,
-        _optimizer(network.params, training),
+        optimizer(network.params, network.grad, training),
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
     )
@@ -159,7 +160,7 @@ class _Run:
     """One fit under way; `state` lists all that must survive a crash."""
 
     bench: Bench
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     total: int
     progress: dict[str, Tensor]
     step: int = 0
@@ -301,8 +302,7 @@ class _Run:
             tensors |= vars(self.result())
         else:
             tensors |= {"params": network.params, "buffers": network.buffers, "counters": network.counters}
-            state = self.optimizer.state[network.params]
-            tensors |= {f"optimizer.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+            tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state.items()}
             if self.chosen is not None:
                 tensors |= {f"chosen.{name}": value for name, value in vars(self.chosen).items()}
         journal.save(key, tensors)
@@ -324,8 +324,7 @@ class _Run:
             parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
             self.chosen = Weights(*parts)
         state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
-        if state:  # the step too: a fused optimiser counts on the device
-            self.optimizer.state[network.params] = {k: v.to(device) for k, v in state.items()}
+        self.optimizer.state |= {k: v.to(device) for k, v in state.items()}
         return int(epoch)
 
 
@@ -381,15 +380,6 @@ def _batches(n: int, size: int) -> Iterator[Tensor]:
     """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it."""
     order = torch.randperm(n)
     yield from torch.tensor_split(order, [size * i for i in range(1, batches(n, size))])
-
-
-def _optimizer(params: Tensor, training: Training) -> torch.optim.Optimizer:
-    """Torch's optimiser over the one flat vector."""
-    if training.optimizer == "adam":
-        return torch.optim.Adam([params], training.lr, weight_decay=training.weight_decay, fused=True)
-    return torch.optim.SGD(
-        [params], training.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
-    )
 
 
 def _copy(network: Network, target: Weights) -> None:
