@@ -1,7 +1,7 @@
 """The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -71,6 +71,7 @@ def run_sweep(args: Sequence[str]) -> None:
     sweep.begin(swept, content)
     tried: set[str] = set()
     failed: dict[str, str] = {}
+    elsewhere: list[Run] = []
     unkept: list[Run] = list(swept.runs())
 
     def keep(content: str | None = None) -> None:
@@ -79,10 +80,13 @@ def run_sweep(args: Sequence[str]) -> None:
             sweep.keep_records(swept, content, options.records, unkept)
         unkept.clear()
 
-    def ended(run: Run, error: str) -> None:
+    def ended(run: Run, outcome: Outcome) -> None:
         """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
+        if outcome.elsewhere:
+            elsewhere.append(run)
+            return
         tried.add(run.folder.name)
-        failed.update({run.folder.name: error} if error else {})
+        failed.update({run.folder.name: outcome.error} if outcome.error else {})
         unkept.append(run)
         with contextlib.suppress(UserError):
             keep()
@@ -90,6 +94,15 @@ def run_sweep(args: Sequence[str]) -> None:
     keep(content)
     if jobs:
         _do(runs, jobs, options.cores or api.cores(), ended)
+    wrong = len(failed) + _show(swept, cells, elsewhere, failed)
+    if unkept:
+        keep()
+    if wrong:
+        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): mend it and run the same command again")
+
+
+def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed: Mapping[str, str]) -> int:
+    """Print what there is now, and all that is missing; gives how many finished runs do not count."""
     came = results.collect(swept, cells)
     console.print(_table(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
@@ -100,16 +113,15 @@ def run_sweep(args: Sequence[str]) -> None:
     left_out = [line for result in came for line in result.left_out]
     for line in left_out:
         console.print(line, soft_wrap=True)
+    for run in elsewhere:
+        console.print(f"left to another process, which is at it: {run.folder.name}", soft_wrap=True)
     for name, why in failed.items():
         console.print(f"failed: {name}: {why}", soft_wrap=True)
-    if unkept:
-        keep()
-    if wrong := len(failed) + len(left_out):
-        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): mend it and run the same command again")
+    return len(left_out)
 
 
-def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Callable[[Run, str], None]) -> None:
-    """Do what is left, and say of each run when it has ended and what error it had, if any."""
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Callable[[Run, Outcome], None]) -> None:
+    """Do what is left, and say of each run how it ended when it did."""
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
     if done := [run for run in runs if run.folder not in folders]:
@@ -129,7 +141,7 @@ def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Call
     def report(event: launch.Event | Outcome) -> None:
         board.report(event)
         if isinstance(event, Outcome):
-            ended(left[event.run], event.error)
+            ended(left[event.run], event)
 
     with board.progress:
         launch.execute(jobs, report, cores, apart=True)

@@ -1,6 +1,7 @@
 """A sweep as users run it: killed, run again with the same command, with a failing cell, with a changed file."""
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -100,6 +101,22 @@ def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> N
     assert "metric 'global_accuracy' was not measured: write one of accuracy, client_mean in the" in out
     for command in (("show", "runs[/x]/A-b-x--accuracy--seed0"), ("compare", "runs[/x]")):
         assert call(*command)[0] == 0
+
+
+def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
+    """What another process is at, is left to it and has not failed."""
+    Path("table.toml").write_text(QUICK)
+    call("sweep", "table.toml", "--only", "none/accuracy")
+    folder = Path("runs/table/A-b-x--accuracy--seed0")
+    folder.mkdir()
+    with open(folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, _ = call("sweep", "table.toml", "--only", "A")
+    assert (code, f"left to another process, which is at it: {folder.name}" in out) == (0, True)
+    assert "failed" not in out
+    assert "A [/b] x / accuracy %, seed 0 failed" not in call("results", "runs/table")[1]
+    code, out, _ = call("sweep", "table.toml", "--only", "A")
+    assert (code, "another process" in out, "done in" in out) == (0, False, True)
 
 
 def test_records_that_cannot_be_written(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,10 @@ class Marks:
     backward: int = 0
 
 
+class InUse(UserError):
+    """Another process is at this run."""
+
+
 class RunFolder:
     """A run folder, held by this process until `close`."""
 
@@ -73,7 +77,8 @@ class RunFolder:
         """Create the folder, or take one up again.
 
         Raises:
-            UserError: it is in use, of another version or another run, or no run folder at all.
+            InUse: by another process.
+            UserError: it is of another version or another run, or no run folder at all.
         """
         self.path = path
         self._files: dict[str, IO[bytes]] = {}
@@ -92,7 +97,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise UserError(f"{path} is in use by another process: wait for it, or choose another folder") from None
+            raise InUse(f"{path} is in use by another process: wait for it, or choose another folder") from None
         if fresh:
             try:
                 write(path / "environment.json", [_json(_environment())])

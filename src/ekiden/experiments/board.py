@@ -109,6 +109,7 @@ class Board:
             self._seconds.setdefault(self._groups[outcome.run], []).append(now - run.began)
         left = self.left(now)
         rest = f", about {duration(left)} left" if left else ""
-        how = outcome.error or f"done in {duration(now - run.began)}"
+        error = "another process is at it" if outcome.elsewhere else outcome.error
+        how = error or f"done in {duration(now - run.began)}"
         counted = f"[{self._done}/{len(self._names)}]"
         self._console.print(f"{counted} {self._names[outcome.run]}: {how}{rest}", markup=False, highlight=False)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ekiden import api
+from ekiden.core.folder import InUse
 from ekiden.core.method import Method
 from ekiden.core.run import Row
 from ekiden.errors import UserError
@@ -57,11 +58,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `error` is empty where it went well."""
+    """How a run ended: `error` is empty where it went well; `elsewhere` if another process is at it."""
 
     run: int
     folder: Path
     error: str = ""
+    elsewhere: bool = False
 
 
 Report = Callable[[Event | Outcome], None]
@@ -134,7 +136,7 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
         result = job.plan.run(job.folder, data, watch, on_step, job.about)
     except UserError as error:
         report(Event(run, "failed"))
-        return Outcome(run, job.folder, str(error))
+        return Outcome(run, job.folder, str(error), isinstance(error, InUse))
     report(Event(run, f"accuracy {100 * result.accuracy:.1f} %", result.state.step))
     return Outcome(run, job.folder)
 
