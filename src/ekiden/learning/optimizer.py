@@ -42,7 +42,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         self.state = {
-            "step": torch.zeros((), device=self.params.device),
+            "step": torch.zeros((), dtype=torch.float32, device=self.params.device),
             "exp_avg": torch.zeros_like(self.params),
             "exp_avg_sq": torch.zeros_like(self.params),
         }
