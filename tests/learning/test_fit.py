@@ -411,6 +411,35 @@ def test_teachers_answer_once_unless_samples_change(augmented: bool, optimizer: 
     assert asked == [20, 20], "less than one pass over the samples"
 
 
+class Partly(Mimicry):
+    """Learns from the teacher what it answers to the first three quarters of a batch."""
+
+    def asks(self, batch: int) -> int:
+        return batch * 3 // 4
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+        return super().__call__(forward, x[: self.asks(len(x))], y, answers[: self.asks(len(x))])
+
+
+def test_teachers_answer_what_is_asked_for() -> None:
+    """In every step where samples are augmented; to all samples, once, where they are not: any may come first."""
+    x = torch.randint(256, (80, 1, 4, 4), dtype=torch.uint8)
+    for augment, passes in (Augment(flip=True), 2 * 3 * 15), (Augment(), 60):
+        data = from_tensors((x, torch.arange(80) % 2), classes=("a", "b"), augment=augment)
+        network, hardware = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))), Hardware(threads=1)
+        here = Bench(network, Feed(data, hardware), Training(lr=0.1, batch_size=20, select="last"), hardware)
+        fit(
+            here,
+            network.weights(),
+            subset(data, 0, 60),
+            subset(data, 0, 0),
+            epochs=2,
+            seed=SEED,
+            objective=Partly(lambda x: x.flatten(1)[:, :2]),
+        )
+        assert here.work.forward == 2 * (60 + 30) + passes
+
+
 def test_bf16_and_channels_last_train_images() -> None:
     x = torch.randint(256, (24, 3, 8, 8), dtype=torch.uint8)
     data = from_tensors((x, x[:, 0, 0, 0].long() // 128), classes=("dark", "light"))

@@ -76,8 +76,11 @@ def test_the_widened_part_has_no_label_and_counts_whole() -> None:
     loss = objective(lambda x: student, x, y, said)
     (asked,) = teacher.asked
     assert len(asked) == 2
-    assert objective.further(8) == Work(2)
+    assert (objective.asks(8), objective.further(8)) == (6, Work(2))
     d = (6 * divergence(student[:6], said[:6], y[:6], "both") + 2 * kl(student[6:], asked)) / 8
+    torch.manual_seed(0)
+    torch.rand(8, 3), torch.randn(8, 3), torch.randn(8, 3)
+    assert torch.equal(objective(lambda x: student, x, y, said[:6]), loss), "the other two answers are of no use"
     assert loss.item() == pytest.approx(float(F.cross_entropy(student[:6], y[:6]) + 3 * d), abs=1e-6)
 
 

@@ -35,13 +35,17 @@ class Distillation:
         """The received model."""
         return (self.teacher,)
 
+    def asks(self, batch: int) -> int:
+        """Nothing about the samples that give way to invented ones."""
+        return batch - sum(int(share * batch) for share, _ in self.invented)
+
     def further(self, batch: int) -> Work:
         """The teacher's answers to what is invented."""
-        return Work(forward=sum(int(share * batch) for share, _ in self.invented))
+        return Work(forward=batch - self.asks(batch))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
-        """The loss of inputs x (b, ...) with labels y (b,), to which the teacher answers (b, K)."""
-        own = len(x) - self.further(len(x)).forward
+        """The loss of inputs x (b, ...) with labels y (b,); the teacher answers (n, K) to the first n >= asks(b)."""
+        own = self.asks(len(x))
         if own < len(x):
             x, start = x.clone(), own  # unlike concatenation, keeps the memory layout
             for share, invent in self.invented:

@@ -26,8 +26,9 @@ Objective = Callable[..., Tensor]
 """(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable.
 
 One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
-them answers to the inputs as a further argument, float32 and without gradient. One that sends further samples through a
-network by itself says how many by `further(b)`, a `Work` for a mini-batch of b.
+them answers to the inputs as a further argument, float32 and without gradient; `asks(b)` may say to how many of b
+inputs, from the first on, it needs answers. One that sends further samples through a network by itself says how many by
+`further(b)`, a `Work` for a mini-batch of b.
 """
 
 
@@ -183,12 +184,14 @@ class _Run:
             self.work.forward += len(teachers_of(objective)) * len(train)
 
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """What the teachers answer to a batch."""
+        """What the teachers answer to a batch, at least to as many of it as the objective asks for."""
         if not teachers_of(objective):
             return ()
         if self.answers is not None:
             rows = rows.to(self.bench.feed.device)
             return tuple(answers[rows] for answers in self.answers)
+        if asks := getattr(objective, "asks", None):
+            x = x[: asks(len(x))]
         self.work.forward += len(teachers_of(objective)) * len(x)
         return _answers(self.bench, objective, x)
 
