@@ -38,7 +38,7 @@ class Adam:
     params: Tensor
     grad: Tensor
     training: Training
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = {
@@ -82,7 +82,7 @@ class SGD:
     params: Tensor
     grad: Tensor
     training: Training
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     @torch.no_grad()
     def step(self) -> None:
