@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core import wire
-from ekiden.core.method import Method
+from ekiden.core.method import Method, Size
 from ekiden.core.seeds import derive
 from ekiden.core.store import TRAINED
 from ekiden.data.samples import ClientData, Dataset, Subset
@@ -124,6 +124,11 @@ class Client:
     def steps(self, epochs: int) -> int:
         """τ_i, optimiser steps in so many epochs over the training data."""
         return self.training.steps(self.n, epochs)
+
+    @property
+    def size(self) -> Size:
+        """M, the bytes of a model, which knows the network."""
+        return Size.of(self._bench.network, self.shape)
 
     @property
     def head(self) -> Part:

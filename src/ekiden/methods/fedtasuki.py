@@ -8,7 +8,6 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.core import wire
 from ekiden.core.federation import Fed, in_order
 from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
@@ -16,7 +15,7 @@ from ekiden.errors import UserError
 from ekiden.learning import class_means
 from ekiden.learning.class_means import ClassInputs
 from ekiden.learning.distillation import Distillation, Form, Invent, scrambled
-from ekiden.learning.layout import Layer, Layout
+from ekiden.learning.layout import Layer
 from ekiden.learning.statistics import SHARE, ClassStatistics, Moments, measure, rank, size
 from ekiden.learning.training import Training, require
 from ekiden.learning.weights import Weights
@@ -111,7 +110,7 @@ class FedTasuki(Method):
 
     def check_network(self, model: Size) -> None:
         """Statistics are of what one linear layer reads, and what travels must be a small part of the model."""
-        self.extra(model.layout, model, model.shape)
+        self.extra(model)
 
     def start(self) -> Passed:
         """Nobody's samples yet."""
@@ -137,7 +136,7 @@ class FedTasuki(Method):
         """Plain training at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
         own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
-        return Handoff(model, client.n, self.compressed(client, own, model), self.inputs(client, model))
+        return Handoff(model, client.n, self.compressed(client, own), self.inputs(client))
 
     @on_client
     def distil(self, client: Client, received: Handoff, others: int, again: bool, last: bool) -> Handoff:
@@ -145,7 +144,7 @@ class FedTasuki(Method):
         seen = received.seen if again else received.seen + client.n
         factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
         invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
-        inputs, own = received.inputs, self.inputs(client, received.model)
+        inputs, own = received.inputs, self.inputs(client)
         if inputs is not None and own is not None:
             inputs = inputs.on_cpu().without(own) if again else inputs.on_cpu()
             if inputs.counts.any():
@@ -167,14 +166,13 @@ class FedTasuki(Method):
         known = known.moved(before, after).merged(measure(after[: len(y)], y, client.classes))
         if last:
             model = model.with_params(added(client.layout.head, model.params, known.classifier()))
-        return Handoff(model, seen, self.compressed(client, known, model), inputs)
+        return Handoff(model, seen, self.compressed(client, known), inputs)
 
-    def inputs(self, client: Client, model: Weights) -> ClassInputs | None:
+    def inputs(self, client: Client) -> ClassInputs | None:
         """The mean of each class of the client's own inputs, if these shall travel."""
         if not self.recall:
             return None
-        shape = self.mean_shape(client.layout, wire.size(model), client.shape)
-        return class_means.measure(client.batches(passes=0), client.classes, shape)
+        return class_means.measure(client.batches(passes=0), client.classes, self.mean_shape(client.size))
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
         """Features (views·n, A) of own samples, first as they are, then scrambled, and labels (n,) of the former."""
@@ -188,38 +186,37 @@ class FedTasuki(Method):
                 labels.append(y)
         return torch.cat([f for part in parts for f in part]), torch.cat(labels)
 
-    def compressed(self, client: Client, known: Moments | None, model: Weights) -> ClassStatistics | None:
+    def compressed(self, client: Client, known: Moments | None) -> ClassStatistics | None:
         """As much of the class statistics as may travel."""
-        if known is None:
-            return None
-        return known.compressed(self.rank(client.layout, wire.size(model), client.shape))
+        return None if known is None else known.compressed(self.rank(client.size))
 
-    def extra(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
+    def extra(self, model: Size) -> int:
         """Bytes that travel with a model and its count."""
-        extra = self.means(layout, model, shape)
+        extra = self.means(model)
         if self.statistics:
-            extra += size(layout.classes, layout.head.inputs - 1, self.rank(layout, model, shape))
+            extra += size(model.layout.classes, model.layout.head.inputs - 1, self.rank(model))
         return extra
 
-    def means(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
+    def means(self, model: Size) -> int:
         """Bytes of the mean inputs that travel with a model."""
-        return class_means.size(layout.classes, self.mean_shape(layout, model, shape)) if self.recall else 0
+        return class_means.size(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
-    def mean_shape(self, layout: Layout, model: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def mean_shape(self, model: Size) -> tuple[int, ...]:
         """The shape of a class's mean input that travels beside statistics of at least the features' means."""
+        layout = model.layout
         taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
-        return class_means.mean_shape(layout.classes, shape, model, taken)
+        return class_means.mean_shape(layout.classes, model.shape, model, taken)
 
-    def rank(self, layout: Layout, model: int, shape: tuple[int, ...]) -> int:
-        """r, the directions of the covariance that travel beside a model of so many bytes, for inputs of this shape.
+    def rank(self, model: Size) -> int:
+        """r, the directions of the covariance that travel beside a model.
 
         Raises:
             UserError: the classifier is no linear layer with biases, or even the means of the classes are too much.
         """
-        head = layout.head
+        layout, head = model.layout, model.layout.head
         if head.kind != "linear" or head.bias is None:
             raise UserError("--statistics needs a network whose classifier is a linear layer with biases: leave it out")
-        found = rank(layout.classes, head.inputs - 1, model, self.means(layout, model, shape))
+        found = rank(layout.classes, head.inputs - 1, model, self.means(model))
         if found < 0:
             raise UserError(
                 f"--statistics would need more than {SHARE:.0%} of this model's bytes for {layout.classes} classes of "
@@ -242,8 +239,7 @@ class FedTasuki(Method):
 
         Less where a client is the last of a pass and the first of the next.
         """
-        extra = self.extra(model.layout, model, model.shape) if self.recall or self.statistics else 0
-        return (self.rounds * clients - 1) * (model + 8 + extra)
+        return (self.rounds * clients - 1) * (model + 8 + self.extra(model))
 
 
 def added(head: Layer, params: Tensor, rows: Tensor) -> Tensor:
