@@ -44,6 +44,8 @@ class SweepOptions:
     """sweep folder; by default runs/FILE, or runs/FILE-BUDGET"""
     records: Path | None = None
     """small file that keeps what finished runs gave, OUT.jsonl: those in it are not run again"""
+    reuse: tuple[Path, ...] = ()
+    """records or sweep folders of other experiments: runs of theirs with the same settings are kept, not run again"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
 
@@ -53,7 +55,9 @@ def run_sweep(args: Sequence[str]) -> None:
     options = parse(SweepOptions, args, "ekiden sweep")
     if options.cores is not None and options.cores < 1:
         raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
-    swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records)
+    if options.reuse and not options.records:
+        raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
+    swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
     cells = sweep.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)

@@ -219,6 +219,12 @@ def test_killed_resumed_failing_and_changed(
     assert not list(Path("runs").glob("table/*/config.json")), "all that is recorded is not run again"
     assert ekiden("results", "kept/table.jsonl", "--write", "again.md")[0] == 0
     assert Path("again.md").read_bytes() == Path("ledger.md").read_bytes()
+    Path("other.toml").write_text(file.read_text())
+    code, _, err = ekiden("sweep", "other.toml", "--reuse", "kept/table.jsonl")
+    assert (code, "--reuse needs --records" in err) == (2, True)
+    assert ekiden("sweep", "other.toml", "--reuse", "kept/table.jsonl", "--records", "kept/other.jsonl")[0] == 0
+    assert not list(Path("runs").glob("other/*/config.json")), "another experiment made them"
+    assert "which 2 are those of table;" in ekiden("results", "kept/other.jsonl")[1]
     code, _, err = ekiden("results", "kept/table.jsonl", "--write", "table.toml")
     assert (code, "no ledger" in err) == (2, True)
     Path("runs/mine").mkdir()

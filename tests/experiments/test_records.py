@@ -92,6 +92,29 @@ def test_recorded_runs_are_not_run_again_and_count(done: tuple[sweep.Sweep, Path
     assert both["Local"].values[0] == first["Local"].values[0]
 
 
+def test_runs_of_another_experiment_with_the_same_settings_are_reused(
+    done: tuple[sweep.Sweep, Path], tmp_path: Path
+) -> None:
+    swept, file = done
+    table = TABLE.replace('"digits"', '"other"').replace('label = "FedSeq"', 'label = "a chain"')
+    table += '[[row]]\nlabel = "longer"\nmethod = "fedseq"\nepochs = 2\n'
+    source = tmp_path / "other.toml"
+    source.write_text(table)
+    kept = tmp_path / "kept.jsonl"
+    for given in (file, swept.folder):
+        again = sweep.plan_sweep(source, "paper", tmp_path / "runs", kept, [given])
+        left = [(run.cell.row, run.seed) for run in again.runs() if not run.finished]
+        assert left == [("longer", 0), ("Local", 1), ("longer", 1)], "three of four runs are there"
+    assert sweep.keep_records(again, table, kept) == 3
+    assert len(sweep.jobs(sweep.plan_sweep(source, "paper", tmp_path / "runs", kept), again.runs())) == 3
+    found = {r.cell.row: r for r in results.collect(sweep.opened(kept))}
+    first = {r.cell.row: r for r in results.collect(swept)}
+    assert found["a chain"].values == first["FedSeq"].values
+    assert found["a chain"].runs[0].config["sweep"]["row"] == "a chain"
+    assert "3 runs, of which 3 are those of table;" in ledger.page([sweep.opened(kept)])
+    assert "those of" not in ledger.page([sweep.opened(file)])
+
+
 def test_a_folder_counts_before_its_record(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
     swept, file = done
     lines = file.read_text().splitlines()

@@ -1,6 +1,7 @@
 """The ledger of reproduction: what finished runs of sweeps gave, beside the printed values, as a Markdown page."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 from textwrap import fill
@@ -76,7 +77,8 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         lines += [_line(r, sweep) for r in done]
         lines += [
             "",
-            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} runs; {_environment(done)}.",
+            f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} runs{_origins(done)}; "
+            f"{_environment(done)}.",
         ]
     else:
         lines.append("No run is finished.")
@@ -135,6 +137,12 @@ def _row(cells: Sequence[str]) -> str:
     """A line of a table."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
+
+
+def _origins(results: Sequence[Result]) -> str:
+    """How many of the runs were made for other experiments."""
+    origins = Counter(of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of")))
+    return f", of which {', '.join(f'{n} are those of {of}' for of, n in sorted(origins.items()))}" if origins else ""
 
 
 def _environment(results: Sequence[Result]) -> str:

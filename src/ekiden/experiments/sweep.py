@@ -120,7 +120,9 @@ class Sweep:
         return shlex.join(["ekiden", "sweep", self.file, *budget])
 
 
-def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None = None) -> Sweep:
+def plan_sweep(
+    file: Path, budget: str, out: Path | None, recorded: Path | None = None, reuse: Sequence[Path] = ()
+) -> Sweep:
     """The sweep over a file; nothing is written.
 
     Args:
@@ -128,6 +130,7 @@ def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None 
         budget: how much of it.
         out: sweep folder, if not the usual one.
         recorded: file of records, which need not be there yet.
+        reuse: files of records and sweep folders of other experiments, whose runs with a plan of this one count here.
 
     Raises:
         UserError: the file is wrong, or the folder or the records belong to something else.
@@ -144,7 +147,24 @@ def plan_sweep(file: Path, budget: str, out: Path | None, recorded: Path | None 
             )
     elif sweep.folder.exists() and (not sweep.folder.is_dir() or any(sweep.folder.iterdir())):
         raise UserError(f"{sweep.folder} is not empty and no sweep folder: give another one by --out")
-    return sweep
+    return replace(sweep, records={**_reused(sweep, reuse), **sweep.records}) if reuse else sweep
+
+
+def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
+    """Finished runs of other experiments that this one would repeat bit for bit, by the names of this one's folders."""
+    found = {json.dumps(_flat(plan_in(s.config, s.folder)), sort_keys=True): s for s in summaries(paths) if s.finished}
+    same = [(run, found.get(json.dumps(_flat(run.plan), sort_keys=True))) for run in sweep.runs()]
+    return {
+        run.folder.name: replace(s, config=s.config | {"sweep": _about(sweep, run) | {"of": _origin(s)}}, recorded=True)
+        for run, s in same
+        if s
+    }
+
+
+def _origin(run: Summary) -> str:
+    """The experiment that a run was made for."""
+    about = run.config.get("sweep", {})
+    return str(about.get("of") or about.get("experiment", ""))
 
 
 def opened(folder: Path) -> Sweep:
@@ -328,7 +348,12 @@ def _job(sweep: Sweep, run: Run, device: str) -> Job:
     plan = stored(run.folder) if run.begun else run.plan
     if device and not run.begun:
         plan = replace(plan, hardware=replace(plan.hardware, device=device))
-    about = {
+    return Job(plan, run.folder, {"sweep": _about(sweep, run)})
+
+
+def _about(sweep: Sweep, run: Run) -> dict[str, Any]:
+    """For which table a run is made."""
+    return {
         "experiment": sweep.experiment.name,
         "row": run.cell.row,
         "column": run.cell.column,
@@ -336,7 +361,6 @@ def _job(sweep: Sweep, run: Run, device: str) -> Job:
         "budget": sweep.experiment.budget,
         "scaled": [asdict(s) for s in run.cell.scaled],
     }
-    return Job(plan, run.folder, {"sweep": about})
 
 
 def _flat(plan: Plan[Method]) -> dict[str, Any]:
