@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
 
-.PHONY: demo test slow lint setup
+.PHONY: demo test slow lint docs setup
 
 # The main job on real data: three methods over ten silos, at equal compute (the teacher of FedTasuki costs a third of an epoch).
 demo: setup
@@ -14,16 +14,21 @@ demo: setup
 	@echo && echo "side by side, at equal compute:"
 	$(BIN)/ekiden compare $(DEMO)/*
 
-test: setup lint
+test: setup lint docs
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
 
 slow: setup
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow
 
+# The site, in site/: open site/index.html, no server needed.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 setup: $(VENV)/.ready
 
