@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ekiden import models
+from ekiden import models, outside
 from ekiden.checks import Count, CountOrZero, checked, require
 from ekiden.core import identity, wire
 from ekiden.core.federation import Transfer
@@ -227,6 +227,7 @@ def _method(method: Any, data: Any) -> Method:
     if isinstance(method, str):
         from ekiden.methods import method_named  # noqa: PLC0415  (`import ekiden` stays light)
 
+        outside.trust(method)
         method = method_named(method)
     if isinstance(method, type) and issubclass(method, Method):
         method = method()
@@ -325,9 +326,12 @@ def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
 
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
     """What a run folder says of a run."""
+    from ekiden.methods import name_of  # noqa: PLC0415  (`import ekiden` stays light)
+
     digests = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}
     return {
-        "method": setup.method.title(),
+        "method": name_of(type(setup.method)),
+        "steps": setup.method.steps(len(clients)),
         "hyperparameters": asdict(setup.method),
         "training": asdict(setup.training),
         "selection": setup.method.selection(setup.training.select),

@@ -19,7 +19,7 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ekiden import data as datasets
-from ekiden import models
+from ekiden import models, outside
 from ekiden._version import __version__
 from ekiden.api import check_same_data
 from ekiden.core.folder import read_config, read_lines
@@ -55,6 +55,14 @@ class ResumeOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
+
+
+@dataclass(frozen=True)
+class TrustOptions:
+    """Allow runs that were made elsewhere to execute a Python file of yours that they name."""
+
+    files: Positional[tuple[Path, ...]]
+    """Python files; each is executed only as long as it stays as it is"""
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,8 @@ def run(args: Sequence[str]) -> None:
         return
     if not args or args[0].startswith("-"):
         raise UserError(f"say which method to run, first of all: {names}")
+    for arg in args:
+        outside.trust(arg)
     kind = method_named(args[0])
     args, on = _take(args, "--on")
     if on == "flower":
@@ -142,7 +152,9 @@ def run(args: Sequence[str]) -> None:
         "paper, those of the paper, with ResNet-18; released-cnn, their code's small CNN, learning rate and warm-up, "
         "the rest as in the paper.",
     )
-    plan: Plan[Any] = replace(options.plan, data=datasets.located(options.plan.data))
+    plan: Plan[Any] = replace(
+        options.plan, data=datasets.located(options.plan.data), model=outside.located(options.plan.model)
+    )
     name = f"{kind.title()}-{Path(plan.data).stem}"
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
@@ -160,6 +172,14 @@ def resume(args: Sequence[str]) -> None:
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
         _launch([launch.Job(stored(folder), folder) for folder in here])
+
+
+def trust(args: Sequence[str]) -> None:
+    """`ekiden trust FILE...`."""
+    options = parse(TrustOptions, args, "ekiden trust")
+    for file in options.files:
+        outside.trust(f"{file}:")
+        print(f"runs that name {file} may execute it, as it is now")
 
 
 def verify(args: Sequence[str]) -> None:
@@ -259,6 +279,7 @@ def compare(args: Sequence[str]) -> None:
 def data(args: Sequence[str]) -> None:
     """`ekiden data NAME [flags]`."""
     options = parse(DataOptions, args, "ekiden data")
+    outside.trust(options.data)
     plan: Plan[Any] = Plan(
         METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
     )
@@ -326,6 +347,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
+    "trust": trust,
     "verify": verify,
     "data": data,
     "list": list_all,
@@ -346,6 +368,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
+  trust FILE      let runs made elsewhere execute a Python file that they name
   verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
   list            methods, networks, data sets

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ekiden import outside
 from ekiden.api import Given, Made, Named, as_module, builder, describe_model, widened
 from ekiden.core.folder import read_config
 from ekiden.core.method import Method
@@ -82,6 +83,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     path = Path(folder)
     config = read_config(path)
     with at(str(path)):
+        outside.refuse_changed(config.get("plan", {}).get("code", {}))
         method = _method(config)
         about = _about(config, path)
         own = _builder(config, about, method, network)

@@ -42,6 +42,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
     "input": dict,
+    "steps": int,
 }
 _ABOUT = ("method", "network", "classes", "input")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"

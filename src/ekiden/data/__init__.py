@@ -4,7 +4,7 @@ from ekiden.data.describe import draw, table
 from ekiden.data.named import NAMED, Named
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
-from ekiden.data.sources import load, located
+from ekiden.data.sources import load, located, silos
 from ekiden.data.tensors import federate, from_tensors
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "located",
     "parse",
+    "silos",
     "split",
     "table",
 ]

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ekiden import outside
 from ekiden.data import cache
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
 from ekiden.data.holdout import hold_out
 from ekiden.data.named import NAMED, Named
-from ekiden.data.samples import Dataset, Samples
+from ekiden.data.samples import Dataset, FederatedData, Samples
+from ekiden.data.tensors import federate, from_tensors
 from ekiden.errors import UserError, unknown
 
 
@@ -30,6 +32,9 @@ def load(name: str, *, size: int | None = None) -> Dataset:
       or class names) and maybe `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
     - a folder with `train.parquet` and maybe `test.parquet`;
     - a folder of class folders, or of domain folders of class folders, maybe below `train` and `test`.
+
+    Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train, test) as
+    `ekiden.data.from_tensors` takes them. One that returns silos is for `silos`.
 
     Without a test part, 20 % of every (domain, class), or of every group where there are groups, is held
     out with a fixed seed.
@@ -47,6 +52,8 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     """
     if size is not None and size < 1:
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
+    if _is_function(name):
+        return _dataset_of(outside.call(name, "ekiden.datasets"), name, size)
     spec = NAMED.get(name, Named())
     size = size or spec.size
     path = _path(name)
@@ -61,11 +68,45 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     return replace(dataset, name=name, train=train, test=test, mean=spec.mean, std=spec.std, augment=spec.augment)
 
 
+def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
+    """The silos that a function of the user's own returns; None where `name` is none of such a function.
+
+    The function returns what `ekiden.federate` returns, or a list that it takes.
+    """
+    given = outside.call(name, "ekiden.datasets") if _is_function(name) else None
+    if isinstance(given, list):
+        given = federate(given, val_fraction=val_fraction, seed=seed)
+    return given if isinstance(given, FederatedData) else None
+
+
+def _is_function(name: str) -> bool:
+    """Whether a function makes the data: one in a file, or of another package."""
+    return outside.is_file(name) or name in outside.installed("ekiden.datasets")
+
+
+def _dataset_of(given: Any, name: str, size: int | None) -> Dataset:
+    """What the user's function returned, as a data set."""
+    if size is not None:
+        raise UserError(f"{name} makes the images itself: leave out --size")
+    if isinstance(given, tuple) and len(given) == 2:
+        given = from_tensors(*given, name=outside.short(name))
+    if isinstance(given, FederatedData | list):
+        raise UserError(f"{name} returns silos, a data set is needed here: return a Dataset or (train, test)")
+    if not isinstance(given, Dataset):
+        raise UserError(
+            f"{name} returns {type(given).__name__}: return what ekiden.federate or ekiden.load returns, a list of "
+            "silos, or a pair (train, test)"
+        )
+    return given
+
+
 def located(name: str) -> str:
     """Return the name of a data set so that it means the same in every folder: paths from here become absolute.
 
     A name that means nothing stays as it is; `load` says what is wrong with it.
     """
+    if outside.is_file(name):
+        return outside.located(name)
     here = Path(name).expanduser()
     try:
         return str(here.absolute()) if _path(name) == here else name

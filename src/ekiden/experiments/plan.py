@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
-from ekiden import api
+from ekiden import api, outside
 from ekiden.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.core.files import Damaged
 from ekiden.core.folder import read_config
@@ -16,14 +16,14 @@ from ekiden.core.method import Method
 from ekiden.core.run import Row
 from ekiden.core.store import load as load_tensors
 from ekiden.core.worker import Setup, Watch, Worker
-from ekiden.data import Dataset, FederatedData, load, parse, split
+from ekiden.data import Dataset, FederatedData, load, parse, silos, split
 from ekiden.errors import UserError
 from ekiden.evaluation import EvaluateOn, TestSet
 from ekiden.experiments.entries import at
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
-from ekiden.methods import method_named
+from ekiden.methods import method_named, name_of
 
 M = TypeVar("M", bound=Method)
 
@@ -65,6 +65,10 @@ class Plan(Checked, Generic[M]):
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """The data, divided among the clients; `dataset` if they are loaded already."""
+        if dataset is None and (given := silos(self.data, val_fraction=self.val_fraction, seed=self.seed)) is not None:
+            if self.partition != "auto" or self.clients is not None:
+                raise UserError(f"{self.data} says who holds what: leave out --partition and --clients")
+            return given.for_tuning() if self.tune else given
         dataset = dataset or load(self.data, size=self.size)
         auto = "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
@@ -99,7 +103,10 @@ class Plan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        name = name_of(type(self.method))
+        values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
+        if code := outside.digests((name, self.model, self.data)):
+            values["code"] = code
         for later in ("tune", "keep_trained"):  # as in runs that were begun before there was a choice
             if not values[later]:
                 del values[later]
@@ -115,8 +122,10 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
         UserError: they are no plan of this version.
     """
     try:
+        outside.refuse_changed(values.get("code", {}))
         kind = method_named(values["method"])
-        parts = {k: v for k, v in values.items() if k not in ("method", "hyperparameters", "training", "hardware")}
+        own = ("method", "hyperparameters", "training", "hardware", "code")
+        parts = {k: v for k, v in values.items() if k not in own}
         if unknown := set(parts) - {f.name for f in fields(Plan)}:
             raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
         method = kind(**values["hyperparameters"])

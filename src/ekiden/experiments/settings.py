@@ -6,7 +6,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ekiden import models
+from ekiden import models, outside
 from ekiden.core.method import Method
 from ekiden.data import parse
 from ekiden.errors import UserError, unknown
@@ -55,13 +55,14 @@ def plan(method: str, values: Values) -> Plan[Method]:
         if name not in hints:
             raise unknown(f"setting of {kind.title()}", name, hints)
     typed = {"threads": 1} | {name: _typed(name, hints[name], value) for name, value in values.items()}
+    typed |= {name: outside.located(typed[name]) for name in ("model", "data") if name in typed}
 
     def of(part: Any) -> dict[str, Any]:
         return {f.name: typed[f.name] for f in fields(part) if f.name in typed}
 
     made = Plan(kind(**of(kind)), training=Training(**of(Training)), hardware=Hardware(**of(Hardware)), **of(Plan))
-    if made.model not in ("auto", *models.names()):
-        raise unknown("model", made.model, ("auto", *models.names()))
+    if made.model != "auto":
+        models.check_name(made.model)
     if made.partition != "auto":
         parse(made.partition)
     return made

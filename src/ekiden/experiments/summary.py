@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-from ekiden import evaluation
+from ekiden import evaluation, outside
 from ekiden.core.folder import read_config, read_ledger, read_lines
 from ekiden.core.method import SERVER, Method
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import method_named
+from ekiden.methods import known
 
 COUNTED = ("bytes", "forward", "backward")
 """What every row of metrics counts."""
@@ -47,8 +47,9 @@ class Summary:
         """Whether all steps are done and the result is there."""
         if self.recorded:
             return True
-        method = _method(self.config)
-        done = self.last.get("step", 0) == method.steps(len(self.config["clients"]))
+        method, config = _method(self.config), self.config
+        steps = config.get("steps") if method is None else method.steps(len(config["clients"]))
+        done = self.last.get("step", 0) == steps
         personal = len(list(self.folder.glob("personal/*.safetensors")))
         return done and ((self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"]))
 
@@ -186,23 +187,26 @@ def steps(run: Summary) -> Table:
 
 def label(config: dict[str, Any]) -> str:
     """Method, with the settings that are not the default and change the result, and what a budget made less."""
-    usual = asdict(method_named(config["method"])()) | asdict(Training()) | asdict(Hardware())
+    kind = known(config["method"])
+    usual = (asdict(kind()) if kind else {}) | asdict(Training()) | asdict(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
     given = config["hyperparameters"] | asdict(Training(**config["training"])) | hardware
     if selection(config) != given["select"]:  # the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
-    name = f"{config['method']} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else config["method"]
+    name = outside.short(config["method"])
+    name = f"{name} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else name
     return f"{name}{_budget(config)}"
 
 
 def selection(config: dict[str, Any]) -> str:
     """What local training returned in a run, which is not `--select` where the method decides it."""
-    return _method(config).selection(config["training"]["select"])
+    method, select = _method(config), config["training"]["select"]
+    return str(config.get("selection", select)) if method is None else method.selection(select)
 
 
-def _method(config: dict[str, Any]) -> Method:
-    """The method of a run.
+def _method(config: dict[str, Any]) -> Method | None:
+    """The method of a run; None of one that is not at hand: made in Python, or in a file that is gone or has changed.
 
     Raises:
         UserError: it, or how it was trained, is not of this version.
@@ -210,7 +214,8 @@ def _method(config: dict[str, Any]) -> Method:
     try:
         Training(**config["training"])
         Hardware(**config["hardware"])
-        return method_named(config["method"])(**config["hyperparameters"])
+        kind = known(config["method"])
+        return kind(**config["hyperparameters"]) if kind else None
     except TypeError as error:
         raise UserError(
             f"the settings of {config['method']} cannot be read ({error}): use the Ekiden that ran it"
@@ -261,4 +266,4 @@ def _data(config: dict[str, Any]) -> str:
     dataset = config["dataset"]
     name = Path(dataset).name if Path(dataset).is_absolute() else dataset
     own = ", personal models on own data" if plan.get("evaluate_on") == "own" else ""
-    return f"{name}, {len(config['clients'])} clients{partition}, {config['model']}{tuning}{own}"
+    return f"{name}, {len(config['clients'])} clients{partition}, {outside.short(config['model'])}{tuning}{own}"

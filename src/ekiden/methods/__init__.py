@@ -1,7 +1,8 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
+from ekiden import outside
 from ekiden.core.method import Method
-from ekiden.errors import unknown
+from ekiden.errors import UserError, unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
@@ -73,13 +74,38 @@ METHODS: tuple[type[Method], ...] = (
 def method_named(name: str) -> type[Method]:
     """The method called `name` on the command line.
 
+    Args:
+        name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or PATH.py:CLASS.
+
     Raises:
-        UserError: there is none; names the nearest.
+        UserError: there is none; names the nearest. Or what is there is no method.
     """
     for method in METHODS:
         if method.title() == name.lower():
             return method
-    raise unknown("method", name, (m.title() for m in METHODS))
+    others = outside.installed("ekiden.methods")
+    if name not in others and not outside.is_file(name):
+        raise unknown("method", name, (*(m.title() for m in METHODS), *others))
+    kind = others[name].load() if name in others else outside.load(name)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UserError(f"{name} is no method: name a class that derives from Method")
+    return kind
+
+
+def known(name: str) -> type[Method] | None:
+    """The method called `name` in a run folder; None where it, or the file it is in, is not at hand."""
+    try:
+        return method_named(name)
+    except UserError:
+        return None
+
+
+def name_of(kind: type[Method]) -> str:
+    """The name that `method_named` finds `kind` by, where it does: its title, or PATH.py:CLASS."""
+    for name, point in outside.installed("ekiden.methods").items():
+        if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
+            return name
+    return outside.reference(kind) or kind.title()
 
 
 __all__ = [
@@ -115,5 +141,7 @@ __all__ = [
     "MAEcho",
     "MetaFed",
     "OTFusion",
+    "known",
     "method_named",
+    "name_of",
 ]

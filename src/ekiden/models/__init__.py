@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 from torch import nn
 
+from ekiden import outside
 from ekiden.errors import UserError, unknown
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
 
-__all__ = ["Split", "SplitNetwork", "build", "default_for", "names"]
+__all__ = ["Split", "SplitNetwork", "build", "check_name", "default_for", "names"]
 
 _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
@@ -45,26 +46,37 @@ _DEFAULTS = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of all networks."""
-    return tuple(_NETWORKS)
+    """Names of all networks, those of other packages last."""
+    return (*_NETWORKS, *outside.installed("ekiden.models"))
+
+
+def check_name(name: str) -> None:
+    """Refuse what names no network.
+
+    Raises:
+        UserError: names the nearest.
+    """
+    if name not in names() and not outside.is_file(name):
+        raise unknown("model", name, ("auto", *names()))
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A new network with random weights, which depend on torch's random state alone.
 
     Args:
-        name: one of `names()`.
+        name: one of `names()`, or PATH.py:FUNCTION of a function that takes shape and classes, or nothing.
         shape: of one sample, (C, H, W) or (d,).
         classes: number of outputs.
 
     Returns:
-        A network with the parts `features` and `head` (see `Split`).
+        A network; those of the library have the parts `features` and `head` (see `Split`).
 
     Raises:
         UserError: the name is unknown, or the network cannot take samples of this shape.
     """
+    check_name(name)
     if name not in _NETWORKS:
-        raise unknown("model", name, _NETWORKS)
+        return _from_outside(name, shape, classes)
     builder, smallest = _NETWORKS[name]
     if not _fits(name, shape):
         size = f" of at least {smallest}x{smallest} pixels" if smallest > 1 else ""
@@ -92,6 +104,14 @@ def default_for(dataset_name: str, shape: tuple[int, ...]) -> str:
     if not _fits("lenet", shape) or (shape[0] == 1 and max(shape[1:]) <= 28):  # small, or like MNIST
         return "mlp"
     return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
+
+
+def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Call a function of the user's own, or of another package."""
+    network = outside.call(name, "ekiden.models", shape, classes)
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{name} gives {type(network).__name__}, not a torch.nn.Module")
+    return network
 
 
 def _fits(name: str, shape: tuple[int, ...]) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ekiden import outside
 from ekiden.data import NAMED
 from ekiden.errors import UserError
 from ekiden.experiments.results import Result, unmeasured
 from ekiden.experiments.summary import Summary, summarise
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.learning.training import Hardware
-from ekiden.methods import method_named
+from ekiden.methods import known
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class Group:
     @property
     def yardstick(self) -> bool:
         """Whether it is no federated method."""
-        return method_named(self.first.config["method"]).pools_data
+        return _pools_data(self.first.config)
 
     @property
     def metric(self) -> str:
@@ -206,12 +207,18 @@ def _machine(config: Mapping[str, Any]) -> dict[str, str]:
     return {"device": hardware.device.partition(":")[0], "precision": hardware.precision}
 
 
+def _pools_data(config: Mapping[str, Any]) -> bool:
+    """Whether a run is a yardstick; one of a method that is not at hand is none."""
+    kind = known(config["method"])
+    return kind is not None and kind.pools_data
+
+
 def _setting(run: Summary) -> str:
     config = run.config
-    pooled = method_named(config["method"]).pools_data  # to one client; the test data are still those of all
+    pooled = _pools_data(config)  # to one client; the test data are still those of all
     clients = len((pooled and run.last.get("clients")) or config["clients"])
     parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
-    parts += [config["model"]] if config["model"] != "auto" else []
+    parts += [outside.short(config["model"])] if config["model"] != "auto" else []
     plan = config.get("plan", {})
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
     parts += ["on validation data"] if plan.get("tune") else []
@@ -248,7 +255,8 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     mine = _settings(group)
     others = [_settings(p) for p in peers if p.first.config["method"] == group.first.config["method"]]
     differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
-    title = method_named(group.first.config["method"]).__name__
+    kind = known(group.first.config["method"])
+    title = kind.__name__ if kind else outside.short(group.first.config["method"])
     return f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
 
 
