@@ -1,6 +1,7 @@
 """A method, a network and data from the user's own file, or from another package."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -210,3 +211,13 @@ def test_entry_points_of_other_packages(mine: Path, monkeypatch: pytest.MonkeyPa
     finally:
         outside._points.cache_clear()
         sys.modules.pop("theirs", None)
+
+
+def test_the_page_on_ones_own_code_runs_as_it_stands(mine: Path, command: Command) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    mine.write_text("\n".join(blocks))
+    flags = ("--model", "mine.py:net", "--data", "mine.py:hospitals", "--epochs", "1", "--keep", "0.3")
+    code, text = command("run", "mine.py:HalfSeq", *flags)
+    assert code == 0, text
+    assert "keep=0.3" in text

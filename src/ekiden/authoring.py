@@ -1,4 +1,4 @@
-"""What the file of a method imports, inside the package or outside: `from ekiden.authoring import Method, State, ...`."""
+"""What the file of a method imports, in the package or outside: `from ekiden.authoring import Method, State, ...`."""
 
 from ekiden.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
 from ekiden.core.federation import ClientMissing, Fed
