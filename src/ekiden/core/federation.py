@@ -1,6 +1,6 @@
 """What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -86,6 +86,13 @@ class Transport(Protocol):
 
         Returns:
             The compute since the last commit.
+        """
+
+    def written(self) -> Mapping[str, str] | None:
+        """When each client's private state was last written, as of the last commit, in words of the transport's own.
+
+        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
+        state that is missing is told from one that never was. None where that is not known.
         """
 
     def settle(self) -> None:

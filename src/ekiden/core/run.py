@@ -82,7 +82,7 @@ def drive(
         if folder:
             length = folder.append("metrics.jsonl", row)
             marks = replace(marks, metrics=length, ledger=folder.length("ledger.jsonl"))
-            folder.save(after, marks)
+            folder.save(after, marks, transport.written())
             folder.append("times.jsonl", {"step": after.step, "seconds": round(time.perf_counter() - began, 3)})
         transport.settle()
         state = after
