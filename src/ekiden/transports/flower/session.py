@@ -155,7 +155,9 @@ def run(
 
         held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
         courier, void = Courier(roll, patience, crossed, say), _void(folder)
-        remote = Remote(courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void, held)
+        remote = Remote(
+            courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void, held, run_folder.written
+        )
         trace = Trace()
         steps = drive(
             method,
