@@ -152,7 +152,7 @@ def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
         far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)
     shelf = shelf_of(nodes, 101)
     (shelf / "request-1-0-train.parcel").unlink()
-    harm(shelf / "private-1-0.parcel", how.split()[0])
+    harm(shelf / "private-1-0.parcel", how.split(maxsplit=1)[0])
     if how == "gone with the list of them":
         (shelf / "states").unlink()
     if how == "gone with the folder":

@@ -18,7 +18,7 @@ from ekiden.core.files import Damaged, write
 from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
-from ekiden.core.run import drive
+from ekiden.core.run import drive, told
 from ekiden.core.run import models as models_of
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError
@@ -177,6 +177,8 @@ def run(
             accuracy = trace.metrics[-1].get("accuracy")
             done = f"step {state.step} of {method.steps(len(clients))} done"
             say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+            if notes := trace.metrics[-1].get("notes"):
+                say(f"step {state.step}: {told(notes)}")
         if trace.metrics and (line := divergence(trace.metrics[-1], len(agreed.classes), plan.training.lr)):
             say(line)
         build = Built(method, setup.build, len(clients))
