@@ -46,6 +46,7 @@ class Agreed:
         sealer: opens and seals for the silo.
         plan: what the method will ask for if nobody is missing, where that is known beforehand.
         admission: how much the run may ask for.
+        data: the fingerprint of the silo's samples, the same as when the run began.
     """
 
     terms: Agreement
@@ -53,6 +54,7 @@ class Agreed:
     sealer: Sealer
     plan: Outline | None
     admission: Admission
+    data: str
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Silo:
         admission = Admission(file, terms)
         first = not admission.folder.exists()
         admission.bind()
+        data = custody.fingerprint(client, custody.kept_salt(admission.folder))
+        admission.check_data(data)
         if first:
             self._note(f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
 
@@ -186,7 +190,7 @@ class Silo:
         if terms.sealed:
             private = sealing.kept_private(admission.folder / _SEALING_KEY)
             sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, self._sign)
-        self._agreement = Agreed(terms, worker, sealer, plan, admission)
+        self._agreement = Agreed(terms, worker, sealer, plan, admission, data)
         return self._agreement
 
     def _plan(self, run: Agreed, ask: Ask) -> Outline | None:
@@ -347,10 +351,6 @@ class Silo:
             self._note(f"run {run.terms.run}: value {key} sealed for {readers}")
         return pack(replace(answer, locks=locks), (data,))
 
-    def _fingerprint(self, run: Agreed) -> str:
-        """Of the silo's samples as they are now, so that samples that change during the run are noticed."""
-        return custody.fingerprint(self._held()[1], custody.kept_salt(run.admission.folder))
-
     def _record(
         self, run: Agreed, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str
     ) -> str:
@@ -366,7 +366,7 @@ class Silo:
             samples=len(client.train),
             validation=len(client.val),
             test=len(client.test),
-            data=self._fingerprint(run),
+            data=run.data,
             step=job.step,
             call=job.call,
             task=job.task,
@@ -448,7 +448,7 @@ class Silo:
         record = ""
         if run.terms.keys:
             place, result = (self._file.name, ask.step, ask.results), (tuple(digests), tuple(counts))
-            tally = Tally(run.terms.run, run.terms.digest, *place, *result, self._fingerprint(run))
+            tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
             record = custody.measured(tally, self._sign).line()
         return pack(Answer(self._file.name, record=record), wire.chunks(list(counts)))
 
