@@ -109,7 +109,8 @@ def told(notes: Mapping[str, Note]) -> str:
 def _one(value: Note) -> str:
     if not isinstance(value, Mapping):
         return _number(value)
-    first = sorted(value, key=lambda client: inf if value[client] is None else value[client], reverse=True)[:_TOLD]
+    size = {client: inf if number is None else number for client, number in value.items()}
+    first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
     more = f" and {len(value) - _TOLD} smaller" if len(value) > _TOLD else ""
     return ", ".join(f"{_number(value[client])} ({client})" for client in first) + more if value else "none"
 

@@ -188,7 +188,7 @@ def steps(run: Summary) -> Table:
 
 def notes(run: Summary) -> str:
     """What the method noted of its steps, one line each; of more than 20 steps the last 20."""
-    lines = [f"step {row['step']}: {told(row['notes'])}" for row in run.metrics if row.get("notes")]
+    lines = [f"step {row['step']}: {told(row['notes'])}" for row in run.metrics if isinstance(row.get("notes"), dict)]
     return "\n".join(lines[-_STEPS_TOLD:])
 
 

@@ -124,7 +124,7 @@ def note_apart(fed: Fed, rule: Rule, models: Mapping[str, Weights], result: Weig
 
 
 def _apart(model: Weights, other: Weights) -> float:
-    return float(distance(model.params, other.params)) ** 0.5
+    return math.sqrt(float(distance(model.params, other.params)))
 
 
 def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> None:

@@ -194,7 +194,7 @@ def metrics(
         yield from problems
         if problems:
             continue
-        noted = {NOTES: row[NOTES]} if NOTES in row and not compute else {}  # nobody signs them
+        noted = {NOTES: row[NOTES]} if NOTES in row else {}  # nobody signs them
         expected: dict[str, Any] = noted | {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
         hops = [hop for hop in signed.hops if hop.step < step]
         sums = {"forward": sum(h.forward for h in hops), "backward": sum(h.backward for h in hops)}
@@ -295,7 +295,7 @@ def unproven(
     if models:
         yield Unproven(("metrics.jsonl",), tuple(models), "of models on the way, which are gone")
     if any(NOTES in row for row in rows):
-        yield Unproven(("metrics.jsonl",), (NOTES,), "what the method noted at the server")
+        yield Unproven(("metrics.jsonl",), (NOTES,), "what the method noted of its steps")
     silent = [c for c in signed.terms.clients if c not in {h.client for h in signed.hops}]
     if silent:
         names = tuple(f"clients.{name}" for name in silent)
