@@ -449,8 +449,8 @@ def test_a_line_tells_the_largest_numbers() -> None:
 
 
 def test_values_of_a_mapping_come_under_their_keys() -> None:
-    there = {Ref(CLIENTS[0], "0-0-t"): 1.0, Ref(CLIENTS[2], "0-0-t"): 3.0}
-    fed, _, ledger = federation(dict(there))
+    there: dict[Ref[Any], Any] = {Ref(CLIENTS[0], "0-0-t"): 1.0, Ref(CLIENTS[2], "0-0-t"): 3.0}
+    fed, _, ledger = federation(there)
     asked = {name: Ref[float](name, "0-0-t") for name in CLIENTS[:3]}
     assert fed.get(asked, at_least=2) == {CLIENTS[0]: 1.0, CLIENTS[2]: 3.0}
     assert [row.missing for row in ledger] == [False, True, False]

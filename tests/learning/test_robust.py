@@ -165,7 +165,7 @@ def test_each_client_that_a_rule_leaves_aside_is_named(
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx, MOON, Average], ids=lambda kind: kind.title())
-def test_each_client_whose_step_is_clipped_is_named(method: type[Method], ten: FederatedData) -> None:
+def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedData) -> None:
     """With the length of its step, which is how far its model alone is from the first one."""
     few = {"rounds": 1} if method is not Average else {}
     training = Training(lr=0.03, batch_size=16, select="last")

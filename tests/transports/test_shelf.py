@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(tm
     for written in ({}, {"client-1": "0-0"}):
         data = file.read_bytes()
         said = files.metadata_of(data)
-        state = wire.decode(data, tuple[type(SCAFFOLD_3.start()), Marks])
+        state = wire.decode(data, GenericAlias(tuple, (type(SCAFFOLD_3.start()), Marks)))
         more = {"config": said["config"], "written": json.dumps(json.loads(said["written"]) | written)}
         more["written"] = more["written"] if written else "{}"
         file.write_bytes(b"".join(files.with_digest(wire.chunks(state), **more)))
