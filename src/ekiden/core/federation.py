@@ -180,7 +180,7 @@ class Fed:
     @overload
     def get(self, wanted: Ref[T]) -> T: ...
     @overload
-    def get(  # type: ignore[overload-overlap]  (a mapping whose keys are Refs is no iterable of what is wanted)
+    def get(  # type: ignore[overload-overlap]  # a mapping whose keys are Refs is not meant
         self, wanted: Mapping[K, Ref[T]], *, at_least: int | None = None
     ) -> dict[K, T]: ...
     @overload
