@@ -25,7 +25,7 @@ from ekiden.transports.flower.courier import Courier, Message
 from ekiden.transports.flower.custody import Measured, Record, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Part
 from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
-from ekiden.transports.flower.shelf import place_of
+from ekiden.transports.flower.shelf import is_place
 
 Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
@@ -370,8 +370,8 @@ class Remote:
     def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
         if min(answer.size, answer.forward, answer.backward) < 0:
             raise _unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
-        if answer.state:
-            place_of(answer.state)
+        if answer.state and not is_place(answer.state):
+            raise _unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
         if not value:

@@ -290,10 +290,15 @@ def place_of(text: str) -> Place:
     Raises:
         UserError: it is none.
     """
-    match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
-    if match is None:
+    if not is_place(text):
         raise UserError(f"{text[:80]!r} is no place of a task in a run")
-    return int(match[1]), int(match[2])
+    step, call = text.split("-")
+    return int(step), int(call)
+
+
+def is_place(text: str) -> bool:
+    """Whether `text` is a place."""
+    return re.fullmatch(r"\d{1,9}-\d{1,9}", text) is not None
 
 
 def _key(path: Path) -> str:

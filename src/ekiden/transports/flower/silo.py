@@ -269,14 +269,19 @@ class Silo:
         """This silo's state before a task; made again where its file is gone or damaged.
 
         Raises:
-            UserError: it cannot be made again, or is newer than the one that the coordinator knows of.
+            UserError: it cannot be made again, or the coordinator names another one.
         """
-        made = shelf.last((ask.step, ask.call), void)
+        place = (ask.step, ask.call)
+        made = shelf.last(place, void)
         if ask.state is not None:
             known = place_of(ask.state) if ask.state else None
-            if made is not None and (known is None or known < made):
-                raise UserError(f"the coordinator knows of no private state of step {made[0] + 1}: refused")
-            made = known
+            later = known is not None and (known >= place or known[0] in void)
+            if later or (made is not None and (known is None or known < made)):
+                raise UserError(
+                    f"the coordinator names another private state ({ask.state or 'none'}) than {self._file.name} has "
+                    f"before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+                )
+            made = known  # where it is newer, the silo has lost it
         try:
             return shelf.private(made)
         except Lost as lost:
