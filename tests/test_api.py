@@ -165,6 +165,30 @@ def test_a_hugging_face_data_set_of_images() -> None:
     assert len(federate([table, table]).clients) == 2
 
 
+def renamed(*names: str) -> datasets.Dataset:
+    """The images with other names of the classes, and so that the last class has none."""
+    few = images().filter(lambda row: row["kind"] < 2)
+    return few.cast_column("kind", datasets.ClassLabel(names=list(names)))
+
+
+def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
+    assert split(images(), "iid", 2).dataset.classes == ("a", "b", "c")
+    named = from_tensors(renamed("zebra", "ant", "moose"))
+    assert named.classes == ("zebra", "ant", "moose"), "in their own order, also of classes without samples"
+    assert sorted(torch.cat([named.train.y, named.test.y]).tolist()) == [0] * 4 + [1] * 4
+    # Silos whose numbers mean other classes go by the names.
+    both = federate([renamed("ant", "bee", "cat"), renamed("bee", "ant", "cat")]).dataset
+    first, second = both.train.x[: len(both.train) // 2], both.train.x[len(both.train) // 2 :]
+    assert both.classes == ("ant", "bee", "cat")
+    assert torch.equal(first, second)
+    half = len(both.train) // 2
+    assert torch.equal(both.train.y[:half], 1 - both.train.y[half:])
+    with pytest.raises(UserError, match="the labels of silo 0 are names, those of silo 1 numbers of unknown classes"):
+        federate([images(), (torch.zeros(10, 3, 8, 8), torch.arange(10) % 3)])
+    with pytest.raises(UserError, match="label 'a' of silo 0 is not among the classes: x, y, z"):
+        federate([images()], classes=("x", "y", "z"))
+
+
 @pytest.mark.parametrize(
     ("silo", "message"),
     [

@@ -178,6 +178,7 @@ def run(
             folder=run_folder.path / "clients" if run_folder else None,
             state=state,
             absent=absent,
+            written=run_folder.written if run_folder else {},
         )
         trace = Trace()
 

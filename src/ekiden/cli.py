@@ -260,6 +260,8 @@ def show(args: Sequence[str]) -> None:
     console.print(summary.label(run.config), style="bold")
     console.print(summary.about(run))
     console.print(summary.steps(run))
+    if noted := summary.notes(run):
+        console.print(noted, markup=False, highlight=False)
     if crossed := summary.network(run):
         console.print(crossed, markup=False, highlight=False)
     attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")

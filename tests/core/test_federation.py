@@ -11,6 +11,7 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.federation import ClientMissing, Fed, Request, Transfer, in_order, refs, resolve
 from ekiden.core.method import EVERYONE, INITIAL, SERVER, Method, Ref, Size, State, on_client
+from ekiden.core.run import told
 from ekiden.core.wire import size
 from ekiden.core.worker import Client, Job, Setup, Worker
 from ekiden.errors import UserError
@@ -43,6 +44,8 @@ class Desk:
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         return Work()
+
+    def written(self) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -424,3 +427,32 @@ def test_what_tasks_give_keep_and_are_given_lies_in_memory_as_if_it_had_travelle
         assert torch.equal(tensor, wanted)
         assert tensor.is_contiguous()
         assert tensor.data_ptr() % 64 == 0
+
+
+def test_a_step_is_noted_in_numbers_of_clients_once_a_name() -> None:
+    fed, _, _ = federation()
+    fed.note("spread", 1 / 3)
+    fed.note("length", {CLIENTS[1]: 123456789.0, CLIENTS[0]: float("nan")})
+    assert list(fed.notes.items()) == [("spread", 0.333333), ("length", {CLIENTS[0]: None, CLIENTS[1]: 123457000.0})]
+    assert told(fed.notes) == f"spread 0.3333; length not finite ({CLIENTS[0]}), 1.235e+08 ({CLIENTS[1]})"
+    with pytest.raises(ValueError, match="once"):
+        fed.note("spread", 1)
+    with pytest.raises(ValueError, match="who are no clients"):
+        fed.note("other", {"nobody": 1.0})
+    fed.begin(1)
+    assert fed.notes == {}
+
+
+def test_a_line_tells_the_largest_numbers() -> None:
+    assert told({"far": {f"c{i}": float(i) for i in range(5)}}) == "far 4 (c4), 3 (c3), 2 (c2) and 2 smaller"
+    assert told({"far": {}}) == "far none"
+
+
+def test_values_of_a_mapping_come_under_their_keys() -> None:
+    there: dict[Ref[Any], Any] = {Ref(CLIENTS[0], "0-0-t"): 1.0, Ref(CLIENTS[2], "0-0-t"): 3.0}
+    fed, _, ledger = federation(there)
+    asked = {name: Ref[float](name, "0-0-t") for name in CLIENTS[:3]}
+    assert fed.get(asked, at_least=2) == {CLIENTS[0]: 1.0, CLIENTS[2]: 3.0}
+    assert [row.missing for row in ledger] == [False, True, False]
+    with pytest.raises(ClientMissing, match=CLIENTS[1]):
+        fed.get(asked)

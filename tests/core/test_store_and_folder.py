@@ -194,9 +194,10 @@ def test_a_journal_gives_back_what_it_got_or_nothing(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Counting(Method):
-    """Two rounds over all clients; each client counts in private how often it was asked."""
+    """Rounds over all clients; each client counts in private how often it was asked."""
 
     epochs: int = 1
+    rounds: int = 2
 
     private: ClassVar[Any] = int
 
@@ -212,10 +213,10 @@ class Counting(Method):
         return trained.with_params(trained.params + client.state)
 
     def steps(self, clients: int) -> int:
-        return 2 * clients
+        return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:
-        return (2 * clients - 1) * model
+        return (self.rounds * clients - 1) * model
 
 
 def go(method: Method, data: FederatedData, folder: Path | None, **kwargs: Any) -> Any:
@@ -364,7 +365,11 @@ def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [("value-3-0-train", "flipped"), ("value-3-0-train", "gone"), ("private-4", "flipped"), ("state", "flipped")],
+    [
+        *(("value-3-0-train", harm) for harm in ("flipped", "gone")),
+        *(("private-4", harm) for harm in ("flipped", "gone", "gone with its folder")),
+        ("state", "flipped"),
+    ],
 )
 def test_a_run_whose_files_are_damaged_or_gone_begins_again(
     blobs: FederatedData, tmp_path: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
@@ -374,13 +379,54 @@ def test_a_run_whose_files_are_damaged_or_gone_begins_again(
     (file,) = (tmp_path / "run").rglob(f"{name}.safetensors")
     if harm == "flipped":
         file.write_bytes(flipped(file.read_bytes(), file.stat().st_size - 1))
-    else:
+    elif harm == "gone":
         file.unlink()
+    else:
+        (keeper,) = (tmp_path / "run").rglob("value-3-0-train.safetensors")
+        assert keeper.parent == file.parent
+        go(Counting(), blobs, tmp_path / "run", stop_after=1)  # now another client has the model
+        shutil.rmtree(file.parent)
     again = go(Counting(), blobs, tmp_path / "run")
     assert torch.equal(again.weights.params, whole.weights.params)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
     assert "goes back to its first step and gives the same result" in caplog.text
     assert name.removeprefix("value-") in caplog.text
+
+
+def test_an_earlier_private_state_is_not_taken_for_a_lost_one(
+    blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Restored from an older backup, say."""
+    two = FederatedData(blobs.dataset, blobs.clients[:2])
+    whole = go(Counting(rounds=3), two, tmp_path / "whole")
+    go(Counting(rounds=3), two, tmp_path / "run", stop_after=2)
+    (old,) = (tmp_path / "run").rglob("private-1.safetensors")
+    backup = old.read_bytes()
+    go(Counting(rounds=3), two, tmp_path / "run", stop_after=2)
+    assert not old.exists()
+    old.write_bytes(backup)
+    old.with_name("private-3.safetensors").unlink()
+    again = go(Counting(rounds=3), two, tmp_path / "run")
+    assert torch.equal(again.weights.params, whole.weights.params)
+    assert "private-3.safetensors is gone" in caplog.text
+
+
+def test_folders_that_do_not_say_which_private_states_there_are_go_on(
+    blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of older versions; from then on they say it."""
+    whole = go(Counting(rounds=4), blobs, tmp_path / "whole")
+    go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=4)
+    state = tmp_path / "run" / "state.safetensors"
+    config = files.metadata_of(state.read_bytes())["config"]
+    state.write_bytes(b"".join(files.with_digest(wire.chunks(read(state, tuple[State, Marks])), config=config)))
+    assert "written" not in files.metadata_of(state.read_bytes())
+    go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=1)
+    written = {"client-0": "5", **{f"client-{i}": str(i + 1) for i in (1, 2, 3)}}
+    assert json.loads(files.metadata_of(state.read_bytes())["written"]) == written
+    again = go(Counting(rounds=4), blobs, tmp_path / "run")
+    assert torch.equal(again.weights.params, whole.weights.params)
+    assert caplog.text == ""
 
 
 def test_a_configuration_that_changed_after_the_run_began_is_refused(blobs: FederatedData, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.core.method import SERVER
@@ -17,6 +18,13 @@ from ekiden.transports.flower.sealing import Party, Reader
 from ekiden.transports.flower.server_app import GridNodes
 
 app = ServerApp()
+stolen = ClientApp()
+
+
+@stolen.query()  # type: ignore[untyped-decorator]
+def take(message: Message, context: Context) -> Message:
+    """Answer in a silo's place."""
+    raise RuntimeError("code that came with a run was executed at a silo")
 
 
 @app.main()  # type: ignore[untyped-decorator]

@@ -58,7 +58,10 @@ def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path)
 def test_another_coordinator_reads_nothing_of_a_finished_run(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody submits an app of his own that asks for the hops of a run under its id and other terms."""
+    """Somebody submits an app of his own that asks for the hops of a run under its id and other terms.
+
+    It also brings a ClientApp, which would answer in the silos' place if they ran what they are sent.
+    """
     monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
     federation.run("fedseq", "--epochs", "1", "--out", "closed")
     run = federation.folder / "closed" / "fedseq-flower-seed3"
@@ -66,7 +69,11 @@ def test_another_coordinator_reads_nothing_of_a_finished_run(
     app, found = tmp_path / "app", tmp_path / "found.json"
     commands.write_app(app)
     file = app / "pyproject.toml"
-    file.write_text(file.read_text().replace("ekiden.transports.flower.server_app:app", "tests.e2e.attacker:app"))
+    own = file.read_text()
+    for part, mine in (("server_app:app", "app"), ("client_app:app", "stolen")):
+        assert f"ekiden.transports.flower.{part}" in own
+        own = own.replace(f"ekiden.transports.flower.{part}", f"tests.e2e.attacker:{mine}")
+    file.write_text(own)
     settings = {"plan": (run / "agreement.json").read_text(), "folder": str(found)}
     (app / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
     arguments = ["run", str(app), "ekiden", "--run-config", str(app / "run.toml"), "--stream"]

@@ -1,14 +1,20 @@
 """Rules that withstand models that may be anything: exact numbers, and an attack on each."""
 
+import json
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
+from ekiden.api import builder
 from ekiden.core.method import Method, on_client
 from ekiden.core.worker import Client
+from ekiden.experiments import export, summary
+from ekiden.learning.network import Network
 from ekiden.learning.robust import Rule, clipped, combine
 from ekiden.learning.weights import Weights
 from ekiden.methods import MOON, Average, FedAvg, FedProx
@@ -118,6 +124,93 @@ def ten() -> FederatedData:
 def accuracy(method: Method, data: FederatedData) -> float:
     training = Training(lr=0.03, batch_size=16, select="last")
     return run(method, data, Tiny, training=training, hardware=Hardware(threads=1), seed=1).accuracy
+
+
+@dataclass(frozen=True)
+class Fixed(FedAvg):
+    """FedAvg whose clients send the given model, but for its first parameter: 0, 1, 2, 3 or 1000 larger."""
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """As given."""
+        step = torch.zeros_like(model.params)
+        step[0] = (0.0, 1.0, 2.0, 3.0, 1000.0)[int(client.name[-1])]
+        return Reply(model.with_params(torch.zeros_like(step) + step), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "notes"),
+    [
+        ({}, None),
+        ({"combine": "median"}, {"distance from the result": [2, 1, 0, 1, 998]}),
+        ({"combine": "trimmed-mean"}, {"distance from the result": [2, 1, 0, 1, 998]}),
+        # Squares of the distances to the 2 nearest others: 1 + 4, 1 + 1, 1 + 1, 1 + 4; of equals the first is chosen.
+        ({"combine": "krum"}, {"distance from the result": [1, 0, 1, 2, 999], "chosen": [None, 1, None, None, None]}),
+    ],
+    ids=lambda value: value.get("combine", "") if isinstance(value, dict) else "",
+)
+def test_each_client_that_a_rule_leaves_aside_is_named(
+    fields: dict[str, Any], notes: dict[str, list[float | None]] | None, ten: FederatedData, caplog: Any
+) -> None:
+    five = FederatedData(ten.dataset, ten.clients[:5])
+    with caplog.at_level("INFO", logger="ekiden"):
+        result = run(Fixed(rounds=1, weighting="uniform", **fields), five, Tiny)
+    if notes is None:
+        assert "notes" not in result.metrics[0]
+        return
+    expected = {n: {f"client-{i}": v for i, v in enumerate(vs) if v is not None} for n, vs in notes.items()}
+    assert result.metrics[0]["notes"] == {n: pytest.approx(vs, abs=1e-4) for n, vs in expected.items()}
+    assert "step 1: distance from the result 99" in caplog.text
+    assert "(client-4)" in caplog.text
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedProx, MOON, Average], ids=lambda kind: kind.title())
+def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedData) -> None:
+    """With the length of its step, which is how far its model alone is from the first one."""
+    few = {"rounds": 1} if method is not Average else {}
+    training = Training(lr=0.03, batch_size=16, select="last")
+
+    def go(data: FederatedData, **fields: Any) -> Any:
+        return run(
+            method(epochs=1, **few, **fields), data, Tiny, training=training, seed=1, hardware=Hardware(threads=1)
+        )
+
+    start = Network(builder(Tiny, ten, 1)()).weights().params
+    three = FederatedData(ten.dataset, ten.clients[:3])
+    lengths = {}
+    for client in three.clients:
+        alone = go(FederatedData(ten.dataset, (client,)))
+        lengths[client.name] = float((alone.weights.params - start).norm())
+    limit = sorted(lengths.values())[1]  # of three, one is longer
+    noted = go(three, clip_update=limit * 1.0001).metrics[0]["notes"]
+    longest = max(lengths, key=lambda name: lengths[name])
+    assert noted == {"length of clipped steps": {longest: pytest.approx(lengths[longest], rel=1e-5)}}
+    assert go(three, clip_update=1000).metrics[0]["notes"] == {"length of clipped steps": {}}
+
+
+def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: FederatedData, tmp_path: Path) -> None:
+    method = FedAvg(rounds=3, epochs=1, weighting="uniform", combine="geometric-median", clip_update=0.2)
+
+    def go(name: str, **more: Any) -> bytes:
+        training = Training(lr=0.03, batch_size=16, select="last")
+        run(method, ten, Tiny, training=training, hardware=Hardware(threads=1), folder=tmp_path / name, **more)
+        return (tmp_path / name / "metrics.jsonl").read_bytes()
+
+    whole = go("whole")
+    assert whole.count(b'"notes":{"length of clipped steps":{"client-') == 3
+    go("run", stop_after=1)
+    assert go("run") == whole
+    assert go("processes", workers=2) == whole
+    found = summary.summarise(tmp_path / "run")
+    first, *_ = shown = summary.notes(found).splitlines()
+    assert len(shown) == 3
+    assert re.fullmatch(
+        r"step 1: length of clipped steps [\d.]+ \(client-\d\),.*; distance from the result [\d.]+ \(client-\d\).*",
+        first,
+    )
+    row = export.table([found]).to_pylist()[0]
+    noted = json.loads(whole.splitlines()[0])["notes"]["distance from the result"]
+    assert {name: row[f"distance from the result {name}"] for name in noted} == noted
 
 
 def test_one_of_ten_ruins_the_mean_and_no_other_rule(ten: FederatedData) -> None:

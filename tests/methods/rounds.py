@@ -100,6 +100,9 @@ class Table:
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         return Work()
 
+    def written(self) -> None:
+        """Nothing is written."""
+
     def settle(self) -> None:
         """Nothing to drop."""
 

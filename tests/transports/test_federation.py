@@ -218,6 +218,18 @@ def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
         cli_federation.federation(["strat", "fed"])
 
 
+def test_insecure_is_for_this_machine() -> None:
+    said: list[str] = []
+    for here in ("127.0.0.1:9", "localhost:9", "[::1]:9"):
+        commands.checked(here, Security(insecure=True), said.append, anywhere=False)
+    assert said == ["WARNING: --insecure: nothing on this connection is encrypted or authenticated"] * 3
+    for there in ("link.example.org:8000", "10.0.0.1:8000", "127.0.0.1.example.org:8000", "localhost.example.org:8000"):
+        with pytest.raises(UserError, match="would send models and requests in the clear"):
+            commands.checked(there, Security(insecure=True), said.append, anywhere=False)
+    commands.checked("link.example.org:8000", Security(insecure=True), said.append, anywhere=True)
+    assert said[3:] == said[:1]
+
+
 def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
     with pytest.raises(UserError, match=r"the SuperLink at 127\.0\.0\.1:9 did not do `flwr ls`: \S+"):
         commands.runs("127.0.0.1:9", Security(made.certificate), lambda line: None)

@@ -121,6 +121,32 @@ def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
     assert_equal(far(small(kind), nodes_in(tmp_path), tmp_path / "run"), here(small(kind)))
 
 
+def test_a_silo_whose_model_stands_out_is_named_at_the_coordinator(tmp_path: Path) -> None:
+    method = FedAvg(rounds=2, epochs=1, weighting="uniform", combine="median", clip_update=1.5)
+    nodes, public = sealed_in(tmp_path)
+    said: list[str] = []
+    session.run(plan_of(method), nodes, tmp_path / "run", public, said.append, poll=0)
+    rows, expected = read_lines(tmp_path / "run" / "metrics.jsonl"), here(method).metrics
+    assert [row["notes"] for row in rows] == [row["notes"] for row in expected]
+    assert rows[0]["notes"].keys() == {"length of clipped steps", "distance from the result"}
+    for step in (1, 2):
+        assert any(line.startswith(f"step {step}: length of clipped steps") and "(client-" in line for line in said)
+    verdict = verify(tmp_path / "run", public)
+    assert verdict.wrong == ()
+    assert any(claim.files == ("metrics.jsonl",) and claim.names == ("notes",) for claim in verdict.unproven)
+
+
+def test_notes_that_somebody_made_up_are_not_proven(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
+    file = tmp_path / "run" / "metrics.jsonl"
+    first, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps(json.loads(first) | {"notes": {"a": 1.0}}), *rest, ""]))
+    verdict = verify(tmp_path / "run", public)
+    assert verdict.wrong == ()
+    assert [claim.files for claim in verdict.unproven if claim.names == ("notes",)] == [("metrics.jsonl",)]
+
+
 def test_the_folder_says_what_the_model_takes_and_nothing_of_the_data(tmp_path: Path) -> None:
     result = far(FedSeq(epochs=1), nodes_in(tmp_path), tmp_path / "run")
     config = read_config(tmp_path / "run")

@@ -7,10 +7,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 import pytest
 
+from ekiden.core import files, wire
+from ekiden.core.folder import Marks
 from ekiden.core.method import Method
 from ekiden.errors import UserError
 from ekiden.methods import SCAFFOLD, DisPFL, FedSeq
@@ -114,6 +117,80 @@ def test_what_is_made_again_starts_from_the_private_state_before(tmp_path: Path)
     assert all("step 1: learn done again" in notes(nodes, node) for node in nodes.files)
 
 
+SCAFFOLD_3 = SCAFFOLD(rounds=3, epochs=1)
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, tmp_path: Path) -> None:
+    """Without the silo's own list of them the coordinator knows which there must be."""
+    nodes, public = sealed_in(tmp_path)
+    with killed(nodes, 2, 100):
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public)
+    shelf = shelf_of(nodes, 101)
+    assert {file.name for file in shelf.glob("private-*")} == {"private-0-0.parcel", "private-1-0.parcel"}
+    before = (shelf / "private-1-0.parcel").read_bytes()
+    harm(shelf / "private-1-0.parcel", how)
+    if not listed:
+        (shelf / "states").unlink()
+    result = far(SCAFFOLD_3, nodes, tmp_path / "run", public)
+    assert_equal(result, here(SCAFFOLD_3))
+    assert "step 2: train done again" in notes(nodes, 101)
+    with killed(nodes, 2, 100):
+        far(SCAFFOLD_3, nodes, tmp_path / "again", public)
+    (folder,) = [f for f in (nodes.files[101].folder / "runs").iterdir() if f != shelf]
+    assert (folder / "private-1-0.parcel").read_bytes() == before  # what was made again was the same
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped", "gone with the list of them", "gone with the folder"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
+    how: str, sealed: bool, tmp_path: Path
+) -> None:
+    """It gave another model in silence."""
+    nodes, public = sealed_in(tmp_path)
+    with killed(nodes, 2, 101):
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)
+    shelf = shelf_of(nodes, 101)
+    (shelf / "request-1-0-train.parcel").unlink()
+    harm(shelf / "private-1-0.parcel", how.split(maxsplit=1)[0])
+    if how == "gone with the list of them":
+        (shelf / "states").unlink()
+    if how == "gone with the folder":
+        shutil.rmtree(shelf)
+    with pytest.raises(UserError) as told:
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)
+    said = str(told.value)
+    assert "\n" not in said
+    assert "client-1" in said
+    if how == "gone with the folder" and sealed:  # and with the key that it opened the run's messages by
+        return
+    assert said.startswith("silo client-1: client-1 does not have its private state after step 2 of run ")
+    what = "is damaged" if how == "flipped" else "is gone"
+    assert f"{shelf}/private-1-0.parcel {what}" in said
+    assert "restore the file from a backup, or start a new run" in said
+
+
+def test_a_coordinator_cannot_make_a_silo_start_from_an_earlier_private_state(tmp_path: Path) -> None:
+    nodes, public = sealed_in(tmp_path)
+    with killed(nodes, 2, 101):
+        far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
+    file = tmp_path / "run" / "state.safetensors"
+    for written in ({}, {"client-1": "0-0"}, {"client-1": "2-0"}):
+        data = file.read_bytes()
+        said = files.metadata_of(data)
+        state = wire.decode(data, GenericAlias(tuple, (type(SCAFFOLD_3.start()), Marks)))
+        more = {"config": said["config"], "written": json.dumps(json.loads(said["written"]) | written)}
+        more["written"] = more["written"] if written else "{}"
+        file.write_bytes(b"".join(files.with_digest(wire.chunks(state), **more)))
+        with pytest.raises(
+            UserError, match=r"client-\d: the coordinator names another private state \((none|0-0|2-0)\) than"
+        ):
+            far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False)
+        file.write_bytes(data)
+    assert_equal(far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=False), here(SCAFFOLD_3))
+
+
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: bool, tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
@@ -135,7 +212,7 @@ def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: 
     ("method", "kinds"),
     [
         (FEDSEQ, {"outcome", "request", "requests", "settled", "terms", "sealing"}),
-        (SCAFFOLD(rounds=2, epochs=1), {"private"}),
+        (SCAFFOLD(rounds=2, epochs=1), {"private", "states"}),
     ],
     ids=["fedseq", "scaffold"],
 )

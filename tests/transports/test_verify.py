@@ -1,6 +1,7 @@
 """A run folder that somebody changed or made up does not pass for what the silos signed."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,9 +29,10 @@ from ekiden.transports.flower.agreement import no_samples
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, Count, pack, unpack
 from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import Verdict, terms, verify
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.transports.test_remote import far
+from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
+from tests.transports.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 
@@ -400,7 +402,7 @@ def test_a_model_of_the_server_is_the_one_that_silos_measured(tmp_path: Path) ->
 
 def test_changed_labels_between_hops_are_noticed(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, LIMITS)
-    nodes = Changing(files)
+    nodes = Changing(files, hide=True)
     far(FedSeq(epochs=1, rounds=2), nodes, tmp_path / "run", public)
     wrong = verify(tmp_path / "run", public).wrong
     assert wrong == tuple(
@@ -409,8 +411,28 @@ def test_changed_labels_between_hops_are_noticed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_silo_whose_data_changed_refuses_to_go_on(sealed: bool, tmp_path: Path) -> None:
+    method, (files, public) = FedSeq(epochs=1, rounds=2), with_keys(tmp_path, NAMES, LIMITS)
+    if not sealed:
+        files, public = [silo_file(tmp_path, name, LIMITS) for name in NAMES], {}
+    with pytest.raises(UserError) as told:
+        far(method, Changing(files), tmp_path / "run", public)
+    said = str(told.value)
+    assert re.match("silo client-1: client-1 holds other samples or labels than when run [0-9a-f]{16} began ", said)
+    assert said.endswith("put them back, or start a new run")
+    assert "\n" not in said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} <= {0, 1, 2, 3, 4}  # client-1 had its second turn in the fifth step
+    assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
+
+
 class Changing(FakeNodes):
-    """Silos of which client-1 gets other labels after its first task."""
+    """Silos of which client-1 gets other labels after its first task, and may remove what it noted of them."""
+
+    def __init__(self, files: Sequence[SiloFile], *, hide: bool = False) -> None:
+        super().__init__(files)
+        self._hide = hide
 
     def silo(self, node: int) -> Silo:
         file = self.files[node]
@@ -419,6 +441,8 @@ class Changing(FakeNodes):
         if node == 101 and done:
             samples = replace(client.train.samples, y=client.train.samples.y.roll(1))
             client = replace(client, train=replace(client.train, samples=samples))
+            for noted in file.folder.glob("runs/*/data") if self._hide else ():
+                noted.unlink()
         return Silo(file, (dataset, client))
 
 

@@ -1,9 +1,10 @@
 """What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
@@ -20,8 +21,11 @@ from ekiden.learning.layout import Layout
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 
+K = TypeVar("K")
 T = TypeVar("T")
 _CPU = torch.device("cpu")
+Note = float | None | dict[str, float | None]
+"""What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
 
 
 class ClientMissing(UserError):
@@ -88,6 +92,13 @@ class Transport(Protocol):
             The compute since the last commit.
         """
 
+    def written(self) -> Mapping[str, str] | None:
+        """When each client's private state was last written, as of the last commit, in words of the transport's own.
+
+        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
+        state that is missing is told from one that never was. None where that is not known.
+        """
+
     def settle(self) -> None:
         """Once that state is written: drop what only the one before needed."""
 
@@ -101,6 +112,7 @@ class Fed:
     Attributes:
         clients: names of all clients, in the order given.
         work: compute of the server in this step; methods that have some there add to it.
+        notes: what the method noted of this step, by `note`.
     """
 
     def __init__(
@@ -122,6 +134,29 @@ class Fed:
         self._step = 0
         self._calls: dict[str, int] = {}
         self.work = Work()
+        self.notes: dict[str, Note] = {}
+
+    def note(self, name: str, value: float | Mapping[str, float]) -> None:
+        """Report a diagnostic of this step: a number, or one for each of some clients.
+
+        It reaches `metrics.jsonl`, `ekiden show` and the log, and decides nothing. Work it out from what the step
+        knows, so that it is the same in every repetition. Numbers are kept to six digits.
+
+        Args:
+            name: what it is, in a few words; one value a step.
+            value: the number, or numbers by the names of clients.
+
+        Raises:
+            ValueError: `name` was noted in this step, or is empty; a number of somebody who is no client.
+        """
+        if not name or name in self.notes:
+            raise ValueError(f"a step notes {name!r} once")
+        if isinstance(value, Mapping):
+            if strangers := value.keys() - set(self.clients):
+                raise ValueError(f"{name!r} is noted of {sorted(strangers)}, who are no clients")
+            self.notes[name] = {client: _rounded(value[client]) for client in self.clients if client in value}
+        else:
+            self.notes[name] = _rounded(value)
 
     def call(self, task: Callable[..., T], client: str, *args: Any) -> Ref[T]:
         """Ask `client` to do `task` (a function of the method marked `@on_client`); returns at once.
@@ -145,12 +180,18 @@ class Fed:
     @overload
     def get(self, wanted: Ref[T]) -> T: ...
     @overload
+    def get(  # type: ignore[overload-overlap]  # a mapping whose keys are Refs is not meant
+        self, wanted: Mapping[K, Ref[T]], *, at_least: int | None = None
+    ) -> dict[K, T]: ...
+    @overload
     def get(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> list[T]: ...
-    def get(self, wanted: Ref[T] | Iterable[Ref[T]], *, at_least: int | None = None) -> T | list[T]:
+    def get(
+        self, wanted: Ref[T] | Mapping[K, Ref[T]] | Iterable[Ref[T]], *, at_least: int | None = None
+    ) -> T | dict[K, T] | list[T]:
         """Bring values to the server, which computes on the CPU, as after a resume.
 
         Args:
-            wanted: one Ref, or several.
+            wanted: one Ref, or several; those of a mapping come under their keys.
             at_least: with several: go on if so many came; who was missing is in the ledger. All, if None, or if the
                 user wants the run to stop when somebody is missing.
 
@@ -159,11 +200,13 @@ class Fed:
         """
         if isinstance(wanted, Ref):
             return self.get([wanted])[0]
-        values, wanted = [], list(wanted)
+        if not isinstance(wanted, Mapping):
+            return list(self.get(dict(enumerate(wanted)), at_least=at_least).values())
+        values: dict[K, T] = {}
         missing: list[str] = []
-        for ref in wanted:
+        for key, ref in wanted.items():
             try:
-                values.append(wire.placed(self._transport.value(ref), _CPU))
+                values[key] = wire.placed(self._transport.value(ref), _CPU)
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
@@ -233,6 +276,7 @@ class Fed:
         self._step = step
         self._calls = {}
         self.work = Work()
+        self.notes = {}
 
     def _count(self, ref: Ref[Any], target: str, task: str) -> None:
         """The one place where bytes are counted: a value crosses from its owner to its user."""
@@ -300,6 +344,10 @@ def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ..
     if sorted(names) != sorted(clients):
         raise UserError(f"--order must name each of the {len(clients)} clients once: {','.join(clients)}")
     return names
+
+
+def _rounded(number: float) -> float | None:
+    return float(f"{number:.6g}") if isfinite(number) else None
 
 
 def _no_answer(clients: Iterable[str]) -> ClientMissing:

@@ -49,6 +49,7 @@ _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection"}
 """What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""
 _CONFIG = "config"
+_WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("method", "dataset", "model"), str),
     **dict.fromkeys(("hyperparameters", "training", "hardware", "clients"), dict),
@@ -85,7 +86,11 @@ class InUse(UserError):
 
 
 class RunFolder:
-    """A run folder, held by this process until `close`."""
+    """A run folder, held by this process until `close`.
+
+    Attributes:
+        written: `Transport.written` of the state that was loaded; None where an older version wrote it.
+    """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         """Create the folder, or take one up again.
@@ -95,6 +100,7 @@ class RunFolder:
             UserError: it is of another version or another run, or no run folder at all.
         """
         self.path = path
+        self.written: Mapping[str, str] | None = {}
         self._files: dict[str, IO[bytes]] = {}
         config = {"format": FORMAT, "ekiden": __version__, **config}
         self._about = json.dumps({key: config[key] for key in _ABOUT if key in config})
@@ -129,7 +135,7 @@ class RunFolder:
             Damaged: the state file is not as it was written.
             UserError: it is foreign, or `config.json` is not the one that the state was written under.
         """
-        state, marks = None, Marks()
+        state, marks, self.written = None, Marks(), {}
         file = self.path / "state.safetensors"
         if file.exists():
             try:
@@ -139,7 +145,9 @@ class RunFolder:
                     f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete "
                     f"{self.path} to run it anew"
                 ) from None
-            if metadata_of(file.read_bytes()).get(_CONFIG, self._config) != self._config:
+            said = metadata_of(file.read_bytes())
+            self.written = json.loads(said[_WRITTEN]) if _WRITTEN in said else None
+            if said.get(_CONFIG, self._config) != self._config:
                 changed = self.path / "config.json"
                 raise UserError(f"{changed} was changed after the run began: restore it from a backup")
         lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
@@ -175,14 +183,21 @@ class RunFolder:
         except OSError as error:
             raise disk_error(error, self.path / name) from error
 
-    def save(self, state: State, marks: Marks) -> None:
-        """Write the state after a step: from now on the run goes on from here. Results of an earlier step are gone."""
+    def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
+        """Write the state after a step: from now on the run goes on from here. Results of an earlier step are gone.
+
+        Args:
+            state: what the method knows.
+            marks: where the run stands.
+            written: `Transport.written`.
+        """
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "ledger.jsonl"):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
-        write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **{_CONFIG: self._config}))
+        said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written)})
+        write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
 
     def forget(self) -> None:
         """Go back to before the first step: what follows gives the same bits again."""

@@ -160,6 +160,9 @@ class _Nobody:
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         return Work()
 
+    def written(self) -> None:
+        """Nothing is written."""
+
     def settle(self) -> None:
         """Nothing is kept."""
 

@@ -1,15 +1,21 @@
 """The run loop: the one place that saves, evaluates, reports and counts."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Protocol
 
-from ekiden.core.federation import ClientMissing, Fed, Transfer, Transport, live_refs
+from ekiden.core.federation import ClientMissing, Fed, Note, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
 from ekiden.core.method import SERVER, HasModel, Method, Model, Ref, State
 from ekiden.core.worker import Setup
 from ekiden.learning.weights import Weights
+
+log = logging.getLogger("ekiden")
+_TOLD = 3
+"""clients whose numbers a line tells"""
 
 Row = Mapping[str, Any]
 """What is measured after a step: one JSON line of metrics.jsonl."""
@@ -66,6 +72,7 @@ def drive(
                 note(transfer)
             if not (skip and method.skips):
                 raise
+            fed.notes.clear()
             after = state.next()
             steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
             work = transport.commit(after.step, live_refs(after))
@@ -78,17 +85,38 @@ def drive(
             if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
                 row["parameters"] = len(model.params)
         row |= {"bytes": marks.bytes, "forward": marks.forward, "backward": marks.backward}
+        if fed.notes:
+            row["notes"] = fed.notes
+            log.info("step %d: %s", after.step, told(fed.notes))
         trace.metrics.append(row)
         if folder:
             length = folder.append("metrics.jsonl", row)
             marks = replace(marks, metrics=length, ledger=folder.length("ledger.jsonl"))
-            folder.save(after, marks)
+            folder.save(after, marks, transport.written())
             folder.append("times.jsonl", {"step": after.step, "seconds": round(time.perf_counter() - began, 3)})
         transport.settle()
         state = after
         yield after
         fed.begin(after.step)
         began = time.perf_counter()
+
+
+def told(notes: Mapping[str, Note]) -> str:
+    """What a method noted of a step, on one line; of many clients those with the largest numbers."""
+    return "; ".join(f"{name} {_one(value)}" for name, value in notes.items())
+
+
+def _one(value: Note) -> str:
+    if not isinstance(value, Mapping):
+        return _number(value)
+    size = {client: inf if number is None else number for client, number in value.items()}
+    first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
+    more = f" and {len(value) - _TOLD} smaller" if len(value) > _TOLD else ""
+    return ", ".join(f"{_number(value[client])} ({client})" for client in first) + more if value else "none"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
 
 
 def lost(before: State, after: State) -> list[Transfer]:

@@ -27,14 +27,33 @@ class Store:
     clients, memory holds those of the present round.
     """
 
-    def __init__(self, folder: Path | None, type_of: Callable[[str], Any], private_type: Any, step: int) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        type_of: Callable[[str], Any],
+        private_type: Any,
+        step: int,
+        written: int | None = None,
+    ) -> None:
+        """Go on after `step` steps.
+
+        Args:
+            folder: of the client; None for in memory only.
+            type_of: the type of what a task returns, by its name.
+            private_type: of the client's state.
+            step: steps that are done.
+            written: after how many steps the client's state was last written, 0 if never: that file must be there.
+                None where the run does not say, as in older folders: the newest file counts.
+        """
         self._folder = folder
         self._type_of = type_of
         self._private_type = private_type
         self._values: dict[str, Any] = {}
         self._private: Any = None
         self._changed = False
-        self._on_disk = self._newest(step)
+        self.written = self._newest(step) if written is None else written
+        self._forget_after(step)
+        self._on_disk = self._private_file(self.written) if self.written else None
         self._safe: set[str] = set()  # values whose files this process has written or read
 
     @property
@@ -42,9 +61,11 @@ class Store:
         """The client's state.
 
         Raises:
-            UserError: its file is damaged.
+            Damaged: its file is damaged, or gone.
         """
         if self._on_disk is not None:
+            if not self._on_disk.exists():
+                raise Damaged(f"{self._on_disk} is gone, the client's private state")
             self._private = read(self._on_disk, self._private_type)
             self._on_disk = None
         return self._private
@@ -80,6 +101,7 @@ class Store:
                 self._safe.add(key)
         if self._changed:
             write(self._private_file(step), with_digest(wire.chunks(self._private)))
+            self.written = step
 
     def settle(self, keys: set[str]) -> None:
         """Once the run's state is written: drop all that it does not need."""
@@ -91,11 +113,11 @@ class Store:
         for file in self._folder.glob("value-*.safetensors"):
             if file.stem.removeprefix("value-") not in keys:
                 file.unlink()
-        versions = self._versions()
-        for old in versions[:-1]:
-            self._private_file(old).unlink()
-        if versions:
-            self._private, self._on_disk = None, self._private_file(versions[-1])
+        for old in self._versions():
+            if old != self.written:
+                self._private_file(old).unlink()
+        if self.written:
+            self._private, self._on_disk = None, self._private_file(self.written)
         journal = self._folder / "journal"
         if not (journal / f"{TRAINED}.safetensors").exists():
             shutil.rmtree(journal, ignore_errors=True)
@@ -112,21 +134,20 @@ class Store:
         return self._folder / f"private-{step}.safetensors"
 
     def _versions(self) -> list[int]:
-        assert self._folder is not None
+        if self._folder is None:
+            return []
         names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
         return sorted(int(match[1]) for match in names if match)
 
-    def _newest(self, step: int) -> Path | None:
-        """The newest state that belongs to the first `step` steps; later ones died with their step."""
-        if self._folder is None or not self._folder.exists():
-            return None
-        newest = None
+    def _newest(self, step: int) -> int:
+        """After how many of the first `step` steps the newest state that is here was written; 0 where none is."""
+        return max((version for version in self._versions() if version <= step), default=0)
+
+    def _forget_after(self, step: int) -> None:
+        """Remove states that died with their step."""
         for version in self._versions():
             if version > step:
                 self._private_file(version).unlink()
-            else:
-                newest = self._private_file(version)
-        return newest
 
 
 class FolderJournal:

@@ -1,6 +1,7 @@
 """Data as other libraries hold them: what can be meant is brought to tensors or pairs, the rest is refused."""
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,24 @@ from torch import Tensor
 from ekiden.errors import UserError
 
 
+@dataclass(frozen=True)
+class Named:
+    """Pairs (x, y) whose labels have names.
+
+    Attributes:
+        pairs: the samples.
+        classes: the names, in the order of the labels.
+    """
+
+    pairs: list[tuple[Any, Any]]
+    classes: tuple[str, ...]
+
+
 def recognised(source: Any, what: str) -> Any:
     """Return `source` as (x, y) arrays or as a map-style dataset of pairs, unchanged where it is neither of these.
 
     Understood are pairs of arrays, lists, pandas frames and series, and data sets of Hugging Face with one column of
-    images and one of classes.
+    images and one of classes, which are `Named`.
 
     Args:
         source: what the user gave.
@@ -31,7 +45,7 @@ def recognised(source: Any, what: str) -> Any:
         raise UserError(f'{what} is a DatasetDict of {", ".join(source)}: give one of its parts, as in data["train"]')
     if _is(source, "datasets", "Dataset"):
         image, label = _columns(source, what)
-        return [(row[image], row[label]) for row in source]
+        return Named([(row[image], row[label]) for row in source], tuple(source.features[label].names))
     if not isinstance(source, tuple) or len(source) != 2:
         return source
     x, y = source

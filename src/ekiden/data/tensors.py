@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.checks import checked
-from ekiden.data.given import recognised
+from ekiden.data.given import Named, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
 from ekiden.data.samples import Dataset, FederatedData, Samples
@@ -50,7 +50,7 @@ def from_tensors(
     Args:
         train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
             float features or images of any shape (n, ...), which are used as they are; y: integers, or class names
-            (an array of strings). Samples from `load` keep the class names of their data set.
+            (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names.
         test: likewise; None holds out 20 % of each class, with a fixed seed.
         name: of the data set.
         classes: class names in the order of the outputs; integers are places in it. None means all names in `train`
@@ -183,6 +183,9 @@ def _samples(source: Source, what: str) -> Samples:
             y, names = by_name(labels.tolist(), what)
         else:
             y = torch.as_tensor(labels)
+    elif isinstance(source, Named):
+        x, y, _ = _collect(source.pairs, what)
+        names = source.classes
     else:
         x, y, names = _collect(source, what)
     return Samples(_inputs(x, what), _labels(y, len(x), what), classes=names)

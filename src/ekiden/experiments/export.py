@@ -105,4 +105,14 @@ def _metrics(run: Summary, row: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a step, those of the clients by their names."""
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
     each = zip(run.config["clients"], row.get("clients", ()), strict=False)
-    return numbers | {f"client_accuracy_{name}": value for name, value in each if value is not None}
+    return numbers | {f"client_accuracy_{name}": value for name, value in each if value is not None} | _noted(row)
+
+
+def _noted(row: dict[str, Any]) -> dict[str, float]:
+    """What the method noted of a step, by its name and the client's."""
+    found: dict[str, float | None] = {}
+    for name, value in row.get("notes", {}).items():
+        found |= (
+            {f"{name} {client}": one for client, one in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return {name: value for name, value in found.items() if value is not None}

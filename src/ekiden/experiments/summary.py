@@ -13,11 +13,13 @@ from rich.table import Table
 from ekiden import evaluation, outside
 from ekiden.core.folder import read_config, read_ledger, read_lines
 from ekiden.core.method import SERVER, Method
+from ekiden.core.run import told
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
 from ekiden.methods import known
 
+_STEPS_TOLD = 20
 COUNTED = ("bytes", "forward", "backward")
 """What every row of metrics counts."""
 
@@ -183,6 +185,12 @@ def steps(run: Summary) -> Table:
         count = [str(row.get("parameters", ""))] if sized else []
         table.add_row(str(row["step"]), *values, worst, *count, ", ".join(transfers[:3]) + more)
     return table
+
+
+def notes(run: Summary) -> str:
+    """What the method noted of its steps, one line each; of more than 20 steps the last 20."""
+    lines = [f"step {row['step']}: {told(row['notes'])}" for row in run.metrics if isinstance(row.get("notes"), dict)]
+    return "\n".join(lines[-_STEPS_TOLD:])
 
 
 def label(config: dict[str, Any]) -> str:

@@ -14,9 +14,12 @@ from ekiden.core.worker import Client
 from ekiden.learning.fit import kept
 from ekiden.learning.robust import Rule, clipped, combine, refuse
 from ekiden.learning.training import Training
-from ekiden.learning.weights import Weights, mean
+from ekiden.learning.weights import Weights, distance, mean
 
 Weighting = Literal["samples", "uniform"]
+CLIPPED = "length of clipped steps"
+APART = "distance from the result"
+CHOSEN = "chosen"
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -66,10 +69,7 @@ def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T
     Raises:
         ClientMissing: fewer came.
     """
-    came = {key: value for key, ref in asked.items() for value in fed.get([ref], at_least=0)}
-    if len(came) < min(at_least, len(asked)):
-        fed.get(asked.values(), at_least=at_least)  # says who is missing
-    return came
+    return fed.get(asked, at_least=min(at_least, len(asked)))
 
 
 def with_sizes(
@@ -95,10 +95,36 @@ def average(replies: Sequence[Reply]) -> Weights:
     return mean([r.model for r in replies], [r.weight for r in replies])
 
 
-def combined(replies: Sequence[Reply], start: Weights, rule: Rule, faulty: int, longest: float) -> Weights:
-    """One model from the replies to `start`, their steps shortened to `longest`; see `ekiden.learning.robust`."""
-    models = [clipped(r.model, start, longest) for r in replies]
-    return combine(models, [r.weight for r in replies], rule, faulty)
+def combined(
+    fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
+) -> Weights:
+    """One model from the clients' replies to `start`, by a rule of `ekiden.learning.robust`; notes who stood out."""
+    models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
+    result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
+    note_apart(fed, rule, models, result)
+    return result
+
+
+def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float) -> dict[str, Weights]:
+    """The clients' models, their steps from `start` shortened to `longest` (0: no limit); notes whose were longer."""
+    if not longest:
+        return dict(models)
+    short = {k: clipped(m, start, longest) for k, m in models.items()}
+    fed.note(CLIPPED, {k: _apart(m, start) for k, m in models.items() if short[k] is not m})
+    return short
+
+
+def note_apart(fed: Fed, rule: Rule, models: Mapping[str, Weights], result: Weights) -> None:
+    """Note how far from the result each client's model is, and whose Krum chose; of the mean nothing."""
+    if rule == "mean":
+        return
+    fed.note(APART, {k: _apart(m, result) for k, m in models.items()})
+    if rule == "krum":
+        fed.note(CHOSEN, {k: 1 for k, m in models.items() if m is result})
+
+
+def _apart(model: Weights, other: Weights) -> float:
+    return math.sqrt(float(distance(model.params, other.params)))
 
 
 def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> None:

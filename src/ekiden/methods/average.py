@@ -1,6 +1,6 @@
 """Average: one-shot federated averaging."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -14,8 +14,9 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.aggregate import class_mean, owned
 from ekiden.learning.layout import Layout
-from ekiden.learning.robust import Rule, clipped, combine, refuse
+from ekiden.learning.robust import Rule, combine, refuse
 from ekiden.learning.weights import Weights
+from ekiden.methods._rounds import note_apart, shortened
 
 Init = Literal["same", "different"]
 Head = Literal["mean", "class-wise", "class-counts"]
@@ -85,8 +86,10 @@ class Average(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, average."""
         if s.step == 0:
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
-            s = s.next(model=self.aggregate(self.limited(fed, sent), fed.layout))
+            sent = self.limited(fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients}))
+            result = self.aggregate(list(sent.values()), fed.layout)
+            note_apart(fed, self.combine, {k: t.model for k, t in sent.items()}, result)
+            s = s.next(model=result)
             yield s
 
     @on_client
@@ -98,12 +101,12 @@ class Average(Method):
             counts = counts.sum()[None] if self.weights == "samples" else counts[:0]
         return Trained(model, counts)
 
-    def limited(self, fed: Fed, sent: Sequence[Trained]) -> Sequence[Trained]:
+    def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
         """What was sent, steps from the initial model shortened to `clip_update`."""
         if not self.clip_update:
             return sent
-        start = fed.get(INITIAL)
-        return [t._replace(model=clipped(t.model, start, self.clip_update)) for t in sent]
+        short = shortened(fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update)
+        return {k: t._replace(model=short[k]) for k, t in sent.items()}
 
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
         """Σ p_i θ_i."""

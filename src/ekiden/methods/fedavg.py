@@ -92,10 +92,9 @@ class FedAvg(Method):
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
-            s = self.update(
-                s, model, combined(fed.get(asked, at_least=1), model, self.combine, self.faulty, self.clip_update)
-            )
+            asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
+            replies = fed.get(asked, at_least=1)
+            s = self.update(s, model, combined(fed, replies, model, self.combine, self.faulty, self.clip_update))
             yield s
 
     @on_client

@@ -71,14 +71,10 @@ class FedProx(Method):
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
-            s = s.next(
-                model=server_step(
-                    model,
-                    combined(fed.get(asked, at_least=1), model, self.combine, self.faulty, self.clip_update),
-                    self.server_lr,
-                )
-            )
+            asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
+            replies = fed.get(asked, at_least=1)
+            target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            s = s.next(model=server_step(model, target, self.server_lr))
             yield s
 
     @on_client

@@ -1,7 +1,7 @@
 """All clients on one machine: what the in-process and the processes transport share."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ class Simulation:
         folder: Path | None = None,
         state: State,
         absent: Callable[[int, str], bool] = lambda step, client: False,
+        written: Mapping[str, str] | None = None,
     ) -> None:
         """Go on from `state`.
 
@@ -52,6 +53,8 @@ class Simulation:
             folder: where clients keep what must survive, one folder each; None for in memory only.
             state: the state to go on from; the values that it needs are in `folder`.
             absent: which clients do not answer in which step, to try a method with.
+            written: after how many steps each client's private state was last written, as text; None where the folder
+                is of an older version, which does not say.
         """
         self._executor = executor
         self._method = method
@@ -66,6 +69,10 @@ class Simulation:
         # A process that died between writing the state and `settle` left values behind at any client.
         left = folder.iterdir() if folder is not None and folder.exists() else ()
         self._touched: set[str] = {path.name for path in left}
+        self._written = dict(written or {})
+        if written is None:
+            for client in self._touched:
+                self._written[client] = str(self._open(client, None).written)
         self._work = Work()
         self.trained: dict[str, Weights] = {}
 
@@ -105,11 +112,18 @@ class Simulation:
                 self._finish(ref)
         keys = _by_owner(live)
         for client in self._touched | set(keys):
-            self._store(client).commit(step, keys.get(client, set()))
+            store = self._store(client)
+            store.commit(step, keys.get(client, set()))
+            if store.written:
+                self._written[client] = str(store.written)
         self._touched |= set(self._live) | set(keys)
         self._live, self._running, self._last = keys, {}, {}
         work, self._work = self._work, Work()
         return work
+
+    def written(self) -> Mapping[str, str]:
+        """After how many steps each client's private state was last written."""
+        return self._written
 
     def settle(self) -> None:
         """Drop what only the state before needed."""
@@ -139,9 +153,11 @@ class Simulation:
 
     def _store(self, client: str) -> Store:
         if client not in self._stores:
-            folder = self._client_folder(client)
-            self._stores[client] = Store(folder, self._type_of, self._method.private, self._step)
+            self._stores[client] = self._open(client, int(self._written.get(client, 0)))
         return self._stores[client]
+
+    def _open(self, client: str, written: int | None) -> Store:
+        return Store(self._client_folder(client), self._type_of, self._method.private, self._step, written)
 
     def _client_folder(self, client: str) -> Path | None:
         return self._folder / client if self._folder is not None else None

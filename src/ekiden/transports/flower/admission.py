@@ -17,6 +17,7 @@ from ekiden.transports.flower.silo_file import SiloFile
 TERMS = "terms.json"
 """file in a run's folder that holds the terms that it is bound to"""
 _COUNT = "requests"
+_DATA = "data"
 
 
 class Admission:
@@ -49,6 +50,22 @@ class Admission:
         file = self.folder / TERMS
         if file.exists() and file.read_bytes() != self._terms.text().encode():
             raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
+
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse to go on with other samples or labels than those that the run began with here.
+
+        Args:
+            fingerprint: of the silo's data, `custody.fingerprint`.
+
+        Raises:
+            UserError: they are others.
+        """
+        file = self.folder / _DATA
+        if write_once(file, fingerprint.encode()) != fingerprint.encode():
+            raise UserError(
+                f"{self._name} holds other samples or labels than when run {self._terms.run} began ({file}): put them "
+                "back, or start a new run"
+            )
 
     def count(self) -> None:
         """Count a request of the run.

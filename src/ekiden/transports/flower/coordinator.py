@@ -25,6 +25,7 @@ from ekiden.transports.flower.courier import Courier, Message
 from ekiden.transports.flower.custody import Measured, Record, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Part
 from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
+from ekiden.transports.flower.shelf import is_place
 
 Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
@@ -43,6 +44,7 @@ class Remote:
         note: Callable[[Record | Measured], None] = lambda record: None,
         void: Mapping[str, Iterable[int]] | None = None,
         held: Mapping[str, int] | None = None,
+        written: Mapping[str, str] | None = None,
     ) -> None:
         """Go on from `state`.
 
@@ -55,6 +57,7 @@ class Remote:
             note: takes the records of the chain of custody.
             void: steps in which a client was missing.
             held: numbers of training samples, as silos said them; not compared for those that are not in it.
+            written: the places of the tasks that left each silo's private state; None where the run does not know.
         """
         self._courier = courier
         self._method = setup.method
@@ -65,6 +68,8 @@ class Remote:
         self._note = note
         self._setup = setup
         self._held = held or {}
+        self._written = written
+        self._states: dict[str, str] = {}  # of silos that did a task in this step
         private = sealing.new_private() if agreed.sealed else None
         self._key = sealing.public_of(private) if agreed.sealed else ""
         self._sealer: Sealer = Plain()
@@ -159,6 +164,9 @@ class Remote:
             if record is not None:
                 self._note(record)
         self._done = []
+        if self._written is not None:
+            self._written = {**self._written, **self._states}
+        self._states = {}
         self._live = live
         self._last = {}
         self._settled = (self._settled[0], self._settled[1] | live)  # until the state is written, keep both
@@ -167,6 +175,10 @@ class Remote:
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
         self._records = {ref: record for ref, record in self._records.items() if ref in live}
         return work
+
+    def written(self) -> Mapping[str, str] | None:
+        """The places of the tasks that left each silo's private state, those of silos that have one."""
+        return None if self._written is None else {name: place for name, place in self._written.items() if place}
 
     def settle(self) -> None:
         """From now on silos may drop what only the state before needed; the next request tells them."""
@@ -237,7 +249,9 @@ class Remote:
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
         absent = self._absences if self._full else [(step, client) for step in self._void.get(client, ())]
-        return replace(Ask(kind, self._terms, settled=steps, keep=keep, absent=tuple(sorted(absent))), **changes)
+        state = None if self._written is None else self._states.get(client, self._written.get(client, ""))
+        ask = Ask(kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent)))
+        return replace(ask, **changes)
 
     @property
     def _absences(self) -> frozenset[Absence]:
@@ -335,6 +349,8 @@ class Remote:
         record = self._record(ref, answer) if self._agreed.keys else None
         self._keep(ref, answer, value)
         self._done.append((ref.owner, Work(answer.forward, answer.backward), record))
+        if self._step not in self._void.get(ref.owner, ()):
+            self._states[ref.owner] = answer.state
 
     def _missed(self, client: str) -> None:
         """Let nothing count that the client did in this step, as the ledger will say and a resumed run reads there.
@@ -349,10 +365,13 @@ class Remote:
                 "then `ekiden resume`"
             )
         self._void.setdefault(client, set()).add(self._step)
+        self._states.pop(client, None)
 
     def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
         if min(answer.size, answer.forward, answer.backward) < 0:
             raise _unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
+        if answer.state and not is_place(answer.state):
+            raise _unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
         if not value:

@@ -35,6 +35,8 @@ class Ask:
         call: number of the task among those of this client in this step.
         task: its name.
         key: of the value that is wanted.
+        state: the place of the task that left the private state to start from, step and call; empty if there is none,
+            None where the coordinator does not know it.
         settled: steps of the run that are done for good.
         keep: keys of the values from those steps that are still needed.
         absent: who was missing in which step, so that nothing counts that it did there: all of them where the method
@@ -56,6 +58,7 @@ class Ask:
     call: int = 0
     task: str = ""
     key: str = ""
+    state: str | None = None
     settled: int = 0
     keep: tuple[str, ...] = ()
     absent: tuple[tuple[int, str], ...] = ()
@@ -82,6 +85,7 @@ class Answer:
         locks: to the value, one for each reader.
         record: of the task or the measurement in the chain of custody, signed; see `custody`.
         busy: to a status: whether the silo works on something for this run.
+        state: to a task: the place of the task that left the private state that the silo has after this one.
     """
 
     silo: str
@@ -92,6 +96,7 @@ class Answer:
     locks: tuple[Lock, ...] = ()
     record: str = ""
     busy: bool = False
+    state: str = ""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,8 @@ def metrics(
         yield from problems
         if problems:
             continue
-        expected: dict[str, Any] = {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
+        noted = {NOTES: row[NOTES]} if NOTES in row else {}  # nobody signs them
+        expected: dict[str, Any] = noted | {"step": step, "bytes": sum(t.bytes for t in ledger if t.step < step)}
         hops = [hop for hop in signed.hops if hop.step < step]
         sums = {"forward": sum(h.forward for h in hops), "backward": sum(h.backward for h in hops)}
         for name, least in sums.items():
@@ -293,6 +294,8 @@ def unproven(
     models = [name for name in MODELS_ONLY if any(name in row for row in rows[: -1 if result else None])]
     if models:
         yield Unproven(("metrics.jsonl",), tuple(models), "of models on the way, which are gone")
+    if any(NOTES in row for row in rows):
+        yield Unproven(("metrics.jsonl",), (NOTES,), "what the method noted of its steps")
     silent = [c for c in signed.terms.clients if c not in {h.client for h in signed.hops}]
     if silent:
         names = tuple(f"clients.{name}" for name in silent)
@@ -346,5 +349,6 @@ def _short(value: Any) -> str:
 
 _SIGNED = ("method", "hyperparameters", "training", "seed", "sealed")
 _NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
+NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")
 """what models tell and counts do not"""

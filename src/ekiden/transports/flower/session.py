@@ -18,7 +18,7 @@ from ekiden.core.files import Damaged, write
 from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
-from ekiden.core.run import drive
+from ekiden.core.run import drive, told
 from ekiden.core.run import models as models_of
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError
@@ -155,7 +155,9 @@ def run(
 
         held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
         courier, void = Courier(roll, patience, crossed, say), _void(folder)
-        remote = Remote(courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void, held)
+        remote = Remote(
+            courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void, held, run_folder.written
+        )
         trace = Trace()
         steps = drive(
             method,
@@ -175,6 +177,8 @@ def run(
             accuracy = trace.metrics[-1].get("accuracy")
             done = f"step {state.step} of {method.steps(len(clients))} done"
             say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+            if notes := trace.metrics[-1].get("notes"):
+                say(f"step {state.step}: {told(notes)}")
         if trace.metrics and (line := divergence(trace.metrics[-1], len(agreed.classes), plan.training.lr)):
             say(line)
         build = Built(method, setup.build, len(clients))

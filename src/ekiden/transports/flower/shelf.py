@@ -5,14 +5,15 @@ request that comes again gets the stored outcome. A request of another content a
 was repeated otherwise) discards what was done from that place on, and starts from the private state before it.
 
 Next to each outcome lies the request that it answers, so that an outcome that is lost or damaged can be made again
-from it and the private state before. Outcomes and states carry a digest.
+from it and the private state before. Outcomes and states carry a digest. The file `states` lists the private states
+that there must be, so that one that is lost is not taken for one that never was.
 """
 
 import fcntl
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from ekiden.transports.flower.parcel import pack, unpack
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
+_STATES = "states"
 _DAYS_KEPT = 30
 
 
@@ -67,7 +69,7 @@ class Asked:
 
 
 class Lost(UserError):
-    """An outcome that should be here and is gone, or is not as it was written."""
+    """An outcome or a private state that should be here and is gone, or is not as it was written."""
 
 
 class Shelf:
@@ -131,26 +133,38 @@ class Shelf:
             offset += length
         return asked, bytes(data[: asked.length]), own
 
-    def private(self, before: Place) -> Any:
-        """The client's state as it was before the task at that place.
+    def last(self, before: Place, void: Sequence[int] = ()) -> Place | None:
+        """Where the client's state as it was before a task was made; None if there was none.
+
+        Args:
+            before: the task's place.
+            void: steps of which nothing counts that was done here.
+        """
+        return max((place for place in self._states() if place < before and place[0] not in void), default=None)
+
+    def private(self, made: Place | None) -> Any:
+        """The client's state that the task at that place left.
 
         Raises:
-            UserError: its file is damaged.
+            Lost: its file is gone, or damaged.
         """
-        earlier = [(place, path) for kind, place, path in self._files() if kind == "private" and place < before]
-        if not earlier:
+        if made is None:
             return None
-        kind = self._private_type
-        path = max(earlier)[1]
+        kind, path = self._private_type, self._private(made)
         try:
             return wire.decode(intact(path.read_bytes()), Optional[kind] if kind is not None else None)  # noqa: UP045
+        except FileNotFoundError:
+            raise Lost(f"{path} is gone") from None
         except (OSError, Damaged, wire.WireError) as error:
-            raise UserError(
-                f"the silo's private state {path} is damaged ({error}): restore it from a backup, or start a new run"
-            ) from None
+            raise Lost(f"{path} is damaged ({error})") from None
+
+    def made_at(self, place: Place) -> str:
+        """The key of the value that the task at that place gave, if its request is here; else empty."""
+        return next((_key(path) for kind, at, path in self._files() if kind == "request" and at == place), "")
 
     def discard(self, since: Place) -> None:
         """Forget what was done from that place on."""
+        self._list(place for place in self._states() if place < since)
         for _, place, path in self._files():
             if place >= since:
                 path.unlink()
@@ -170,8 +184,8 @@ class Shelf:
             request: from which the outcome can be made again, and the own values that it names.
         """
         if outcome.private is not before:
-            path = self._folder / f"private-{place[0]}-{place[1]}.parcel"
-            write(path, with_digest(wire.chunks(outcome.private)))
+            write(self._private(place), with_digest(wire.chunks(outcome.private)))
+            self._list({*self._states(), place})
         write(self._outcome(place, task), marked([pack(done), *wire.chunks(outcome.value)]))
         # Needs no digest of its own: `asked` has those of what it holds and of what must come out.
         write(self._request(place, task), [pack(asked), *request], sync=False)
@@ -194,14 +208,17 @@ class Shelf:
         """
         if steps > self.settled:
             write(self._folder / "settled", marked([str(steps).encode()]), sync=False)
+        listed = [place for place in self._states() if place[0] not in void]
+        self._list(listed)
         for _, place, path in self._files():
             if place[0] in void:
                 path.unlink()
         files = list(self._files())
-        states = [place for kind, place, _ in files if kind == "private" and place < (steps, 0)]
+        states = [place for place in listed if place < (steps, 0)]
         # From which state a value that is kept was made, and the newest.
         made = [place for kind, place, path in files if kind == "request" and keep(_key(path))]
         needed = {max(earlier) for p in (*made, (steps, 0)) if (earlier := [state for state in states if state < p])}
+        self._list(place for place in listed if place in needed or place >= (steps, 0))
         for kind, place, path in files:
             if place >= (steps, 0):
                 continue
@@ -211,6 +228,26 @@ class Shelf:
             step = re.match(r"\.?(\d+)-", old.name)
             if step is None or int(step[1]) < steps:
                 old.unlink()
+
+    def _states(self) -> list[Place]:
+        """The places of the tasks that changed the client's state, of those that are kept.
+
+        In shelves of older versions, which have no list of them, those whose files are here.
+        """
+        try:
+            words = bytes(verified((self._folder / _STATES).read_bytes())).decode().split()
+            return [place_of(word) for word in words]
+        except (OSError, UserError, UnicodeDecodeError):
+            return [place for kind, place, _ in self._files() if kind == "private"]
+
+    def _list(self, places: Iterable[Place]) -> None:
+        """Say which private states there must be: before a file of one is removed, after one is written."""
+        words = sorted(set(places))
+        if words != sorted(self._states()) or (words and not (self._folder / _STATES).exists()):
+            write(self._folder / _STATES, marked([" ".join(map(text_of, words)).encode()]))
+
+    def _private(self, place: Place) -> Path:
+        return self._folder / f"private-{text_of(place)}.parcel"
 
     def _outcome(self, place: Place, task: str) -> Path:
         return self._folder / f"outcome-{place[0]}-{place[1]}-{task}.parcel"
@@ -240,6 +277,28 @@ def _place(key: str) -> tuple[Place, str]:
     if match is None:
         raise UserError(f"value {key[:80]!r} is not here: no value has such a name")
     return (int(match[1]), int(match[2])), match[3]
+
+
+def text_of(place: Place | None) -> str:
+    """A place as text; empty where there is none."""
+    return "" if place is None else f"{place[0]}-{place[1]}"
+
+
+def place_of(text: str) -> Place:
+    """The place that `text_of` gave `text` for.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not is_place(text):
+        raise UserError(f"{text[:80]!r} is no place of a task in a run")
+    step, call = text.split("-")
+    return int(step), int(call)
+
+
+def is_place(text: str) -> bool:
+    """Whether `text` is a place."""
+    return re.fullmatch(r"\d{1,9}-\d{1,9}", text) is not None
 
 
 def _key(path: Path) -> str:

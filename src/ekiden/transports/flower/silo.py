@@ -1,7 +1,7 @@
 """A silo: executes what the coordinator asks, if the silo's own file allows it, and nothing twice."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, pack, signed_text, unpack
 from ekiden.transports.flower.sealing import Party, Plain, Sealer
-from ekiden.transports.flower.shelf import Asked, Done, Lost, Shelf, drop_old_runs
+from ekiden.transports.flower.shelf import Asked, Done, Lost, Shelf, drop_old_runs, place_of, text_of
 from ekiden.transports.flower.silo_file import Held, SiloFile
 
 log = logging.getLogger("ekiden")
@@ -46,6 +46,7 @@ class Agreed:
         sealer: opens and seals for the silo.
         plan: what the method will ask for if nobody is missing, where that is known beforehand.
         admission: how much the run may ask for.
+        data: the fingerprint of the silo's samples, the same as when the run began.
     """
 
     terms: Agreement
@@ -53,6 +54,7 @@ class Agreed:
     sealer: Sealer
     plan: Outline | None
     admission: Admission
+    data: str
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Silo:
         admission = Admission(file, terms)
         first = not admission.folder.exists()
         admission.bind()
+        data = custody.fingerprint(client, custody.kept_salt(admission.folder))
+        admission.check_data(data)
         if first:
             self._note(f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
 
@@ -186,7 +190,7 @@ class Silo:
         if terms.sealed:
             private = sealing.kept_private(admission.folder / _SEALING_KEY)
             sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, self._sign)
-        self._agreement = Agreed(terms, worker, sealer, plan, admission)
+        self._agreement = Agreed(terms, worker, sealer, plan, admission, data)
         return self._agreement
 
     def _plan(self, run: Agreed, ask: Ask) -> Outline | None:
@@ -212,8 +216,8 @@ class Silo:
         # Not before all is opened and checked: a message that is refused must not make the silo forget anything.
         keep = policy.kept(self._file.name, plan, ask)
         void = [step for step, client in ask.absent if client == self._file.name] if run.terms.skips else []
+        private = self._private(run, shelf, ask, void)  # first: what a lost one is made from may not be needed longer
         shelf.settle(ask.settled, keep.__contains__, void)
-        private = shelf.private(place)
         digest = contents.digest(run.terms.digest, ask.task, private)
         found = shelf.find(place, ask.task, digest)
         if found is None:
@@ -229,7 +233,8 @@ class Silo:
         else:
             done, value = found
             log.info("step %d: %s was done before", ask.step + 1, ask.task)
-        return self._give(run, ask, f"{ask.step}-{ask.call}-{ask.task}", done, [value] if ask.eager else None)
+        state = text_of(shelf.last((ask.step, ask.call + 1)))
+        return self._give(run, ask, f"{ask.step}-{ask.call}-{ask.task}", done, [value] if ask.eager else None, state)
 
     def _keep(
         self,
@@ -258,23 +263,58 @@ class Silo:
         try:
             return shelf.value(key)
         except Lost as lost:
-            return self._again(run, shelf, key, lost)
+            return self._again(run, shelf, key, lost, f"value {key}")
 
-    def _again(self, run: Agreed, shelf: Shelf, key: str, lost: Lost) -> tuple[Done, bytes]:
-        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits."""
+    def _private(self, run: Agreed, shelf: Shelf, ask: Ask, void: Sequence[int] = ()) -> Any:
+        """This silo's state before a task; made again where its file is gone or damaged.
+
+        Raises:
+            UserError: it cannot be made again, or the coordinator names another one.
+        """
+        place = (ask.step, ask.call)
+        made = shelf.last(place, void)
+        if ask.state is not None:
+            known = place_of(ask.state) if ask.state else None
+            later = known is not None and (known >= place or known[0] in void)
+            if later or (made is not None and (known is None or known < made)):
+                raise UserError(
+                    f"the coordinator names another private state ({ask.state or 'none'}) than {self._file.name} has "
+                    f"before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+                )
+            made = known  # where it is newer, the silo has lost it
+        try:
+            return shelf.private(made)
+        except Lost as lost:
+            assert made is not None
+            self._again(run, shelf, shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void)
+        return shelf.private(made)
+
+    def _again(
+        self, run: Agreed, shelf: Shelf, key: str, lost: Lost, what: str, void: Sequence[int] = ()
+    ) -> tuple[Done, bytes]:
+        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
+
+        Args:
+            run: the run.
+            shelf: its folder.
+            key: of the value; empty where nothing here says how `what` was made.
+            lost: why.
+            what: is lost.
+            void: steps of which nothing counts that was done here.
+        """
         name = self._file.name
         hopeless = UserError(
-            f"{name} does not have value {key} of run {run.terms.run}: {lost}, and what it was made from is not here "
+            f"{name} does not have {what} of run {run.terms.run}: {lost}, and what it was made from is not here "
             "either: restore the file from a backup, or start a new run"
         )
-        found = shelf.request(key)
+        found = shelf.request(key) if key else None
         if found is None:
             raise hopeless
         asked, request, own = found
         try:
             ask, body = unpack(request, Ask)
             contents = opened(ask, body, run.sealer, ask.absent if self._plan(run, ask) else ())
-            private = shelf.private((ask.step, ask.call))
+            private = self._private(run, shelf, ask, void)
             if contents.digest(run.terms.digest, ask.task, private) != asked.digest:
                 raise hopeless
             given = self._arguments(run, shelf, ask.task, contents, own)
@@ -291,9 +331,17 @@ class Silo:
         self._note(f"run {run.terms.run}, step {ask.step + 1}: {ask.task} done again, because {lost}")
         return done, value
 
-    def _give(self, run: Agreed, ask: Ask, key: str, done: Done, value: Iterable[bytes | memoryview] | None) -> bytes:
+    def _give(
+        self,
+        run: Agreed,
+        ask: Ask,
+        key: str,
+        done: Done,
+        value: Iterable[bytes | memoryview] | None,
+        state: str = "",
+    ) -> bytes:
         """How a task ended, with its value sealed for those who are to read it."""
-        answer = Answer(self._file.name, "", done.size, done.forward, done.backward, record=done.record)
+        answer = Answer(self._file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
         if value is None:
             return pack(answer)
         plan = self._plan(run, ask)
@@ -307,10 +355,6 @@ class Silo:
             readers = ", ".join(reader.name for reader in ask.readers)
             self._note(f"run {run.terms.run}: value {key} sealed for {readers}")
         return pack(replace(answer, locks=locks), (data,))
-
-    def _fingerprint(self, run: Agreed) -> str:
-        """Of the silo's samples as they are now, so that samples that change during the run are noticed."""
-        return custody.fingerprint(self._held()[1], custody.kept_salt(run.admission.folder))
 
     def _record(
         self, run: Agreed, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str
@@ -327,7 +371,7 @@ class Silo:
             samples=len(client.train),
             validation=len(client.val),
             test=len(client.test),
-            data=self._fingerprint(run),
+            data=run.data,
             step=job.step,
             call=job.call,
             task=job.task,
@@ -409,7 +453,7 @@ class Silo:
         record = ""
         if run.terms.keys:
             place, result = (self._file.name, ask.step, ask.results), (tuple(digests), tuple(counts))
-            tally = Tally(run.terms.run, run.terms.digest, *place, *result, self._fingerprint(run))
+            tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
             record = custody.measured(tally, self._sign).line()
         return pack(Answer(self._file.name, record=record), wire.chunks(list(counts)))
 
