@@ -26,13 +26,13 @@ class Mixtures(NamedTuple):
     means: Tensor
     covariances: Tensor
 
-    def draw(self, counts: Tensor, features: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, counts: Tensor, classes: int, features: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU.
 
         Raises:
             UserError: these are no mixtures of so many classes and features.
         """
-        self._check(counts, features)
+        self._check(counts, classes, features)
         drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]
         for c, n in enumerate(counts.tolist()):
             if not n:
@@ -48,21 +48,18 @@ class Mixtures(NamedTuple):
             labels.append(torch.full((n,), c))
         return torch.cat(drawn), torch.cat(labels)
 
-    def _check(self, counts: Tensor, features: int) -> None:
-        shapes = [tuple(part.shape) for part in self]
-        of = (len(counts), self.weights.shape[-1])
-        wanted = [[of, (*of, features), (*of, size)] for size in _sizes(features)]
-        if shapes not in wanted:
+    def _check(self, counts: Tensor, classes: int, features: int) -> None:
+        of = (classes, *self.means.shape[1:2])
+        shapes = [tuple(part.shape) for part in (counts, *self)]
+        if shapes not in [[(classes,), of, (*of, features), (*of, size)] for size in _sizes(features)]:
             raise UserError(
-                f"mixtures of shapes {shapes} do not fit this network of {len(counts)} classes and {features} "
+                f"counts and mixtures of shapes {shapes} do not fit this network of {classes} classes and {features} "
                 "features: use the same model at every client"
             )
         shares = self.weights.double().sum(1)[counts > 0]
         variances = self.covariances if self.covariances.shape[2] in (1, features) else self.weights
         if any(bool((part < 0).any()) for part in (counts, self.weights, variances)) or not bool((shares > 0).all()):
-            raise UserError(
-                "mixtures with a negative count, weight or variance, or with samples without weight: refused"
-            )
+            raise UserError("mixtures with a negative count, weight or variance, or samples without weight: refused")
 
 
 def fit(

@@ -133,7 +133,7 @@ class FedPFT(Method):
         network = Network(fed.network(model))
         dim = width(network, fed.shape)
         draw = fed.generator("features")
-        drawn = [one.mixtures.draw(one.counts, dim, draw) for one in sent]
+        drawn = [one.mixtures.draw(one.counts, fed.layout.classes, dim, draw) for one in sent]
         x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return self.with_head(model, network.module, network.head, x, y, fed.generator("head"))
 
@@ -143,7 +143,7 @@ class FedPFT(Method):
         if received is None:
             return x, y
         draw = Generator().manual_seed(client.seed("features"))
-        drawn, labels = received.mixtures.draw(received.counts.cpu(), x.shape[1], draw)
+        drawn, labels = received.mixtures.draw(received.counts.cpu(), client.classes, x.shape[1], draw)
         return torch.cat([x, drawn]), torch.cat([y, labels])
 
     def mixture(self, client: Client, x: Tensor, y: Tensor) -> Mixtures:
