@@ -33,6 +33,7 @@ from ekiden.methods import (
     FedELMY,
     FedMA,
     FedOV,
+    FedPFT,
     FedSeq,
     FedTasuki,
     MAEcho,
@@ -322,6 +323,7 @@ OPTIONS = (
     OTFusion(epochs=1, sinkhorn=0.1),
     SPFL(host="feddc", rounds=2, epochs=1, length=2),
     SPFL(host="moon", rounds=2, epochs=1, length=2),
+    FedPFT(form="chain", mixtures=2, covariance="full", head_epochs=2),
 )
 
 

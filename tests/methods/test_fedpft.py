@@ -281,7 +281,7 @@ def test_received_mixtures_must_fit() -> None:
 
 def test_refuses_features_that_are_no_numbers() -> None:
     with pytest.raises(UserError, match="somebody: the extractor gives NaN"):
-        FedPFT().fit(points((float("nan"), 0)), weights(0.0))
+        FedPFT().describe(points((float("nan"), 0)), weights(0.0))
 
 
 @pytest.mark.parametrize("changes", [{"mixtures": 0}, {"head_lr": 0}, {"covariance": "tied"}, {"order": "random"}])

@@ -99,7 +99,9 @@ class FedPFT(Method):
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             if self.form == "star":
-                s = s.next(model=self.at_server(fed, fed.get([fed.call(self.fit, k, INITIAL) for k in fed.clients])))
+                s = s.next(
+                    model=self.at_server(fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients]))
+                )
             else:
                 client = fed.order(self.order)[s.step]
                 if s.step < steps - 1:
@@ -109,7 +111,7 @@ class FedPFT(Method):
             yield s
 
     @on_client
-    def fit(self, client: Client, model: Weights) -> Own:
+    def describe(self, client: Client, model: Weights) -> Own:
         """Mixtures of the client's own features."""
         x, y = features(client, model)
         return Own(client.class_counts().cpu(), self.mixture(client, x, y))

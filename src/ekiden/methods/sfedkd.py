@@ -205,7 +205,7 @@ def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
 
 def distributions(counts: Tensor) -> Tensor:
     """Shares (..., K) of the classes in counts (..., K)."""
-    return counts.double() / counts.sum(-1, keepdim=True)
+    return counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
 
 
 def complementary(shares: Tensor, k: int) -> list[int]:
