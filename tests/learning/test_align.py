@@ -84,7 +84,7 @@ def test_shrinkage_as_scikit_learn_has_it(n: int) -> None:
     x = torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) * torch.arange(1.0, 7) + 3
     wanted, share = reference(x.double().numpy())
     found = ledoit_wolf(x)
-    assert (share > 0) is (n > 2)
+    assert (share > 0) == (n > 2)
     assert found.covariance.numpy() == pytest.approx(wanted, rel=1e-8)
     assert found.mean.numpy() == pytest.approx(x.mean(0).numpy(), rel=1e-5)
 

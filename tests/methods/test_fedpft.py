@@ -288,3 +288,15 @@ def test_refuses_features_that_are_no_numbers() -> None:
 def test_refuses_what_does_not_fit(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
         FedPFT(**changes)
+
+
+def test_a_network_that_is_given_stays_as_it_is(blobs: FederatedData) -> None:
+    given = Tiny()
+    with torch.no_grad():
+        given.get_submodule("features").get_submodule("0").get_parameter("weight").copy_(torch.arange(32).view(8, 4) / 9)
+    result = run(FedPFT(mixtures=1, head_epochs=2), blobs, given, **SETTINGS)
+    network = Network(given)
+    assert result.weights is not None
+    rest = ~network.head
+    assert torch.equal(rest.of(result.weights).params, rest.of(network.weights()).params)
+    assert not torch.equal(network.head.of(result.weights).params, network.head.of(network.weights()).params)
