@@ -293,7 +293,9 @@ def test_refuses_what_does_not_fit(changes: dict[str, Any]) -> None:
 def test_a_network_that_is_given_stays_as_it_is(blobs: FederatedData) -> None:
     given = Tiny()
     with torch.no_grad():
-        given.get_submodule("features").get_submodule("0").get_parameter("weight").copy_(torch.arange(32).view(8, 4) / 9)
+        given.get_submodule("features").get_submodule("0").get_parameter("weight").copy_(
+            torch.arange(32).view(8, 4) / 9
+        )
     result = run(FedPFT(mixtures=1, head_epochs=2), blobs, given, **SETTINGS)
     network = Network(given)
     assert result.weights is not None

@@ -145,7 +145,8 @@ class FedPFT(Method):
         if received is None:
             return x, y
         draw = Generator().manual_seed(client.seed("features"))
-        drawn, labels = received.mixtures.draw(received.counts.cpu(), client.classes, x.shape[1], draw)
+        mixtures = Mixtures(*(part.cpu() for part in received.mixtures))
+        drawn, labels = mixtures.draw(received.counts.cpu(), client.classes, x.shape[1], draw)
         return torch.cat([x, drawn]), torch.cat([y, labels])
 
     def mixture(self, client: Client, x: Tensor, y: Tensor) -> Mixtures:

@@ -195,7 +195,14 @@ class Lesson:
 
 def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
     """TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, mean of the batch; logits (b, K)."""
-    return kl(*(torch.stack([z.gather(1, y[:, None])[:, 0], without(z, y).logsumexp(1)], 1) for z in (logits, taught)))
+    return kl(two_classes(logits, y), two_classes(taught, y))
+
+
+def two_classes(logits: Tensor, y: Tensor) -> Tensor:
+    """Logits (b, 2) of the true class and of all others together."""
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
+    true = logits.masked_fill(~own, 0).sum(1)  # the gradient of `gather` adds in no fixed order on a GPU
+    return torch.stack([true, without(logits, y).logsumexp(1)], 1)
 
 
 def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
