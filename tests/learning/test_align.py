@@ -10,7 +10,8 @@ from ekiden.learning.align import Gaussian, barycentre, ledoit_wolf, transport
 
 
 def rotation(dim: int, seed: int = 0) -> Tensor:
-    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[0]
+    q: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed)).double())[0]
+    return q
 
 
 def some(dim: int, seed: int) -> Gaussian:

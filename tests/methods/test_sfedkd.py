@@ -15,6 +15,7 @@ from ekiden.learning.network import Network
 from ekiden.methods import FedSeq, SFedKD
 from ekiden.methods.sfedkd import (
     Lesson,
+    Taught,
     complementary,
     discrepancies,
     distributions,
@@ -95,8 +96,8 @@ def test_greedy_choice_by_loops() -> None:
     for _ in range(4):
         gaps = {}
         for i in set(range(7)) - set(found):
-            mean = sum(p[j].numpy() for j in [*found, i]) / (len(found) + 1)
-            gaps[i] = sum(abs(float(share) - 0.2) for share in mean)
+            means = p[[*found, i]].mean(0).tolist()
+            gaps[i] = sum(abs(share - 0.2) for share in means)
         found.append(min(gaps, key=lambda i: gaps[i]))
     assert complementary(p, 4) == found
 
@@ -114,7 +115,8 @@ def plain(blobs: FederatedData, start: torch.Tensor, lr: float) -> torch.Tensor:
     """Two rounds in the order given, two teachers, one full-batch step a visit, α = 0.5, β = 2, τ = 2, from scratch."""
     data = [(c.train.samples.x[c.train.rows], c.train.samples.y[c.train.rows]) for c in blobs.clients]
     p = [np.bincount(y.numpy(), minlength=3) / len(y) for _, y in data]
-    last, pairs = [], [(i, j) for i in range(4) for j in range(4) if i != j]
+    last: list[torch.Tensor] = []
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
     w = start
     for round in range(2):
         models = []
@@ -197,6 +199,8 @@ def test_sequences_are_drawn_anew(blobs: FederatedData) -> None:
 
 def test_counts_are_of_training_samples(blobs: FederatedData) -> None:
     result = run(SFedKD(rounds=2, epochs=1), blobs, Tiny, **SETTINGS)
+    assert isinstance(result.state, Taught)
+    assert result.state.counts is not None
     for row, client in zip(result.state.counts, blobs.clients, strict=True):
         labels = client.train.samples.y[client.train.rows]
         assert row.tolist() == [int((labels == c).sum()) for c in range(3)]
