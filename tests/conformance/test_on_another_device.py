@@ -33,6 +33,7 @@ from ekiden.methods import (
     FedELMY,
     FedMA,
     FedOV,
+    FedPFT,
     FedSeq,
     FedTasuki,
     MAEcho,
@@ -250,14 +251,16 @@ def trained(folder: Path) -> dict[str, bytes]:
 def test_gives_the_bits_of_the_cpu(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
     """Trains, evaluates, saves, resumes: and nothing is drawn on the device that the CPU would draw otherwise."""
     method = small(kind)
-    run(method, blobs, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
+    here = run(method, blobs, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
     with Elsewhere() as mode:
         run(method, blobs, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **on("cuda:1"))
         run(method, blobs, Plain, folder=tmp_path / "there", keep_trained=True, **on("cuda:1"))
     assert files(tmp_path / "there") == files(tmp_path / "cpu")
-    assert trained(tmp_path / "there") == trained(tmp_path / "cpu")
-    assert {"aten.addmm", "aten.native_batch_norm_backward"} <= mode.seen, "it trained there"
+    assert "aten.addmm" in mode.seen, "it computed there"
     assert not mode.seen & UNORDERED
+    if here.metrics[-1]["backward"]:
+        assert trained(tmp_path / "there") == trained(tmp_path / "cpu")
+        assert "aten.native_batch_norm_backward" in mode.seen, "it trained there"
 
 
 @every_method
@@ -322,6 +325,7 @@ OPTIONS = (
     OTFusion(epochs=1, sinkhorn=0.1),
     SPFL(host="feddc", rounds=2, epochs=1, length=2),
     SPFL(host="moon", rounds=2, epochs=1, length=2),
+    FedPFT(form="chain", mixtures=2, covariance="full", head_epochs=2),
 )
 
 

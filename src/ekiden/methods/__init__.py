@@ -22,6 +22,7 @@ from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedov import FedOV
 from ekiden.methods.fedper import FedPer
+from ekiden.methods.fedpft import FedPFT
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
@@ -32,6 +33,7 @@ from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
 from ekiden.methods.pfnm import PFNM
 from ekiden.methods.scaffold import SCAFFOLD
+from ekiden.methods.sfedkd import SFedKD
 from ekiden.methods.spfl import SPFL
 from ekiden.methods.ua_pdfl import UAPDFL
 
@@ -40,6 +42,7 @@ METHODS: tuple[type[Method], ...] = (
     FedELMYParallel,
     FedSeq,
     FedTasuki,
+    SFedKD,
     MetaFed,
     SPFL,
     Average,
@@ -50,6 +53,7 @@ METHODS: tuple[type[Method], ...] = (
     MAEcho,
     DENSE,
     FedOV,
+    FedPFT,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -133,6 +137,7 @@ __all__ = [
     "FedMA",
     "FedNova",
     "FedOV",
+    "FedPFT",
     "FedPer",
     "FedProx",
     "FedSeq",
@@ -141,6 +146,7 @@ __all__ = [
     "MAEcho",
     "MetaFed",
     "OTFusion",
+    "SFedKD",
     "known",
     "method_named",
     "name_of",

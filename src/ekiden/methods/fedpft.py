@@ -1,0 +1,207 @@
+"""FedPFT: Gaussian mixtures of frozen features travel, and a head is trained on features drawn from them."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from ekiden.checks import Count, NonNegative, Positive, require
+from ekiden.core.federation import Fed, in_order
+from ekiden.core.method import INITIAL, Method, OwnSamples, Ref, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.fit import Diverged
+from ekiden.learning.mixtures import Covariance, Mixtures, fit, size_of_covariance
+from ekiden.learning.network import Network
+from ekiden.learning.optimizer import optimizer
+from ekiden.learning.training import Training
+from ekiden.learning.weights import Part, Weights
+
+
+class Own(NamedTuple):
+    """What a client sends to the server: its class counts (K,) int64, and mixtures of its features."""
+
+    counts: Annotated[Tensor, OwnSamples]
+    mixtures: Mixtures
+
+
+class Joint(NamedTuple):
+    """What a client of the chain hands on: the same for all clients so far."""
+
+    counts: Tensor
+    mixtures: Mixtures
+
+
+@dataclass(frozen=True)
+class Chained(State):
+    """The state with what the last client handed on."""
+
+    joint: Ref[Joint] | None = None
+
+
+@dataclass(frozen=True)
+class FedPFT(Method):
+    """Clients send Gaussian mixtures of frozen features; a classifier is trained on features drawn from them.
+
+    Mahdi Beitollahi, Alex Bie, Sobhan Hemati, Leo Maxime Brunswic, Xu Li, Xi Chen, Guojun Zhang: Parametric Feature
+    Transfer: One-shot Federated Learning with Foundation Models. 2024. https://arxiv.org/abs/2402.01862 (Algorithm 1
+    and its decentralised form).
+
+    The extractor is that of the initial network, which everyone has and which never changes or travels: give a
+    pretrained one. Each client fits one mixture per class by EM. In a star the server draws as many features as there
+    were samples and trains the head. In a chain each client draws features from what it received, joins its own, and
+    fits mixtures to both; the last one trains the head on drawn and own features.
+
+    Departures from the paper: a class with fewer samples than mixtures gets a Gaussian for each sample, where the
+    public code leaves the class out. EM starts from k-means++ seeds, not from k-means. Absent classes travel as zeros,
+    so that the bytes do not depend on the data. The differentially private form is left out.
+    """
+
+    form: Literal["star", "chain"] = "star"
+    """topology: all clients to the server, or from client to client"""
+    mixtures: Count = 10
+    """K, Gaussians for each class"""
+    covariance: Covariance = "diagonal"
+    """Σ: spherical, diagonal or full"""
+    half: bool = True
+    """send 16-bit numbers, as the paper does, else 32-bit ones"""
+    head_epochs: Count = 100
+    """passes over the drawn features, to train the head"""
+    head_lr: Positive = 0.01
+    """learning rate of the head (AdamW)"""
+    head_decay: NonNegative = 0.01
+    """weight decay of the head"""
+    head_batch: Count = 128
+    """features in a mini-batch"""
+    order: str = "given"
+    """order of the clients in a chain: given, reversed, random, or names separated by commas"""
+
+    splits_model: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """A star has no order."""
+        require(self.form == "chain" or self.order == "given", "order", self.order, "given, unless --form chain")
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The order must name them."""
+        in_order(self.order, clients)
+
+    def start(self) -> Chained:
+        """Nothing handed on yet."""
+        return Chained()
+
+    def run(self, fed: Fed, s: Chained) -> Iterator[State]:
+        """A star is one step; in a chain a hop is one."""
+        steps = self.steps(len(fed.clients))
+        while s.step < steps:
+            if self.form == "star":
+                s = s.next(
+                    model=self.at_server(fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients]))
+                )
+            else:
+                client = fed.order(self.order)[s.step]
+                if s.step < steps - 1:
+                    s = s.next(joint=fed.call(self.join, client, INITIAL, s.joint))
+                else:
+                    s = s.next(model=fed.call(self.finish, client, INITIAL, s.joint), joint=None)
+            yield s
+
+    @on_client
+    def describe(self, client: Client, model: Weights) -> Own:
+        """Mixtures of the client's own features."""
+        x, y = features(client, model)
+        return Own(client.class_counts().cpu(), self.mixture(client, x, y))
+
+    @on_client
+    def join(self, client: Client, model: Weights, received: Joint | None) -> Joint:
+        """Mixtures of the client's own features and of those drawn from what it received."""
+        x, y = self.joined(client, model, received)
+        return Joint(torch.bincount(y, minlength=client.classes), self.mixture(client, x, y))
+
+    @on_client
+    def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
+        """The head, trained at the last client of the chain."""
+        x, y = self.joined(client, model, received)
+        draw = Generator().manual_seed(client.seed("head"))
+        return self.with_head(model, client.module, client.head, x, y, draw)
+
+    def at_server(self, fed: Fed, sent: Sequence[Own]) -> Weights:
+        """The head, trained at the server on features drawn from all clients' mixtures."""
+        model: Weights = fed.get(INITIAL)
+        network = Network(fed.network(model))
+        dim = width(network, fed.shape)
+        draw = fed.generator("features")
+        drawn = [one.mixtures.draw(one.counts, fed.layout.classes, dim, draw) for one in sent]
+        x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return self.with_head(model, network.module, network.head, x, y, fed.generator("head"))
+
+    def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Tensor, Tensor]:
+        """The client's own features and those that it draws (n, A), and labels (n,), on the CPU."""
+        x, y = features(client, model)
+        if received is None:
+            return x, y
+        draw = Generator().manual_seed(client.seed("features"))
+        mixtures = Mixtures(*(part.cpu() for part in received.mixtures))
+        drawn, labels = mixtures.draw(received.counts.cpu(), client.classes, x.shape[1], draw)
+        return torch.cat([x, drawn]), torch.cat([y, labels])
+
+    def mixture(self, client: Client, x: Tensor, y: Tensor) -> Mixtures:
+        """Mixtures of features (n, A) with labels (n,)."""
+        dtype = torch.float16 if self.half else torch.float32
+        return fit(x, y, client.classes, self.mixtures, self.covariance, client.seed("mixtures"), dtype)
+
+    def with_head(
+        self, model: Weights, module: nn.Module, part: Part, x: Tensor, y: Tensor, draw: Generator
+    ) -> Weights:
+        """`model` with its head, `part` of it, trained on features (n, A) with labels (n,)."""
+        values = part.of(model)
+        head = Network(copy.deepcopy(module.get_submodule("head")), values.params.device)
+        head.load(values)
+        head.module.eval()
+        x, y = x.to(head.params.device), y.to(head.params.device)
+        steps = optimizer(
+            head.params, head.grad, Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_decay)
+        )
+        for _ in range(self.head_epochs):
+            for rows in torch.split(torch.randperm(len(x), generator=draw).to(x.device), self.head_batch):
+                head.grad.zero_()
+                F.cross_entropy(head.module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+                steps.step()
+        trained = head.weights()
+        if not trained.is_finite():
+            raise Diverged(f"the head became NaN or infinite: lower --head-lr (now {self.head_lr})")
+        return part.put(trained, model)
+
+    def steps(self, clients: int) -> int:
+        """One, or N hops."""
+        return 1 if self.form == "star" else clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·S in a star, (N - 1)·S in a chain, S = 8C + b·C·K·(1 + A + c) for C classes and K mixtures.
+
+        b is 2 or 4 bytes, A the number of features, c that of a covariance: 1, A or A(A + 1)/2.
+        """
+        dim, classes = width(model.network, model.shape), model.layout.classes
+        gaussian = 1 + dim + size_of_covariance(self.covariance, dim)
+        sends = clients if self.form == "star" else clients - 1
+        return sends * classes * (8 + (2 if self.half else 4) * self.mixtures * gaussian)
+
+
+def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
+    """What enters the head (n, A) for the client's training samples, and labels (n,), on the CPU."""
+    with torch.no_grad():
+        seen = [(client.probe(x, model)[0].cpu(), y.cpu()) for x, y in client.batches(passes=0)]
+    x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    if not bool(x.isfinite().all()):
+        raise UserError(f"{client.name}: the extractor gives NaN or infinity: check its weights and this client's data")
+    return x, y
+
+
+def width(network: Network, shape: tuple[int, ...]) -> int:
+    """A, the number of features that enter the head."""
+    with torch.no_grad():
+        return network.probe(torch.zeros(1, *shape, device=network.params.device))[0].shape[1]

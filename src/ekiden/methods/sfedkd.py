@@ -1,0 +1,239 @@
+"""SFedKD: a chain in many rounds, taught by complementary models of the round before."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.checks import Count, Fraction, NonNegative, Positive, require
+from ekiden.core.federation import Fed, in_order
+from ekiden.core.method import INITIAL, Method, OwnSamples, Ref, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.distillation import kl, without
+from ekiden.learning.fit import Forward
+from ekiden.learning.weights import Weights
+from ekiden.methods._rounds import participants
+
+
+class Counts(NamedTuple):
+    """The class counts (K,) int64 of a client."""
+
+    of: Annotated[Tensor, OwnSamples]
+
+
+@dataclass(frozen=True)
+class Taught(State):
+    """The state with what teachers are chosen from.
+
+    Attributes:
+        counts: (N, K) class counts of all clients.
+        trained: the models of this round so far.
+        teachers: those chosen from the round before.
+        sent: models that have moved.
+    """
+
+    counts: Tensor | None = None
+    trained: tuple[Ref[Weights], ...] = ()
+    teachers: tuple[Ref[Weights], ...] = ()
+    sent: int = 0
+
+
+@dataclass(frozen=True)
+class SFedKD(Method):
+    """Sequential federated learning whose clients also distil from a few models of the round before.
+
+    Haotian Xu, Jinrui Zhou, Xichong Zhang, Mingjun Xiao, He Sun, Yin Xu: SFedKD: Sequential Federated Learning with
+    Discrepancy-Aware Multi-Teacher Knowledge Distillation. 2025. https://arxiv.org/abs/2507.08508. The two parts of the
+    distillation: Borui Zhao, Quan Cui, Renjie Song, Yiyu Qiu, Jiajun Liang: Decoupled Knowledge Distillation.
+    CVPR 2022. https://arxiv.org/abs/2203.08679 (equation 7).
+
+    In each round a model goes through a random sequence of clients. From the second round on the server chooses as
+    teachers those models of the last round whose clients' class distributions together come nearest to uniform, by a
+    greedy search. The loss is ℓ + τ² Σ_t (α a_t TCKD_t + β b_t NCKD_t): TCKD compares the probabilities of the true
+    class and of all others together, NCKD those of the other classes among each other. With d_t in [0, 1] half the L1
+    distance of the class distributions of teacher and student, a_t is 1 - d_t and b_t is d_t, each normalised over the
+    teachers: who has seen the same classes teaches the true class, who has seen others teaches the others.
+
+    Departures from the paper: only its abstract and summaries of it could be read. Inferred are the direction and the
+    form of a_t and b_t, the L1 distance, the loss's weights, and all default values. Class counts, not distributions,
+    are sent, once, by all clients. Local training ends with the epoch that --select names.
+    """
+
+    rounds: Count = 10
+    """T, rounds; the first has no teachers"""
+    epochs: Count = 10
+    """E, epochs at each client in a round"""
+    teachers: Count = 3
+    """number of teachers, at most as many as there are clients in a round"""
+    target: NonNegative = 1.0
+    """α, weight of the part about the true class; α = β = 0 is FedSeq"""
+    others: NonNegative = 1.0
+    """β, weight of the part about the other classes"""
+    temperature: Positive = 1.0
+    """τ, softens the answers; the loss is multiplied by τ²"""
+    participation: Fraction = 1.0
+    """c, part of the clients in a round's sequence, at least one"""
+    order: str = "random"
+    """order of the clients: random (another one in each round), given, reversed, or names separated by commas"""
+
+    def __post_init__(self) -> None:
+        """A fixed order would leave the same clients out in every round."""
+        fair = self.participation == 1 or self.order == "random"
+        require(fair, "participation", self.participation, "1, unless --order random")
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The order must name them."""
+        in_order(self.order, clients)
+
+    def start(self) -> Taught:
+        """No model yet."""
+        return Taught()
+
+    def run(self, fed: Fed, s: Taught) -> Iterator[State]:
+        """One hop a step."""
+        m = participants(len(fed.clients), self.participation)
+        while s.step < self.steps(len(fed.clients)):
+            round, hop = divmod(s.step, m)
+            if round and not hop:
+                s = replace(s, teachers=self.chosen(fed, s), trained=())
+            client = fed.order(self.order, round)[hop]
+            target, others = self.shares(fed, s, client)
+            model = fed.call(self.train, client, s.model, s.teachers, target, others)
+            counts = s.counts
+            if self.distils and s.step == 0:
+                counts = torch.stack([c.of for c in fed.get([fed.call(self.count, k) for k in fed.clients])])
+            trained = (*s.trained, model) if self.distils and round < self.rounds - 1 else ()
+            used = [ref for ref in (s.model, *s.teachers) if isinstance(ref, Ref) and ref != INITIAL]
+            sent = s.sent + sum(ref.owner != client for ref in used)
+            s = s.next(model=model, counts=counts, trained=trained, sent=sent)
+            yield s
+
+    def chosen(self, fed: Fed, s: Taught) -> tuple[Ref[Weights], ...]:
+        """The teachers of a round, from the models of the round before."""
+        if s.counts is None:
+            return ()
+        rows = [fed.clients.index(ref.owner) for ref in s.trained]
+        return tuple(s.trained[i] for i in complementary(distributions(s.counts)[rows], self.teachers))
+
+    def shares(self, fed: Fed, s: Taught, student: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """a_t and b_t of the teachers."""
+        if s.counts is None or not s.teachers:
+            return (), ()
+        d = discrepancies(s.counts, [fed.clients.index(t.owner) for t in s.teachers], fed.clients.index(student))
+        return normalised(1 - d), normalised(d)
+
+    @on_client
+    def count(self, client: Client) -> Counts:
+        """How many samples of each class the client has."""
+        return Counts(client.class_counts())
+
+    @on_client
+    def train(
+        self,
+        client: Client,
+        model: Weights,
+        teachers: tuple[Weights, ...],
+        target: tuple[float, ...],
+        others: tuple[float, ...],
+    ) -> Weights:
+        """Training from the received model; a_t and b_t of the teachers are `target` and `others`."""
+        if not teachers:
+            return client.fit(model, epochs=self.epochs)
+        networks = tuple(client.network(teacher) for teacher in teachers)
+        a, b = (tuple(w * share for share in each) for w, each in ((self.target, target), (self.others, others)))
+        return client.fit(model, epochs=self.epochs, objective=Lesson(networks, a, b, self.temperature))
+
+    @property
+    def distils(self) -> bool:
+        """Whether any round has teachers."""
+        return self.rounds > 1 and (self.target > 0 or self.others > 0)
+
+    def steps(self, clients: int) -> int:
+        """T·m hops."""
+        return self.rounds * participants(clients, self.participation)
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(T·m - 1)·M of the chain, (T - 1)·m·k·M of k teachers, and 8·N·K of class counts.
+
+        Less where a client is the last of a round and the first of the next, or has been a teacher itself.
+        """
+        m = participants(clients, self.participation)
+        taught = (self.rounds - 1) * m * min(self.teachers, m) if self.distils else 0
+        return (self.rounds * m - 1 + taught) * model + self.counted(clients, model)
+
+    def moved(self, end: Taught, clients: int, model: Size) -> int:
+        """The models that really moved, and the counts."""
+        return end.sent * model + self.counted(clients, model)
+
+    def counted(self, clients: int, model: Size) -> int:
+        """Bytes of all clients' class counts."""
+        return 8 * clients * model.layout.classes if self.distils else 0
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """ℓ + τ² Σ_t (α_t TCKD_t + β_t NCKD_t), for teachers that see the same inputs."""
+
+    teachers: tuple[Forward, ...]
+    target: tuple[float, ...]  # α_t
+    others: tuple[float, ...]  # β_t
+    temperature: float
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
+        """The loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""
+        logits = forward(x).float()
+        soft, loss = logits / self.temperature, F.cross_entropy(logits, y)
+        for given, alpha, beta in zip(answers, self.target, self.others, strict=True):
+            taught = given / self.temperature
+            parts = alpha * target_class(soft, taught, y) + beta * other_classes(soft, taught, y)
+            loss = loss + self.temperature**2 * parts
+        return loss
+
+
+def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
+    """TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, mean of the batch; logits (b, K)."""
+    return kl(two_classes(logits, y), two_classes(taught, y))
+
+
+def two_classes(logits: Tensor, y: Tensor) -> Tensor:
+    """Logits (b, 2) of the true class and of all others together."""
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
+    true = logits.masked_fill(~own, 0).sum(1)  # the gradient of `gather` adds in no fixed order on a GPU
+    return torch.stack([true, without(logits, y).logsumexp(1)], 1)
+
+
+def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
+    """NCKD: KL of the teacher's probabilities without the true class, renormalised, from the student's."""
+    return kl(without(logits, y), without(taught, y))
+
+
+def distributions(counts: Tensor) -> Tensor:
+    """Shares (..., K) of the classes in counts (..., K)."""
+    return counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
+
+
+def complementary(shares: Tensor, k: int) -> list[int]:
+    """Up to k rows of distributions (m, K), chosen one by one, so that their mean comes nearest to uniform in L1."""
+    found: list[int] = []
+    total = torch.zeros_like(shares[0])
+    for _ in range(min(k, len(shares))):
+        gaps = ((total + shares) / (len(found) + 1) - 1 / shares.shape[1]).abs().sum(1)
+        gaps[found] = torch.inf
+        found.append(int(gaps.argmin()))
+        total = total + shares[found[-1]]
+    return found
+
+
+def discrepancies(counts: Tensor, rows: Sequence[int], student: int) -> Tensor:
+    """d_t: half the L1 distance of the class distributions of clients `rows` from the student's."""
+    p = distributions(counts)
+    return (p[list(rows)] - p[student]).abs().sum(1) / 2
+
+
+def normalised(weights: Tensor) -> tuple[float, ...]:
+    """The weights over their sum; all alike where they are all 0."""
+    total = float(weights.sum())
+    return tuple((weights / total).tolist()) if total > 0 else (1 / len(weights),) * len(weights)
