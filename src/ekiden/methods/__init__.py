@@ -17,6 +17,8 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedfisher import FedFisher
+from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedov import FedOV
@@ -24,12 +26,14 @@ from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fisher_merging import FisherMerging
 from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
 from ekiden.methods.pfnm import PFNM
+from ekiden.methods.regmean import RegMean
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.spfl import SPFL
 from ekiden.methods.ua_pdfl import UAPDFL
@@ -47,6 +51,10 @@ METHODS: tuple[type[Method], ...] = (
     PFNM,
     FedMA,
     MAEcho,
+    FisherMerging,
+    RegMean,
+    FedFisher,
+    FedLPA,
     DENSE,
     FedOV,
     FedAvg,
@@ -104,6 +112,8 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedFisher",
+    "FedLPA",
     "FedMA",
     "FedNova",
     "FedOV",
@@ -111,9 +121,11 @@ __all__ = [
     "FedProx",
     "FedSeq",
     "FedTasuki",
+    "FisherMerging",
     "Local",
     "MAEcho",
     "MetaFed",
     "OTFusion",
+    "RegMean",
     "method_named",
 ]
