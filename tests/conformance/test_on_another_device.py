@@ -31,13 +31,17 @@ from ekiden.methods import (
     DisPFL,
     FedAvg,
     FedELMY,
+    FedFisher,
+    FedLPA,
     FedMA,
     FedOV,
     FedSeq,
     FedTasuki,
+    FisherMerging,
     MAEcho,
     MetaFed,
     OTFusion,
+    RegMean,
 )
 from ekiden.models.pooling import MaxPool
 from tests.conformance.elsewhere import Elsewhere, Mixed
@@ -320,6 +324,11 @@ OPTIONS = (
     MAEcho(epochs=1, align=True, norm=True, iterations=2),
     OTFusion(epochs=1, alignment="activations", samples=8, head="class-wise"),
     OTFusion(epochs=1, sinkhorn=0.1),
+    FisherMerging(epochs=1, fisher="sampled", normalise=True),
+    RegMean(epochs=1, weights="uniform"),
+    FedFisher(epochs=1, form="diagonal", iterations=3),
+    FedFisher(epochs=1, fisher="sampled", iterations=3),
+    FedLPA(epochs=1, iterations=3),
     SPFL(host="feddc", rounds=2, epochs=1, length=2),
     SPFL(host="moon", rounds=2, epochs=1, length=2),
 )
