@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Literal, NamedTuple
 
 import torch
@@ -131,7 +132,7 @@ class FedLPA(Method):
 
 def damped(factor: Tensor, damping: float) -> Tensor:
     """A + √λ·I."""
-    return factor + damping**0.5 * torch.eye(len(factor), dtype=factor.dtype)
+    return factor + sqrt(damping) * torch.eye(len(factor), dtype=factor.dtype)
 
 
 def conjugate(system: Map, precondition: Map, target: Tensor, iterations: int) -> Tensor:
