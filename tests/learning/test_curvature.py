@@ -187,7 +187,8 @@ def test_moments_of_inputs() -> None:
     network, batches = made(Pictures)
     conv, _, head = moments(network.module, network.layout.dense, batches)
     images = torch.cat([x for x, _ in batches])
-    rows = np.array(patches(images, network.module.conv)).reshape(7 * 36, 18)  # type: ignore[arg-type]
+    module: Any = network.module
+    rows = np.array(patches(images, module.conv)).reshape(7 * 36, 18)
     np.testing.assert_allclose(conv, rows.T @ rows / 7, rtol=1e-5, atol=1e-6)
     assert float(head[-1, -1]) == 1
     each, _ = made(Shared)

@@ -23,7 +23,8 @@ SIZES = (4, 2)
 
 def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(o, d + 1) weights and biases."""
-    return np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0].T
+    rows: np.ndarray = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0].T
+    return rows
 
 
 def fitted(x: np.ndarray, y: np.ndarray) -> WithGrams:
