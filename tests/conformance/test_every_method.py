@@ -26,7 +26,7 @@ from ekiden.learning import fit as fitting
 from ekiden.learning.fit import Bench, Work
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
-from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedOV, FedTasuki, MAEcho, MetaFed
+from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
 from ekiden.methods._hosts import HOSTS
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.simulation import Simulation
@@ -203,6 +203,9 @@ def test_every_pass_at_a_client_is_counted(
         (FedTasuki, {}, Tiny, {"optimizer": "sam"}),
         (MAEcho, {"projector": "closed"}, Plain, {}),
         (MAEcho, {"form": "paper", "step": 1.0, "decentralised": True, "align": True}, Plain, {}),
+        (FedFisher, {"form": "diagonal", "fisher": "sampled"}, Plain, {}),
+        (FedFisher, {"fisher": "given"}, Tiny, {}),
+        (FedLPA, {"fisher": "expected"}, Plain, {}),
         (DisPFL, {"regrow": "gradient"}, Tiny, {}),
         (FedOV, {}, Plain, {}),
         (FedOV, {}, Plain, {"optimizer": "sam"}),

@@ -12,7 +12,7 @@ from ekiden.core.method import Method
 from ekiden.data import federate
 from ekiden.learning.ensemble import copies, join
 from ekiden.learning.network import Network
-from ekiden.methods import DENSE, Average, Ensemble, FedOV, MAEcho, OTFusion
+from ekiden.methods import DENSE, Average, Ensemble, FedFisher, FedLPA, FedOV, FisherMerging, MAEcho, OTFusion, RegMean
 from ekiden.methods.average import Trained
 from ekiden.methods.ma_echo import Contribution
 from ekiden.methods.ot_fusion import align, transport
@@ -30,6 +30,14 @@ METHODS: list[Method] = [
     MAEcho(epochs=2, iterations=5, norm=True, init="different", align=True, ranks="1"),
     MAEcho(epochs=2, iterations=5, alpha="qp", projector="closed", decentralised=True),
     MAEcho(epochs=2, iterations=5, form="paper", step=0.5, alpha="qp", norm=True, relax="anchored", origin="first"),
+    FisherMerging(epochs=2),
+    FisherMerging(epochs=2, normalise=True, fisher="given", weights="uniform"),
+    RegMean(epochs=2),
+    RegMean(epochs=2, alpha=1.0, init="different"),
+    FedFisher(epochs=2, iterations=50),
+    FedFisher(epochs=2, form="diagonal", iterations=50),
+    FedLPA(epochs=2),
+    FedLPA(epochs=2, solve="mean-factors", fisher="sampled"),
     DENSE(epochs=2, distill_epochs=1, steps_per_batch=2, batch=4),
     FedOV(epochs=2),
     FedOV(epochs=2, voters=5, init="same"),
@@ -69,6 +77,7 @@ def named(method: Method) -> str:
     return " ".join([method.title(), *chosen])
 
 
+@pytest.mark.filterwarnings("ignore:training diverged")  # logits of huge inputs make a huge loss
 @pytest.mark.parametrize("method", METHODS, ids=named)
 @pytest.mark.parametrize("case", CASES)
 def test_a_defined_result(method: Method, case: str) -> None:

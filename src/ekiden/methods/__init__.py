@@ -18,6 +18,8 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedfisher import FedFisher
+from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedov import FedOV
@@ -26,12 +28,14 @@ from ekiden.methods.fedpft import FedPFT
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fisher_merging import FisherMerging
 from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
 from ekiden.methods.pfnm import PFNM
+from ekiden.methods.regmean import RegMean
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.sfedkd import SFedKD
 from ekiden.methods.spfl import SPFL
@@ -51,6 +55,10 @@ METHODS: tuple[type[Method], ...] = (
     PFNM,
     FedMA,
     MAEcho,
+    FisherMerging,
+    RegMean,
+    FedFisher,
+    FedLPA,
     DENSE,
     FedOV,
     FedPFT,
@@ -134,6 +142,8 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedFisher",
+    "FedLPA",
     "FedMA",
     "FedNova",
     "FedOV",
@@ -142,10 +152,12 @@ __all__ = [
     "FedProx",
     "FedSeq",
     "FedTasuki",
+    "FisherMerging",
     "Local",
     "MAEcho",
     "MetaFed",
     "OTFusion",
+    "RegMean",
     "SFedKD",
     "known",
     "method_named",

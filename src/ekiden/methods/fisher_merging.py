@@ -1,0 +1,110 @@
+"""Fisher merging: an average of models in which each weight counts as much as its client's data determine it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.checks import Count, Positive
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.curvature import Labels, diagonal, refuse
+from ekiden.learning.layout import Layer, Layout
+from ekiden.learning.weights import Weights
+from ekiden.methods._merging import shares
+from ekiden.methods.average import Average, Init, Trained
+
+
+class Informed(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        trained: its model, and n_k where it counts.
+        fisher: (P,) the diagonal of the Fisher information at its model.
+    """
+
+    trained: Trained
+    fisher: Tensor
+
+
+@dataclass(frozen=True)
+class FisherMerging(Method):
+    """One-shot averaging of each weight by the clients' Fisher information about it.
+
+    Michael Matena, Colin Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
+    https://arxiv.org/abs/2111.09832. W = Σ p_k F_k W_k / Σ p_k F_k for each weight, F_k being the diagonal of the
+    Fisher information of client k's model on its data: the mode of the product of the clients' Laplace approximations.
+
+    Departures from the paper: the models come from one round of federated training. p_k = n_k/n, which the product of
+    posteriors has where F_k is a mean over samples; the paper searches coefficients on validation data. Every F_k is at
+    least `floor`; in the authors' code only that of a target model is, and a federation has none. They divide each F_k
+    by its norm, which is off by default (`normalise`), as in the experiments of FedFisher. Running statistics of
+    normalisation layers, of which there is no Fisher information, are averaged. Local training ends with the epoch that
+    --select names, by default the best on validation data.
+    """
+
+    epochs: Count = 200
+    """E, epochs at each client"""
+    fisher: Labels = "expected"
+    """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
+    floor: Positive = 1e-6
+    """least F_k of a weight; weights about which nobody knows more are averaged"""
+    normalise: bool = False
+    """divide each F_k by its length, so that models which are sure of all answers count as much as others"""
+    weights: Literal["uniform", "samples"] = "samples"
+    """p_k: 1/N, or n_k/n"""
+    init: Init = "same"
+    """initial models: one for all, or each client its own"""
+
+    def check_network(self, model: Size) -> None:
+        """The Fisher information of every layer must be measurable."""
+        refuse(model.network, model.shape, _trained_layers(model.layout))
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step: train and measure at all clients, merge."""
+        if s.step == 0:
+            s = s.next(model=self.merge(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Informed:
+        """Plain training, then one pass for the Fisher information."""
+        trained = self.average.train(client, model)
+        draw = torch.Generator().manual_seed(client.seed("labels"))
+        network, layers = client.network(trained.model), _trained_layers(client.layout)
+        return Informed(trained, diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float())
+
+    def merge(self, sent: Sequence[Informed]) -> Weights:
+        """Σ p_k F_k W_k / Σ p_k F_k."""
+        models = [s.trained for s in sent]
+        result = self.average.aggregate(models, Layout((), (), ()))
+        params, total = result.params.clone(), torch.zeros(len(result.params), dtype=torch.float64)
+        for s, p in zip(sent, shares(models), strict=True):
+            if s.fisher.shape != params.shape:
+                raise UserError("Fisher information of another size than the model: use the same network everywhere")
+            fisher = s.fisher.double().clamp(min=self.floor)
+            fisher *= p / float(fisher.norm()) if self.normalise else p
+            total += fisher
+            params.lerp_(s.trained.model.params, (fisher / total).float())  # equal models stay as they are
+        return result.with_params(params)
+
+    @property
+    def average(self) -> Average:
+        """The training, and the average of what has no Fisher information."""
+        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·(M + 4·P), P trainable parameters; and 8·N for n_k."""
+        return self.average.cost(clients, model) + clients * 4 * len(model.network.params)
+
+
+def _trained_layers(layout: Layout) -> list[Layer]:
+    return [layer for layer in layout.layers if layer.params]

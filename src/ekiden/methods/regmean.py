@@ -1,0 +1,121 @@
+"""RegMean: layer by layer, the weights whose outputs are nearest to those of every client's model on its own data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.checks import Count, Range
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.learning.curvature import half, length, moments, refuse, whole
+from ekiden.learning.layout import Layout
+from ekiden.learning.weights import Weights
+from ekiden.methods._merging import note_averaged, shares
+from ekiden.methods.average import Average, Init, Trained
+
+_UNSEEN = 1e-6
+"""relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""
+
+
+class WithGrams(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        trained: its model, and n_k where it counts.
+        grams: the lower half of G = XᵀX of each linear and convolutional layer, a mean over samples.
+    """
+
+    trained: Trained
+    grams: list[Tensor]
+
+
+@dataclass(frozen=True)
+class RegMean(Method):
+    """One-shot merging of each linear layer by least squares on the inputs that the clients' models see.
+
+    Xisen Jin, Xiang Ren, Daniel Preotiuc-Pietro, Pengxiang Cheng: Dataless Knowledge Fusion by Merging Weights of
+    Language Models. ICLR 2023. https://arxiv.org/abs/2212.09849. W = (Σ G_k)⁻¹ Σ G_k W_k with G_k = X_kᵀX_k, whose
+    entries off the diagonal are multiplied by α: the least squares solution for the outputs of all models.
+
+    Departures from the paper: the models come from one round of federated training. Convolutions are treated as linear
+    layers over patches, and a bias as the weight of one more input, which is constant 1; the paper averages both. The
+    classifier is merged like any layer, since all clients have the same classes. Directions in which no client has
+    inputs stay at the average of the models instead of zero (pseudo-inverse) or a singular system. Normalisation layers
+    and all others are averaged. Local training ends with the epoch that --select names, by default the best on
+    validation data.
+    """
+
+    epochs: Count = 200
+    """E, epochs at each client"""
+    alpha: Annotated[float, Range(least=0, most=1)] = 0.9
+    """α, factor of the entries of G_k off the diagonal; 0 leaves a weighted average, 1 plain least squares"""
+    weights: Literal["uniform", "samples"] = "samples"
+    """p_k, factor of G_k as a mean over samples: 1/N, or n_k/n as in the sum over all samples"""
+    init: Init = "same"
+    """initial models: one for all, or each client its own"""
+
+    def check_network(self, model: Size) -> None:
+        """The inputs of every linear and convolutional layer must be seen."""
+        refuse(model.network, model.shape, model.layout.dense)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """One step: train and measure at all clients, merge."""
+        if s.step == 0:
+            note_averaged("RegMean", fed.layout)
+            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            s = s.next(model=self.merge(sent, fed.layout))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> WithGrams:
+        """Plain training, then one forward pass for the Gram matrices."""
+        trained = self.average.train(client, model)
+        found = moments(client.network(trained.model), client.layout.dense, client.batches())
+        return WithGrams(trained, [half(gram) for gram in found])
+
+    def merge(self, sent: Sequence[WithGrams], layout: Layout) -> Weights:
+        """W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) in each layer, M being the average."""
+        models = [s.trained for s in sent]
+        mean = self.average.aggregate(models, layout)
+        params = mean.params.clone()
+        for i, layer in enumerate(layout.dense):
+            centre = layer.matrix(mean.params).double()
+            total, pull = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64), torch.zeros_like(centre)
+            for s, p in zip(sent, shares(models), strict=True):
+                gram = p * shrunk(whole(s.grams[i], layer.inputs), self.alpha)
+                total += gram
+                pull += (layer.matrix(s.trained.model.params) - centre) @ gram
+            layer.put(params, (centre + solved(total, pull)).float())
+        return mean.with_params(params)
+
+    @property
+    def average(self) -> Average:
+        """The training, and the average of all other layers."""
+        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·(M + 4·Σ d(d + 1)/2), d inputs of each layer, its bias counting as one; and 8·N for n_k."""
+        numbers = sum(length(layer.inputs) for layer in model.layout.dense)
+        return self.average.cost(clients, model) + clients * 4 * numbers
+
+
+def shrunk(gram: Tensor, alpha: float) -> Tensor:
+    """G with the entries off its diagonal multiplied by α."""
+    return alpha * gram + (1 - alpha) * gram.diagonal().diag()
+
+
+def solved(gram: Tensor, right: Tensor) -> Tensor:
+    """X (o, d) of least length with X·G = `right`, for G (d, d) that may be singular; inputs are scaled alike first."""
+    scale = gram.diagonal().clamp(min=0).sqrt()
+    scale = torch.where(scale > 0, 1 / scale, 0.0)
+    inverse = torch.linalg.pinv(gram * scale[:, None] * scale, rtol=_UNSEEN, hermitian=True)
+    found: Tensor = (right * scale) @ inverse * scale
+    return found

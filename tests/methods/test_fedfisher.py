@@ -1,0 +1,137 @@
+"""FedFisher: Adam against a rewrite with explicit matrices, its limits, reductions, bytes, bad input."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.core.method import Size
+from ekiden.learning.curvature import half
+from ekiden.learning.network import Network
+from ekiden.methods import Average, FedFisher, FisherMerging
+from ekiden.methods import fisher_merging as merging
+from ekiden.methods.fedfisher import Informed
+from tests.conftest import Tiny
+from tests.methods.merging import layout, models, semidefinite, trained
+
+SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+SIZES = ((4, 2), (2, 2))
+"""(inputs, outputs) of both layers"""
+
+
+def fishers(clients: int) -> list[np.ndarray]:
+    """(16, 16) of each client in the order of the parameters: kron for both layers, zero for the normalisation."""
+    # A row of the first layer is its three weights and its bias, which lies six places on, or seven for the second.
+    order = [0, 1, 2, 6, 3, 4, 5, 7]
+    found = []
+    for k in range(clients):
+        full = np.zeros((16, 16))
+        (a, b), (c, d) = factors(k)
+        full[np.ix_(order, order)] = np.kron(b, a)
+        full[12:, 12:] = np.kron(d, c)
+        found.append(full)
+    return found
+
+
+def factors(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(semidefinite(d, 20 * k + d + i), 0.1 * semidefinite(o, 20 * k + 9 + i)) for i, (d, o) in enumerate(SIZES)]
+
+
+def sent_kfac(clients: int) -> list[Informed]:
+    return [
+        Informed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
+        for k, m in enumerate(models(clients))
+    ]
+
+
+def adam(fisher: list[np.ndarray], sent: list[Informed], steps: int, eta: float, inside: bool) -> np.ndarray:
+    """The authors' loop in absolute coordinates: v = Σ p F w - Σ p F w_k."""
+    n = np.array([float(s.trained.counts) for s in sent])
+    p, w_k = n / n.sum(), np.array([s.trained.model.params.double().numpy() for s in sent])
+    w = (p[:, None] * w_k).sum(0)
+    fixed = sum(p[k] * fisher[k] @ w_k[k] for k in range(len(sent)))
+    mom, delta = np.zeros(16), np.zeros(16)
+    for _ in range(steps):
+        v = sum(p[k] * fisher[k] @ w for k in range(len(sent))) - fixed
+        mom, delta = v + 0.9 * mom, v * v + 0.99 * delta
+        w = w - eta * mom / (np.sqrt(delta + 0.01) if inside else np.sqrt(delta) + 0.01)
+    return w  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("steps", [1, 7, 60])
+def test_kfac_equals_adam_with_kronecker_products_written_out(steps: int) -> None:
+    sent = sent_kfac(3)
+    found = FedFisher(iterations=steps, step=0.02).merge(sent, layout())
+    expected = adam(fishers(3), sent, steps, 0.02, inside=True)
+    np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
+    mean = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    assert torch.equal(found.params[8:12], mean.params[8:12])
+    assert torch.equal(found.buffers, mean.buffers)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 60])
+def test_diagonal_equals_adam_written_out(steps: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    diagonals = [torch.rand(16, generator=draw) for _ in range(3)]
+    sent = [Informed(trained(m, 2 + k), [diagonals[k]]) for k, m in enumerate(models(3))]
+    found = FedFisher(form="diagonal", iterations=steps, step=0.02).merge(sent, layout())
+    expected = adam([np.diag(d) for d in diagonals], sent, steps, 0.02, inside=False)
+    np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
+
+
+def test_diagonal_ends_at_fisher_merging() -> None:
+    draw = torch.Generator().manual_seed(2)
+    sent = [Informed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
+    found = FedFisher(form="diagonal").merge(sent, layout())
+    closed = FisherMerging().merge([merging.Informed(s.trained, s.fisher[0]) for s in sent])
+    torch.testing.assert_close(found.params, closed.params, rtol=1e-3, atol=1e-3)
+
+
+def test_kfac_ends_at_the_minimum() -> None:
+    sent = sent_kfac(3)
+    found = FedFisher().merge(sent, layout()).params.double().numpy()
+    n, full = np.array([2.0, 3.0, 4.0]), fishers(3)
+    gradient = sum(n[k] / 9 * full[k] @ (found - sent[k].trained.model.params.double().numpy()) for k in range(3))
+    start = Average(weights="samples").aggregate([s.trained for s in sent], layout()).params.double().numpy()
+    before = sum(n[k] / 9 * full[k] @ (start - sent[k].trained.model.params.double().numpy()) for k in range(3))
+    assert np.abs(gradient).max() < 1e-2 * np.abs(before).max()
+
+
+@pytest.mark.parametrize("form", ["kfac", "diagonal"])
+def test_equal_fisher_information_gives_the_average(form: str) -> None:
+    same = [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
+    sent = [Informed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
+    found = FedFisher(form=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
+    expected = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["kfac", "diagonal"])
+def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    method = FedFisher(epochs=2, form=form, iterations=20)  # type: ignore[arg-type]
+    merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (method, Average(epochs=2)))
+    assert merged.weights is not None
+    assert averaged.weights is not None
+    assert torch.equal(merged.weights.params, averaged.weights.params)
+
+
+@pytest.mark.parametrize(("form", "numbers"), [("kfac", 15 + 36 + 45 + 6), ("diagonal", 83)])
+def test_bytes(form: str, numbers: int, blobs: FederatedData) -> None:
+    method = FedFisher(epochs=1, form=form, iterations=2)  # type: ignore[arg-type]
+    result = run(method, blobs, Tiny, **SETTINGS)
+    network = Network(Tiny())
+    model = 4 * (len(network.params) + len(network.buffers)) + 8
+    assert result.bytes == 4 * (model + 4 * numbers + 8) == method.cost(4, Size.of(network))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    (model,) = models(1)
+    with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
+        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
+    with pytest.raises(UserError, match="do not fit a symmetric matrix"):
+        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
+    with pytest.raises(UserError, match="another size"):
+        FedFisher(form="diagonal").merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
