@@ -6,6 +6,7 @@ from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.criticalfl_server import CriticalFLServer
+from ekiden.methods.deepafl import DeepAFL
 from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
@@ -24,6 +25,7 @@ from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fusefl import FuseFL
 from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
@@ -49,6 +51,8 @@ METHODS: tuple[type[Method], ...] = (
     MAEcho,
     DENSE,
     FedOV,
+    FuseFL,
+    DeepAFL,
     FedAvg,
     FedProx,
     SCAFFOLD,
