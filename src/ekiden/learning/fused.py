@@ -45,7 +45,7 @@ class Fused(nn.Module):
 
     Attributes:
         levels: from the input on; a level has one stage per client, or only the owner's.
-        heads: a classifier per stage of the last level, whose logits are averaged, or one that reads their mean.
+        heads: a classifier per stage of the last level, whose logits are averaged, or one that reads their sum.
         frozen: how many levels are neither trained nor change their statistics.
     """
 
@@ -64,13 +64,20 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (b, K) of inputs (b, ...)."""
+        parts = self.parts(x) if len(self.heads) > 1 else [self.features(x)]
+        return average([head(part) for head, part in zip(self.heads, parts, strict=True)])
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """What each stage of the last level gives, (b, A)."""
         parts = [x]
         for level in self.levels:
             assert isinstance(level, nn.ModuleList)
             parts = [stage(parts) for stage in level]
-        if len(self.heads) == 1:
-            parts = [average(parts)]
-        return average([head(part) for head, part in zip(self.heads, parts, strict=True)])
+        return parts
+
+    def features(self, x: Tensor) -> Tensor:
+        """Their sum."""
+        return torch.stack(self.parts(x)).sum(0)
 
 
 def average(parts: Sequence[Tensor]) -> Tensor:

@@ -177,24 +177,27 @@ class DeepAFL(Method):
         squares[rows, columns] = squares[columns, rows] = packed
         if len(solutions) % 2:
             return sandwiched(squares, products, solutions[-1], self.sandwich)
-        return torch.linalg.solve(squares + self.ridge * torch.eye(len(squares), dtype=squares.dtype), products)
+        squares.diagonal().add_(self.ridge)
+        solved: Tensor = torch.linalg.solve(squares, products)
+        return solved
 
     def head(self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()) -> nn.Sequential:
         """What takes the place of the classifier, float64; layers without a solution yet add nothing."""
 
-        def drawn(module: nn.Module, layer: int) -> nn.Module:
-            return fresh(module, derive(seed, "layer", layer)).double()
+        def drawn(layer: int, reads: int, gives: int) -> nn.Linear:
+            linear = fresh(nn.Linear(reads, gives), derive(seed, "layer", layer)).double()
+            assert isinstance(linear, nn.Linear)
+            return linear
 
-        first = drawn(nn.Linear(features, self.width), 0)
-        assert isinstance(first, nn.Linear)
+        first = drawn(0, features, self.width)
         last = nn.Linear(self.width, classes, bias=False).double()
         head = nn.Sequential(nn.Flatten(), first, nn.Tanh())
         with torch.no_grad():
             first.weight *= self.scale
             for t in range(self.layers):
                 residual = Residual(self.width, self.hidden, ACTIVATIONS[self.activation]())
-                residual.random = drawn(residual.random, t + 1)
-                residual.delta.double().weight.zero_()
+                residual.random = drawn(t + 1, self.width, self.hidden)
+                residual.delta.double()
                 if 2 * t + 1 < len(solutions):
                     residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)
                 head.append(residual)
@@ -238,7 +241,9 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
     """
     left, v = torch.linalg.eigh(squares)
     right, q = torch.linalg.eigh(w.T @ w)
-    return v @ ((v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))) @ q.T
+    inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))
+    gain: Tensor = v @ inner @ q.T
+    return gain
 
 
 def inputs(network: nn.Module) -> int:

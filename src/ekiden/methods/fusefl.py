@@ -8,11 +8,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.checks import Count, Range
+from ekiden.checks import Count, Positive, Range
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
+from ekiden.learning.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.learning.fit import Forward, Work, cross_entropy
 from ekiden.learning.fused import Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.learning.network import Network, fresh
@@ -75,10 +76,10 @@ class FuseFL(Method):
 
     Departures from the paper: written after the authors' code and the paper's abstract and Figure 4; the rest of the
     paper's text was not available. Frozen blocks stay in evaluation mode; in the code their BatchNorms and dropouts
-    stay in training mode. The code sums the features of the last blocks, averages the classifiers, and then trains the
-    classifier for an epoch on samples of class Gaussians, which needs one communication more; by default each
-    client's classifier reads its own last block, and logits are averaged. Local training ends with its last epoch,
-    whatever --select says, as in the code.
+    stay in training mode. As in the code, the averaged classifier reads the sum of the last blocks' features and is
+    then calibrated on samples of class Gaussians (CCVR), which takes one communication more; the code's pooled
+    covariances keep the outer product of the mean by a slip of parentheses, these do not. The width that fits into N
+    models is ours. Local training ends with its last epoch, whatever --select says, as in the code.
     """
 
     blocks: Count = 2
@@ -89,8 +90,13 @@ class FuseFL(Method):
     """width of the hidden layers as a part of the network's; 0: the widest that moves no more than N models"""
     adapter: Literal["conv", "mean"] = "conv"
     """what a block reads of the blocks before: a 1x1 convolution of all channels, or their mean"""
-    classifier: Literal["logits", "average"] = "logits"
-    """the result's: the mean of all clients' logits, or the averaged classifier on the mean features"""
+    classifier: Literal["calibrated", "average", "logits"] = "calibrated"
+    """the result's: the average of the clients', on the sum of the last blocks' features, calibrated or not; or the
+    mean of the logits of each client's on its own last block"""
+    samples: Count = 5000
+    """virtual features of each class that the classifier is calibrated on, once each"""
+    calibration_lr: Positive = 0.01
+    """learning rate of the calibration (plain SGD, batches of 128)"""
 
     private: ClassVar[type[Kept]] = Kept
 
@@ -108,6 +114,8 @@ class FuseFL(Method):
         if not all(p.requires_grad for p in network.parameters()):
             raise UserError("some of the network's layers are frozen, and FuseFL trains every block: unfreeze them")
         split = as_split(network)
+        if not any(isinstance(m, nn.Linear) for m in split.head.modules()):
+            raise UserError("FuseFL needs a linear classifier: let `head` be or hold an nn.Linear")
         whole = Fused([[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]).eval()
         x = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
@@ -127,7 +135,11 @@ class FuseFL(Method):
             sent = tuple(fed.call(self.train, k, INITIAL, before, len(fed.clients), s.seed) for k in fed.clients)
             s = s.next(sent=(*s.sent, sent))
             if s.step == self.blocks:
-                s = replace(s, model=self.fused(fed, s), sent=())
+                s = replace(s, model=self.fused(fed, s))
+            yield s
+        if s.step < self.steps(len(fed.clients)):
+            measured = [fed.call(self.measure, k, INITIAL, s.sent[-1], s.seed) for k in fed.clients]
+            s = s.next(model=self.calibrated(fed, s, fed.get(measured)))
             yield s
 
     def fused(self, fed: Fed, s: Levels) -> Weights:
@@ -138,6 +150,18 @@ class FuseFL(Method):
         heads = [piece.head for piece in pieces[-1] if piece.head is not None]
         heads = heads if self.classifier == "logits" else [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
+
+    def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
+        """The network with its classifier calibrated."""
+        assert isinstance(s.model, Weights)
+        result = self.result_network(fed.network(fed.get(INITIAL)).requires_grad_(True).cpu(), len(fed.clients))
+        network = Network(result)
+        network.load(s.model)
+        generator = fed.generator("calibration")
+        x, y = drawn(gaussians, self.samples, generator)
+        calibrate(result.get_submodule("heads.0"), x, y, self.calibration_lr, generator)
+        fed.work.add(Work(len(x), len(x)))
+        return network.weights()
 
     @on_client
     def train(self, client: Client, initial: Weights, before: tuple[Piece, ...], clients: int, seed: int) -> Piece:
@@ -172,6 +196,18 @@ class FuseFL(Method):
         client.state = Kept(fused, [read(stage.block) for stage in own[1:]], read(head))
         return Piece(read(own[0]), None if own[1:] else read(head))
 
+    @on_client
+    def measure(self, client: Client, initial: Weights, last: tuple[Piece, ...], seed: int) -> ClassGaussians:
+        """The class Gaussians of the fused network's features."""
+        parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
+        levels = [*client.state.levels, [piece.stage for piece in last]]
+        stages = [[self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)]
+        module = Fused(stages, [head]).to(initial.params.device).eval()
+        with torch.no_grad():
+            return measure(
+                ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))), client.classes
+            )
+
     def parts(self, network: nn.Module, clients: int, seed: int = 0) -> tuple[list[nn.Module], nn.Module]:
         """Blocks and classifier of the network of `width`, newly drawn unless that is 1."""
         width = self.width or self.fitting(network, clients)
@@ -192,7 +228,9 @@ class FuseFL(Method):
         if b == 0 or self.adapter == "mean":
             return Stage(copy.deepcopy(parts[b]))
         size = channels(parts)[b - 1]
-        return Stage(copy.deepcopy(parts[b]), fresh(nn.Linear(clients * size, size), seed))
+        adapter = fresh(nn.Linear(clients * size, size), seed)
+        assert isinstance(adapter, nn.Linear)
+        return Stage(copy.deepcopy(parts[b]), adapter)
 
     def filled(self, parts: Sequence[nn.Module], b: int, values: Weights, clients: int) -> Stage:
         """Block b of a client, with its adapter and these values."""
@@ -205,11 +243,14 @@ class FuseFL(Method):
         return Fused(levels, [copy.deepcopy(head) for _ in range(clients if self.classifier == "logits" else 1)])
 
     def steps(self, clients: int) -> int:
-        """K."""
-        return self.blocks
+        """K, and one for the calibration."""
+        return self.blocks + (self.classifier == "calibrated")
 
     def cost(self, clients: int, model: Size) -> int:
-        """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and its adapter."""
+        """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and its adapter.
+
+        The calibration adds N·(N - 1)·M_K + 4N·C·(1 + A + A(A + 1)/2), for C classes and A features.
+        """
         network = model.network.module
         return self.moves(thin(network, self.width or self.fitting(network, clients)), clients)
 
@@ -219,7 +260,13 @@ class FuseFL(Method):
         parts = cut(split.features, self.blocks)
         adapters = [4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)]
         pieces = [content(part) + before for part, before in zip(parts, [0, *adapters], strict=False)]
-        return clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(pieces[:-1])
+        total = clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(pieces[:-1])
+        if self.classifier != "calibrated":
+            return total
+        linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]
+        features, classes = linear[0].in_features, linear[-1].out_features
+        numbers = classes * (1 + features + features * (features + 1) // 2)
+        return total + clients * (clients - 1) * pieces[-1] + 4 * clients * numbers
 
 
 @dataclass(frozen=True)
