@@ -17,6 +17,7 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedgram import FedGram
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedov import FedOV
@@ -39,6 +40,7 @@ METHODS: tuple[type[Method], ...] = (
     FedELMYParallel,
     FedSeq,
     FedTasuki,
+    FedGram,
     MetaFed,
     SPFL,
     Average,
@@ -104,6 +106,7 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedGram",
     "FedMA",
     "FedNova",
     "FedOV",
