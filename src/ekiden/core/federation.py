@@ -174,9 +174,7 @@ class Fed:
         return values
 
     @overload
-    def sum(
-        self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None
-    ) -> Ref[T]: ...
+    def sum(self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None) -> Ref[T]: ...
     @overload
     def sum(self, task: Callable[..., A], clients: Sequence[str], *args: Any, at: Literal["server"]) -> A: ...
     def sum(

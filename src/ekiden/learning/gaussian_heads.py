@@ -141,7 +141,7 @@ def ncm(m: Moments) -> Head:
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
-    """log N(z; m_c, Σ) + log n_c/n without what all classes share; a class without samples counts as half of one."""
+    """Scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half of one."""
     level = float(covariance.diagonal().mean())
     shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
     weight = torch.linalg.solve(shrunk, m.means.T).T

@@ -99,35 +99,33 @@ class Sums:
         return Sums(gram, classes, self.counts + sign * other.counts)
 
 
-def measure(blocks: Iterable[tuple[Tensor, Tensor]], classes: int, width: int) -> Sums:
+def measure(
+    blocks: Iterable[tuple[Tensor, Tensor]], classes: int, width: int, device: torch.device | str = "cpu"
+) -> Sums:
     """The sums over samples that come in blocks of features and labels; no more than 1024 rows are held at a time.
 
     Args:
         blocks: features (b, D), whole numbers from -127 to 127 in any floating-point type, and labels (b,).
         classes: K.
         width: D.
+        device: where features and labels are.
 
     Raises:
         UserError: a feature is no such number, or a sum is too large for int32.
     """
-    gram = sums = counts = None
+    gram = torch.zeros(width, width, dtype=torch.float64, device=device)
+    sums = torch.zeros(width, classes, dtype=torch.float64, device=device)
+    counts = torch.zeros(classes, dtype=torch.int64, device=device)
     for features, labels in _regrouped(blocks):
         if features.shape[1:] != (width,):
             raise UserError(f"features of shape {tuple(features.shape[1:])} where {width} numbers were announced")
         if not torch.equal(features.round().clamp(-LARGEST, LARGEST), features):  # also where one is NaN
             raise UserError(f"exact sums need features that are whole numbers from -{LARGEST} to {LARGEST}")
-        if gram is None:
-            gram = torch.zeros(width, width, dtype=torch.float64, device=features.device)
-            sums = torch.zeros(width, classes, dtype=torch.float64, device=features.device)
-            counts = torch.zeros(classes, dtype=torch.int64)
         of = torch.nn.functional.one_hot(labels, classes).to(features)
         for start in range(0, width, _STRIPE):
             gram[start : start + _STRIPE, start:] += features[:, start : start + _STRIPE].T @ features[:, start:]
         sums += features.T @ of
-        counts += torch.bincount(labels.cpu(), minlength=classes)
-    if gram is None or sums is None or counts is None:
-        raise UserError("there are no samples to add up: leave out clients without training samples")
-    gram, sums = gram.cpu(), sums.cpu()
+        counts += of.sum(0).long()
     return Sums(_narrow(gram[_upper(width, gram.device)]), _narrow(sums.T.contiguous()), counts)
 
 
@@ -151,7 +149,7 @@ def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
     held: list[tuple[Tensor, Tensor]] = []
     rows = 0
     for features, labels in blocks:
-        for part in zip(features.float().split(_ROWS), labels.split(_ROWS), strict=True):
+        for part in zip(torch.split(features.float(), _ROWS), torch.split(labels, _ROWS), strict=True):
             if rows + len(part[1]) > _ROWS:
                 yield _joined(held)
                 held, rows = [], 0

@@ -95,7 +95,9 @@ class FedGram(Method):
     def __post_init__(self) -> None:
         """The budget must be one."""
         if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
-            raise UserError(f"--bytes {self.bytes!r} is unknown: write M, a share as in 5%, or a size as in 250kB, 11.5MB")
+            raise UserError(
+                f"--bytes {self.bytes!r} is unknown: write M, a share as in 5%, or a size as in 250kB, 11.5MB"
+            )
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -204,7 +206,8 @@ class FedGram(Method):
         features = features_of(client.network(model))
         features.adopt(settled)
         with torch.no_grad():
-            own = measure(((features(x), y) for x, y in client.batches()), client.classes, features.width)
+            blocks = ((features(x), y) for x, y in client.batches())
+            own = measure(blocks, client.classes, features.width, model.params.device)
         return client.added(before, own)
 
     @on_client

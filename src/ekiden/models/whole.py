@@ -109,7 +109,7 @@ class RandomReLU(WholeFeatures):
             inputs = self._inputs(x)
             if self.linear is None:
                 return inputs
-            units = (self.linear(inputs).relu() * self.gain).round().clamp(max=LARGEST)
+            units = (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
             return torch.cat([inputs, units], 1) if self.direct else units
 
     def settle(self, x: Tensor) -> None:
@@ -124,8 +124,9 @@ class RandomReLU(WholeFeatures):
             self.get_buffer("gain").copy_(LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1))
 
     def _inputs(self, x: Tensor) -> Tensor:
-        """u (b, d)."""
-        return ((x.flatten(1).float() - self.centre) * self.scale).round().clamp(-LARGEST, LARGEST)
+        """The standardised inputs u (b, d)."""
+        centred = x.flatten(1).float() - self.get_buffer("centre")
+        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
 
 
 class FrozenNetwork(WholeFeatures):
