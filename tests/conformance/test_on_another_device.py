@@ -255,8 +255,10 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], blobs: FederatedData, tmp
         run(method, blobs, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **on("cuda:1"))
         run(method, blobs, Plain, folder=tmp_path / "there", keep_trained=True, **on("cuda:1"))
     assert files(tmp_path / "there") == files(tmp_path / "cpu")
-    assert trained(tmp_path / "there") == trained(tmp_path / "cpu")
-    assert {"aten.addmm", "aten.native_batch_norm_backward"} <= mode.seen, "it trained there"
+    assert "aten.addmm" in mode.seen, "it computed there"
+    if b'"backward":0}' not in files(tmp_path / "cpu")["metrics.jsonl"]:
+        assert trained(tmp_path / "there") == trained(tmp_path / "cpu")
+        assert "aten.native_batch_norm_backward" in mode.seen, "it trained there"
     assert not mode.seen & UNORDERED
 
 

@@ -18,6 +18,7 @@ from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedgram import FedGram
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
 from ekiden.methods.fedov import FedOV
@@ -41,6 +42,7 @@ METHODS: tuple[type[Method], ...] = (
     FedELMYParallel,
     FedSeq,
     FedTasuki,
+    FedGram,
     MetaFed,
     SPFL,
     Average,
@@ -108,6 +110,7 @@ __all__ = [
     "FedDyn",
     "FedELMY",
     "FedELMYParallel",
+    "FedGram",
     "FedMA",
     "FedNova",
     "FedOV",
