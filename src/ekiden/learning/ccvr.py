@@ -5,16 +5,19 @@ Federated Learning with Non-IID Data. NeurIPS 2021. https://arxiv.org/abs/2106.0
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.core.method import OwnSamples
+from ekiden.errors import UserError
 
 
-class ClassGaussians(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ClassGaussians:
     """Mean and covariance of the features of each class.
 
     Attributes:
@@ -26,6 +29,20 @@ class ClassGaussians(NamedTuple):
     counts: Annotated[Tensor, OwnSamples]
     means: Tensor
     covariances: Tensor
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party.
+
+        Raises:
+            UserError: the parts do not fit each other, or cannot be of any samples.
+        """
+        size = self.means.shape[-1]
+        shapes = [(len(self.counts),), (len(self.counts), size), (len(self.counts), size * (size + 1) // 2)]
+        if [tuple(t.shape) for t in (self.counts, self.means, self.covariances)] != shapes:
+            raise UserError("class Gaussians do not fit together: use the same method and model everywhere")
+        finite = torch.isfinite(self.means.sum() + self.covariances.sum())
+        if not bool(finite) or bool((self.counts < 0).any()):
+            raise UserError("class Gaussians of negative counts or of values that are not finite: check the data")
 
 
 def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaussians:

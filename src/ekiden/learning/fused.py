@@ -6,6 +6,7 @@ from math import lcm
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -17,25 +18,46 @@ Dense = nn.Linear | nn.Conv2d
 M = TypeVar("M", bound=nn.Module)
 
 
+class Adapter(nn.Module):
+    """A 1x1 convolution over maps (b, C, h, w), a linear layer over vectors (b, C).
+
+    Attributes:
+        weight: (C', C).
+        bias: (C',).
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw values as torch's own layers do."""
+        for values in (self.weight, self.bias):
+            nn.init.uniform_(values, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, C', ...) of (b, C, ...)."""
+        return F.linear(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
+
+
 class Stage(nn.Module):
     """One client's block, and the adapter before it.
 
     Attributes:
-        adapter: a 1x1 convolution from the features of all clients to those that the block reads; None: their mean.
+        adapter: from the channels of all clients to those that the block reads; None: their mean.
         block: layers of the extractor.
     """
 
-    def __init__(self, block: nn.Module, adapter: nn.Linear | None = None) -> None:
+    def __init__(self, block: nn.Module, adapter: Adapter | None = None) -> None:
         super().__init__()
         self.adapter = adapter
         self.block = block
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
-        if self.adapter is not None:  # a linear layer at each position is a 1x1 convolution
-            joined = self.adapter(torch.cat(list(parts), 1).movedim(1, -1)).movedim(-1, 1)
-        else:
-            joined = average(parts)
+        joined = average(parts) if self.adapter is None else self.adapter(torch.cat(list(parts), 1))
         out: Tensor = self.block(joined)
         return out
 

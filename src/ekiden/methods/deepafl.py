@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,11 +18,13 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.network import Network, fresh
 from ekiden.learning.weights import Weights
+from ekiden.models.split import SplitNetwork
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-class Sums(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sums:
     """Sums over a client's samples, for a least-squares problem with inputs a and targets y.
 
     Attributes:
@@ -31,6 +34,20 @@ class Sums(NamedTuple):
 
     squares: Tensor
     products: Tensor
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party.
+
+        Raises:
+            UserError: the parts do not fit each other, or hold values that are not finite.
+        """
+        rows = len(self.products)
+        if self.products.ndim != 2 or self.squares.shape != (rows * (rows + 1) // 2,):
+            raise UserError("sums do not fit together: use the same method and model everywhere")
+        if {self.squares.dtype, self.products.dtype} != {torch.float64}:
+            raise UserError("sums must be of float64: use the same version of Ekiden everywhere")
+        if not bool(torch.isfinite(self.squares.sum() + self.products.sum())):
+            raise UserError("sums hold values that are not finite: check this client's data")
 
 
 class Kept(NamedTuple):
@@ -108,6 +125,8 @@ class DeepAFL(Method):
     """λ of the classifiers"""
     sandwich: Positive = 0.05
     """λ_s of the residual layers"""
+    features: Literal["network", "inputs"] = "network"
+    """h: what enters the classifier of the initial network, or the inputs themselves"""
     activation: Literal["gelu", "tanh", "relu"] = "gelu"
     """σ of the random features"""
     scale: Positive = 1.0
@@ -118,6 +137,12 @@ class DeepAFL(Method):
     def start(self) -> Solved:
         """There is no classifier before the first sums."""
         return Solved(model=None)
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A linear classifier of the inputs, where these are the features."""
+        if self.features == "network":
+            return network
+        return SplitNetwork(nn.Flatten(), nn.Linear(prod(shape), classes))
 
     def check_network(self, model: Size) -> None:
         """Refuse a network whose classifier is not a linear layer on vectors."""

@@ -15,24 +15,12 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.learning.fit import Forward, Work, cross_entropy
-from ekiden.learning.fused import Fused, Stage, channels, content, cut, filled, read, thin
+from ekiden.learning.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.learning.network import Network, fresh
 from ekiden.learning.weights import Weights, mean
 from ekiden.models.split import as_split
 
 STEPS = 64  # widths that are tried, as parts of the network's
-
-
-class Piece(NamedTuple):
-    """What a client sends.
-
-    Attributes:
-        stage: its block, with the adapter before it.
-        head: its classifier, in the last round.
-    """
-
-    stage: Weights
-    head: Weights | None
 
 
 class Kept(NamedTuple):
@@ -55,11 +43,11 @@ class Levels(State):
 
     Attributes:
         seed: of the clients' common thin network.
-        sent: each client's piece, per round.
+        sent: each client's block with the adapter before it, per round.
     """
 
     seed: int = 0
-    sent: tuple[tuple[Ref[Piece], ...], ...] = ()
+    sent: tuple[tuple[Ref[Weights], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,11 +131,11 @@ class FuseFL(Method):
             yield s
 
     def fused(self, fed: Fed, s: Levels) -> Weights:
-        """The network of all pieces."""
-        pieces = [fed.get(level) for level in s.sent]
+        """The network of all blocks and classifiers."""
+        stages = [fed.get(level) for level in s.sent]
         parts, head = self.parts(fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients))
-        levels = [[self.filled(parts, b, piece.stage, len(level)) for piece in level] for b, level in enumerate(pieces)]
-        heads = [piece.head for piece in pieces[-1] if piece.head is not None]
+        levels = [[self.filled(parts, b, values, len(level)) for values in level] for b, level in enumerate(stages)]
+        heads = fed.get([fed.call(self.head, k) for k in fed.clients])
         heads = heads if self.classifier == "logits" else [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
 
@@ -164,7 +152,7 @@ class FuseFL(Method):
         return network.weights()
 
     @on_client
-    def train(self, client: Client, initial: Weights, before: tuple[Piece, ...], clients: int, seed: int) -> Piece:
+    def train(self, client: Client, initial: Weights, before: tuple[Weights, ...], clients: int, seed: int) -> Weights:
         """Train all blocks that are not yet frozen, and the classifier.
 
         Args:
@@ -178,7 +166,7 @@ class FuseFL(Method):
         fused: list[list[Weights]] = []
         if before:
             kept: Kept = client.state
-            fused = [*kept.levels, [piece.stage for piece in before]]
+            fused = [*kept.levels, list(before)]
             head = filled(head, kept.head)
             parts[len(fused) :] = [filled(p, w) for p, w in zip(parts[len(fused) :], kept.blocks, strict=True)]
         frozen = [[self.filled(parts, b, w, clients) for w in level] for b, level in enumerate(fused)]
@@ -194,13 +182,19 @@ class FuseFL(Method):
             )
         )
         client.state = Kept(fused, [read(stage.block) for stage in own[1:]], read(head))
-        return Piece(read(own[0]), None if own[1:] else read(head))
+        return read(own[0])
 
     @on_client
-    def measure(self, client: Client, initial: Weights, last: tuple[Piece, ...], seed: int) -> ClassGaussians:
+    def head(self, client: Client) -> Weights:
+        """The client's classifier."""
+        kept: Kept = client.state
+        return kept.head
+
+    @on_client
+    def measure(self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int) -> ClassGaussians:
         """The class Gaussians of the fused network's features."""
         parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
-        levels = [*client.state.levels, [piece.stage for piece in last]]
+        levels = [*client.state.levels, list(last)]
         stages = [[self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)]
         module = Fused(stages, [head]).to(initial.params.device).eval()
         with torch.no_grad():
@@ -228,8 +222,8 @@ class FuseFL(Method):
         if b == 0 or self.adapter == "mean":
             return Stage(copy.deepcopy(parts[b]))
         size = channels(parts)[b - 1]
-        adapter = fresh(nn.Linear(clients * size, size), seed)
-        assert isinstance(adapter, nn.Linear)
+        adapter = fresh(Adapter(clients * size, size), seed)
+        assert isinstance(adapter, Adapter)
         return Stage(copy.deepcopy(parts[b]), adapter)
 
     def filled(self, parts: Sequence[nn.Module], b: int, values: Weights, clients: int) -> Stage:
