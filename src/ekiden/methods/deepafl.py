@@ -147,8 +147,9 @@ class DeepAFL(Method):
     def check_network(self, model: Size) -> None:
         """Refuse a network whose classifier is not a linear layer on vectors."""
         network = Network(copy.deepcopy(model.network.module).cpu())
+        wanted = inputs(network.module)
         h, _ = network.probe(torch.zeros(2, *model.shape))
-        if h.shape[1] != inputs(network.module):
+        if h.shape[1] != wanted:
             raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
 
     def run(self, fed: Fed, s: Solved) -> Iterator[State]:
