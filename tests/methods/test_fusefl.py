@@ -115,7 +115,7 @@ def test_one_block_is_the_ensemble(blobs: FederatedData) -> None:
     x = torch.randn(20, 4, generator=generator())
     assert torch.equal(fused.model(x), ensemble.model(x))
     size = Size.of(Network(Tiny()))
-    assert fused.bytes == ensemble.bytes - 4 * 0 == 4 * size
+    assert fused.bytes == ensemble.bytes == 4 * size
 
 
 def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> None:
@@ -161,7 +161,7 @@ def test_pooled_gaussians_are_those_of_all_samples() -> None:
         np.testing.assert_allclose(covariance.numpy(), np.cov(own.T), rtol=1e-4, atol=1e-5)
     assert pooled(parts, 3)[0] == 0
     x, labels = drawn(parts, 40_000, generator())
-    assert labels.unique().tolist() == [0, 1, 2]
+    assert sorted(set(labels.tolist())) == [0, 1, 2]
     own = h[y == 1].numpy()
     np.testing.assert_allclose(x[labels == 1].mean(0).numpy(), own.mean(0), atol=0.1)
     np.testing.assert_allclose(np.cov(x[labels == 1].T.numpy()), np.cov(own.T), atol=0.2)

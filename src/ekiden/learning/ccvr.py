@@ -94,9 +94,9 @@ def drawn(parts: Sequence[ClassGaussians], each: int, generator: torch.Generator
 def calibrate(head: nn.Module, x: Tensor, y: Tensor, lr: float, generator: torch.Generator, batch: int = 128) -> None:
     """One shuffled pass of plain SGD on the cross-entropy of `head` at features (m, A) of classes (m,)."""
     params = list(head.parameters())
-    for rows in torch.randperm(len(x), generator=generator).split(batch):
+    for rows in torch.split(torch.randperm(len(x), generator=generator), batch):
         with torch.enable_grad():
             slopes = torch.autograd.grad(F.cross_entropy(head(x[rows]), y[rows]), params)
         with torch.no_grad():
             for param, slope in zip(params, slopes, strict=True):
-                param -= lr * slope
+                param.sub_(slope, alpha=lr)
