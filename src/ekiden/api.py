@@ -147,7 +147,7 @@ def run(
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed, method.extra_outputs)
+    build = builder(model, data, seed, method)
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
@@ -290,22 +290,49 @@ class Made:
             return self.make()
 
 
+@dataclass(frozen=True)
+class OfMethod:
+    """Builds the network that a method makes from the one that the user chose."""
+
+    build: Callable[[], nn.Module]
+    method: Method
+    shape: tuple[int, ...]
+    classes: int
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        module = self.build()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "own network"))
+            return self.method.own_network(module, self.shape, self.classes)
+
+
 def builder(
-    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, extra_outputs: int = 0
+    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, method: Method
 ) -> Callable[[], nn.Module]:
-    """What makes the initial network, the same at every call."""
-    if isinstance(model, nn.Module):
-        return widened(Given(model), extra_outputs, seed)
-    if callable(model):
-        return widened(Made(model, seed), extra_outputs, seed)
+    """What makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
-    name = models.default_for(dataset.name, dataset.shape) if model == "auto" else model
-    return widened(Named(name, dataset.shape, len(dataset.classes), seed), extra_outputs, seed)
+    shape, classes = dataset.shape, len(dataset.classes)
+    build: Callable[[], nn.Module]
+    if isinstance(model, nn.Module):
+        build = Given(model)
+    elif callable(model):
+        build = Made(model, seed)
+    else:
+        name = models.default_for(dataset.name, shape) if model == "auto" else model
+        build = Named(name, shape, classes, seed)
+    return of_method(build, method, shape, classes, seed)
 
 
-def widened(build: Callable[[], nn.Module], extra_outputs: int, seed: int) -> Callable[[], nn.Module]:
-    """`build`, or what makes the same network with so many more outputs."""
-    return Widened(build, extra_outputs, seed) if extra_outputs else build
+def of_method(
+    build: Callable[[], nn.Module], method: Method, shape: tuple[int, ...], classes: int, seed: int
+) -> Callable[[], nn.Module]:
+    """`build`, or what makes of it the network that the parties of a run of `method` have."""
+    if method.extra_outputs:
+        build = Widened(build, method.extra_outputs, seed)
+    if type(method).own_network is Method.own_network:
+        return build
+    return OfMethod(build, method, shape, classes, seed)
 
 
 def initial_weights(setup: Setup) -> Weights:
@@ -362,7 +389,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
 
 def network_name(build: Callable[[], nn.Module]) -> str | None:
     """Return the name of the library's network that is built; None of a network of the user's own."""
-    while isinstance(build, Widened):
+    while isinstance(build, Widened | OfMethod):
         build = build.build
     return build.name if isinstance(build, Named) else None
 

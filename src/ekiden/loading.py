@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ekiden import outside
-from ekiden.api import Given, Made, Named, as_module, builder, describe_model, widened
+from ekiden.api import Given, Made, Named, as_module, builder, describe_model, of_method
 from ekiden.core.folder import read_config
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
@@ -109,7 +109,7 @@ def _about(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         return config
     plan = stored(folder)
     data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method.extra_outputs)
+    build = builder(plan.model, data, plan.seed, plan.method)
     return describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
@@ -118,9 +118,10 @@ def _builder(
 ) -> Callable[[], nn.Module]:
     """What makes the clients' network."""
     seed, name = config["seed"], about["network"]
+    shape, classes = tuple(about["input"]["shape"]), len(about["classes"])
     build: Callable[[], nn.Module]
     if name is not None:
-        build = Named(name, tuple(about["input"]["shape"]), len(about["classes"]), seed)
+        build = Named(name, shape, classes, seed)
     elif given is None:
         raise UserError(
             f"the run trained a network of its own ({config['model']}): give it, "
@@ -128,7 +129,7 @@ def _builder(
         )
     else:
         build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return widened(build, method.extra_outputs, seed)
+    return of_method(build, method, shape, classes, seed)
 
 
 def _check_there(folder: Path, name: str) -> None:

@@ -270,6 +270,55 @@ def test_one_missing_value_is_in_the_ledger_too() -> None:
     assert ledger == [gone, replace(gone, target="a", task="task")]
 
 
+# Sums.
+
+
+@dataclass(frozen=True)
+class Total:
+    number: int
+
+    def plus(self, other: "Total") -> "Total":
+        return Total(self.number + other.number)
+
+
+def part(client: Client, start: int, before: Total | None) -> Total:
+    raise NotImplementedError
+
+
+def test_a_running_sum_goes_from_client_to_client() -> None:
+    handed = {Ref[Total](name, "2-0-part"): Total(n) for n, name in enumerate("abd")}
+    fed, desk, ledger = federation(dict(handed))
+    fed.begin(2)
+    first = fed.sum(part, ["a"], 7)
+    assert fed.sum(part, ["b", "d"], 7, plus=first) == Ref("d", "2-0-part")
+    a, b, _ = handed
+    assert [(r.client, r.args) for r in desk.requests] == [("a", (7, None)), ("b", (7, a)), ("d", (7, b))]
+    assert ledger == [Transfer(2, "a", "b", "part", 8), Transfer(2, "b", "d", "part", 8)]
+
+
+def test_the_server_adds_up_what_all_send() -> None:
+    fed, desk, ledger = federation({Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd")})
+    assert fed.sum(part, CLIENTS, 7, at="server") == Total(1111)
+    assert [(r.client, r.args) for r in desk.requests] == [(name, (7, None)) for name in CLIENTS]
+    assert ledger == [Transfer(0, name, SERVER, "get", 8) for name in CLIENTS]
+
+
+def test_a_sum_goes_on_without_those_who_are_away() -> None:
+    values: dict[Ref[Any], Any] = {Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd") if name != "b"}
+    fed, _, ledger = federation(dict(values))
+    assert fed.sum(part, CLIENTS, 7, at="server") == Total(1101)
+    assert Transfer(0, "b", SERVER, "get", 0, missing=True) in ledger
+    strict = Fed(CLIENTS, Desk(dict(values)), 0, ledger.append, skip=False)
+    with pytest.raises(ClientMissing, match="b did not answer"):
+        strict.sum(part, CLIENTS, 7, at="server")
+    with pytest.raises(ClientMissing, match="a, b, c, d did not answer"):
+        federation()[0].sum(part, CLIENTS, 7, at="server")
+    with pytest.raises(ClientMissing, match="a did not answer"):
+        federation()[0].sum(part, CLIENTS, 7)
+    with pytest.raises(UserError, match="at least one client"):
+        federation()[0].sum(part, [], 7)
+
+
 # The same with real clients, in this process and in others.
 
 

@@ -5,13 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
+from ekiden.core.method import EVERYONE, INITIAL, SERVER, Addable, Ref, State
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError, unknown
@@ -23,6 +23,7 @@ from ekiden.learning.weights import Weights
 
 K = TypeVar("K")
 T = TypeVar("T")
+A = TypeVar("A", bound=Addable)
 _CPU = torch.device("cpu")
 Note = float | None | dict[str, float | None]
 """What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
@@ -214,6 +215,51 @@ class Fed:
         if len(values) < (at_least if at_least is not None and self._skip else len(wanted)):
             raise _no_answer(missing)
         return values
+
+    @overload
+    def sum(self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None) -> Ref[T]: ...
+    @overload
+    def sum(self, task: Callable[..., A], clients: Sequence[str], *args: Any, at: Literal["server"]) -> A: ...
+    def sum(
+        self,
+        task: Callable[..., Any],
+        clients: Sequence[str],
+        *args: Any,
+        plus: Ref[Any] | None = None,
+        at: Literal["clients", "server"] = "clients",
+    ) -> Any:
+        """Ask each of `clients` to do `task`, where only the sum of what they have is needed.
+
+        In a chain each client gets the sum so far as a last argument, None at the beginning, and returns it with its
+        own part added (`Client.added`). A run goes on without clients that are away if there is one of them a step.
+
+        Args:
+            task: a function of the method marked `@on_client`.
+            clients: who takes part, in this order.
+            args: what else it gets.
+            plus: what came out of an earlier `sum`, to go on from.
+            at: where to add up: from client to client, or, with the last argument None for all, at the server.
+
+        Returns:
+            The sum at the last client; or, added up at the server, its value, without clients that did not answer
+            where the run goes on without them.
+
+        Raises:
+            ClientMissing: nobody answered.
+        """
+        if not clients:
+            raise UserError("a sum needs at least one client")
+        if at == "clients":
+            for client in clients:
+                plus = self.call(task, client, *args, plus)
+            return plus
+        total: Addable | None = None
+        for ref in [self.call(task, client, *args, None) for client in clients]:
+            for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
+                total = part if total is None else total.plus(part)
+        if total is None:
+            raise _no_answer(clients)
+        return total
 
     def sample(self, k: int) -> tuple[str, ...]:
         """`k` clients of this step, drawn uniformly without replacement, in the order of `clients`."""

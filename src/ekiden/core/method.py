@@ -56,6 +56,13 @@ class HasModel(Protocol):
         """The model in it."""
 
 
+class Addable(Protocol):
+    """A payload of which only the sum over clients is needed."""
+
+    def plus(self, other: Self, /) -> Self:
+        """The sum of both; the order must not matter."""
+
+
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
 
@@ -142,6 +149,18 @@ class Method(Checked, ABC):
 
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The parties' network, made from the one that the user chose; by default that itself.
+
+        All parties make it, with torch's random state set by the run's seed.
+
+        Args:
+            network: what the user chose, for samples of `shape` and so many `classes`; it may be changed.
+            shape: of one sample.
+            classes: K, the outputs that the network made must have.
+        """
+        return network
 
     @abstractmethod
     def run(self, fed: "Fed", s: Any) -> Iterator[State]:

@@ -70,10 +70,11 @@ def drive(
         except ClientMissing:
             for transfer in lost(state, after):
                 note(transfer)
-            if not (skip and method.skips):
+            after = state.next()
+            empty = after.step >= total and after.model is None and not after.personal
+            if empty or not (skip and method.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
-            after = state.next()
             steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
             work = transport.commit(after.step, live_refs(after))
         work.add(fed.work)

@@ -5,13 +5,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.core import wire
-from ekiden.core.method import Method, Size
+from ekiden.core.method import Addable, Method, Size
 from ekiden.core.seeds import derive
 from ekiden.core.store import TRAINED
 from ekiden.data.samples import ClientData, Dataset, Subset
@@ -24,6 +24,7 @@ from ekiden.learning.network import Network, fresh
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Part, Weights
 
+A = TypeVar("A", bound=Addable)
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
 
@@ -266,6 +267,10 @@ class Client:
         for rows in torch.split(order, self.training.batch_size):
             yield self._bench.feed.batch(self.data.train, rows, train=False)
         self.work.forward += passes * self.n
+
+    def added(self, before: A | None, own: A) -> A:
+        """The sum of what other clients have added up so far, if there is any, and one's own part."""
+        return own if before is None else before.plus(own)
 
     def seed(self, *parts: str | int) -> int:
         """A seed for this task's own randomness, the same before and after a crash."""

@@ -161,7 +161,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed, plan.method.extra_outputs)
+    build = api.builder(plan.model, own, plan.seed, plan.method)
     device = "cpu" if api.missing(plan.hardware.device) else plan.hardware.device
     hardware = api.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.

@@ -7,6 +7,7 @@ from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.criticalfl_server import CriticalFLServer
+from ekiden.methods.deepafl import DeepAFL
 from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
 from ekiden.methods.dfedsam import DFedSAM
@@ -19,6 +20,7 @@ from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy import FedELMY
 from ekiden.methods.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedfisher import FedFisher
+from ekiden.methods.fedgram import FedGram
 from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
@@ -29,6 +31,7 @@ from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
 from ekiden.methods.fisher_merging import FisherMerging
+from ekiden.methods.fusefl import FuseFL
 from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
@@ -47,6 +50,7 @@ METHODS: tuple[type[Method], ...] = (
     FedSeq,
     FedTasuki,
     SFedKD,
+    FedGram,
     MetaFed,
     SPFL,
     Average,
@@ -62,6 +66,8 @@ METHODS: tuple[type[Method], ...] = (
     DENSE,
     FedOV,
     FedPFT,
+    FuseFL,
+    DeepAFL,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -134,6 +140,7 @@ __all__ = [
     "CriticalFLServer",
     "DFedAvgM",
     "DFedSAM",
+    "DeepAFL",
     "DisPFL",
     "Ensemble",
     "FedAvg",
@@ -143,6 +150,7 @@ __all__ = [
     "FedELMY",
     "FedELMYParallel",
     "FedFisher",
+    "FedGram",
     "FedLPA",
     "FedMA",
     "FedNova",
@@ -153,6 +161,7 @@ __all__ = [
     "FedSeq",
     "FedTasuki",
     "FisherMerging",
+    "FuseFL",
     "Local",
     "MAEcho",
     "MetaFed",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ekiden._version import __version__
-from ekiden.api import Named, widened
+from ekiden.api import Named, of_method
 from ekiden.core.method import EVERYONE, SERVER, Method
 from ekiden.core.worker import Setup
 from ekiden.data.samples import Dataset, Samples
@@ -112,7 +112,7 @@ class Agreement:
     def builder(self, method: Method) -> Callable[[], nn.Module]:
         """What makes the initial network of a run of `method`, the same at every call."""
         named = Named(self.model, self.shape, len(self.classes), self.seed)
-        return widened(named, method.extra_outputs, self.seed)
+        return of_method(named, method, self.shape, len(self.classes), self.seed)
 
 
 def parse(text: str) -> Agreement:

@@ -1,0 +1,290 @@
+"""DeepAFL: deep analytic federated learning."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden.checks import Count, CountOrZero, Positive
+from ekiden.core.federation import Fed
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.seeds import derive
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning.network import Network, fresh
+from ekiden.learning.weights import Weights
+from ekiden.models.split import SplitNetwork
+
+ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over a client's samples, for a least-squares problem with inputs a and targets y.
+
+    Attributes:
+        squares: (A(A + 1)/2,) float64, the upper triangle of Σ a aᵀ.
+        products: (A, K) float64, Σ a yᵀ.
+    """
+
+    squares: Tensor
+    products: Tensor
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party.
+
+        Raises:
+            UserError: the parts do not fit each other, or hold values that are not finite.
+        """
+        rows = len(self.products)
+        if self.products.ndim != 2 or self.squares.shape != (rows * (rows + 1) // 2,):
+            raise UserError("sums do not fit together: use the same method and model everywhere")
+        if {self.squares.dtype, self.products.dtype} != {torch.float64}:
+            raise UserError("sums must be of float64: use the same version of Ekiden everywhere")
+        if not bool(torch.isfinite(self.squares.sum() + self.products.sum())):
+            raise UserError("sums hold values that are not finite: check this client's data")
+
+
+class Kept(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+        solutions: what it got so far: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
+    """
+
+    solutions: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Solved(State):
+    """Where the server stands.
+
+    Attributes:
+        seed: of the random layers.
+        solutions: W_0 (D, K), G_0 (F, K), W_1, G_1, ..., float64.
+    """
+
+    seed: int = 0
+    solutions: tuple[Tensor, ...] = ()
+
+
+class Residual(nn.Module):
+    """z + Δᵀσ(R z + b).
+
+    Attributes:
+        random: (D to F) R and b.
+        activation: σ.
+        delta: (F to D) Δ.
+    """
+
+    def __init__(self, width: int, hidden: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.random = nn.Linear(width, hidden)
+        self.activation = activation
+        self.delta = nn.Linear(hidden, width, bias=False)
+        nn.init.zeros_(self.delta.weight)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(b, D) to (b, D)."""
+        out: Tensor = z + self.delta(self.activation(self.random(z)))
+        return out
+
+
+@dataclass(frozen=True)
+class DeepAFL(Method):
+    """Random and least-squares layers on frozen features, each solved exactly from sums over all clients.
+
+    Jianheng Tang, Yajiang Huang, Kejia Fan, Feijiang Han, Jiaxu Li, Jinfeng Xu, Run He, Anfeng Liu, Houbing Herbert
+    Song, Huiping Zhuang, Yunhuai Liu: DeepAFL: Deep Analytic Federated Learning. ICLR 2026.
+    https://arxiv.org/abs/2603.00579.
+
+    z_0 = tanh(R_0 h) of the features h of the initial network. Layer t: W_t is the ridge regression of the one-hot
+    labels on z_t; f = σ(R_t z_t) are random features; z_{t+1} = z_t + Δᵀf, where Δ minimises
+    ‖Y - (Z_t + F Δ) W_t‖² + λ_s‖Δ‖² ("sandwiched least squares"). W_T is the classifier. No gradient is taken, and the
+    result does not depend on how samples are spread over clients, up to rounding.
+
+    Departures from the paper: written after the authors' code and the paper's abstract; the paper's text was not
+    available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same matrix in fewer bytes; clients
+    send Fᵀ(Y - Z W) where the code sends W(Y - Z W)ᵀF, and one triangle of symmetric matrices. Sums and solutions are
+    float64, in the code float32. Few layers and narrow ones are the default: the code's script has T = 20 and
+    D = F = 1024, on a pretrained ResNet-18. The factor of R_0 is ours.
+    """
+
+    layers: CountOrZero = 3
+    """T, residual layers, each of two more communications"""
+    width: Count = 256
+    """D, numbers in z"""
+    hidden: Count = 256
+    """F, random features of a layer"""
+    ridge: Positive = 1.0
+    """λ of the classifiers"""
+    sandwich: Positive = 0.05
+    """λ_s of the residual layers"""
+    features: Literal["network", "inputs"] = "network"
+    """h: what enters the classifier of the initial network, or the inputs themselves"""
+    activation: Literal["gelu", "tanh", "relu"] = "gelu"
+    """σ of the random features"""
+    scale: Positive = 1.0
+    """factor of R_0, for features that are much smaller or larger than 1"""
+
+    private: ClassVar[type[Kept]] = Kept
+
+    def start(self) -> Solved:
+        """There is no classifier before the first sums."""
+        return Solved(model=None)
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A linear classifier of the inputs, where these are the features."""
+        if self.features == "network":
+            return network
+        return SplitNetwork(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network whose classifier is not a linear layer on vectors."""
+        network = Network(copy.deepcopy(model.network.module).cpu())
+        wanted = inputs(network.module)
+        h, _ = network.probe(torch.zeros(2, *model.shape))
+        if h.shape[1] != wanted:
+            raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
+
+    def run(self, fed: Fed, s: Solved) -> Iterator[State]:
+        """One aggregation a step: W_0, then G_t and W_{t+1} in turn."""
+        if s.step == 0:
+            s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("random layers"))))
+        while s.step < self.steps(len(fed.clients)):
+            last = s.solutions[-1] if s.solutions else None
+            sums = fed.get([fed.call(self.sums, k, INITIAL, last, s.seed) for k in fed.clients])
+            solutions = (*s.solutions, self.solve(sums, s.solutions))
+            s = s.next(solutions=solutions, model=self.assemble(fed.network(fed.get(INITIAL)), solutions, s.seed))
+            yield s
+
+    @on_client
+    def sums(self, client: Client, initial: Weights, last: Tensor | None, seed: int) -> Sums:
+        """Sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
+
+        Args:
+            client: whose state is `Kept`.
+            initial: the frozen network.
+            last: the newest solution.
+            seed: of the random layers.
+        """
+        solutions = [] if last is None else [*client.state.solutions, last]
+        client.state = Kept(solutions)
+        head = self.head(inputs(client.module), client.classes, seed, solutions).to(initial.params.device)
+        solved = 3 + len(solutions) // 2  # flatten, R_0, tanh, and the residual layers with a Δ
+        squares: Tensor | float = 0.0
+        products: Tensor | float = 0.0
+        with torch.no_grad():
+            for x, labels in client.batches(passes=0):
+                a = head[:solved](client.probe(x, initial)[0].double())
+                y = F.one_hot(labels, client.classes).double()
+                if len(solutions) % 2:
+                    y = y - a @ solutions[-1]
+                    residual = head[solved]
+                    assert isinstance(residual, Residual)
+                    a = residual.activation(residual.random(a))
+                squares = squares + a.T @ a
+                products = products + a.T @ y
+        assert isinstance(squares, Tensor)
+        assert isinstance(products, Tensor)
+        return Sums(squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))], products)
+
+    def solve(self, sums: Sequence[Sums], solutions: Sequence[Tensor]) -> Tensor:
+        """The next solution from all clients' sums: W, or G where the last one was W."""
+        packed = torch.stack([s.squares for s in sums]).sum(0)
+        products = torch.stack([s.products for s in sums]).sum(0)
+        squares = packed.new_zeros(len(products), len(products))
+        rows, columns = torch.triu_indices(*squares.shape)
+        squares[rows, columns] = squares[columns, rows] = packed
+        if len(solutions) % 2:
+            return sandwiched(squares, products, solutions[-1], self.sandwich)
+        squares.diagonal().add_(self.ridge)
+        solved: Tensor = torch.linalg.solve(squares, products)
+        return solved
+
+    def head(self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()) -> nn.Sequential:
+        """What takes the place of the classifier, float64; layers without a solution yet add nothing."""
+
+        def drawn(layer: int, reads: int, gives: int) -> nn.Linear:
+            linear = fresh(nn.Linear(reads, gives), derive(seed, "layer", layer)).double()
+            assert isinstance(linear, nn.Linear)
+            return linear
+
+        first = drawn(0, features, self.width)
+        last = nn.Linear(self.width, classes, bias=False).double()
+        head = nn.Sequential(nn.Flatten(), first, nn.Tanh())
+        with torch.no_grad():
+            first.weight *= self.scale
+            for t in range(self.layers):
+                residual = Residual(self.width, self.hidden, ACTIVATIONS[self.activation]())
+                residual.random = drawn(t + 1, self.width, self.hidden)
+                residual.delta.double()
+                if 2 * t + 1 < len(solutions):
+                    residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)
+                head.append(residual)
+            if solutions:
+                last.weight.copy_(solutions[(len(solutions) - 1) // 2 * 2].T)
+        return head.append(last)
+
+    def assemble(self, network: nn.Module, solutions: Sequence[Tensor], seed: int) -> Weights:
+        """The result with these solutions."""
+        network.head = self.head(inputs(network), classes(network), seed, solutions).float()
+        return Network(network.cpu()).weights()
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """The network with random and residual layers before its new classifier."""
+        network = copy.deepcopy(network)
+        network.head = self.head(inputs(network), classes(network)).float()
+        return network
+
+    def steps(self, clients: int) -> int:
+        """2T + 1."""
+        return 2 * self.layers + 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """8N·((T + 1)·(D(D + 1)/2 + DK) + T·(F(F + 1)/2 + FK)) up, 8N·T·(DK + FK) down."""
+        k = model.layout.classes
+        a, b = (n * (n + 1) // 2 + n * k for n in (self.width, self.hidden))
+        return 8 * clients * ((self.layers + 1) * a + self.layers * (b + (self.width + self.hidden) * k))
+
+
+def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Tensor:
+    """G (F, K) with Δ = G Wᵀ, the minimiser of ‖R - F Δ W‖² + λ‖Δ‖².
+
+    Where the gradient is zero, FᵀF Δ W Wᵀ + λΔ = FᵀR Wᵀ; G solves FᵀF G WᵀW + λG = FᵀR, in the eigenvectors of both
+    squares.
+
+    Args:
+        squares: (F, F) FᵀF.
+        products: (F, K) FᵀR.
+        w: (D, K) W.
+        ridge: λ.
+    """
+    left, v = torch.linalg.eigh(squares)
+    right, q = torch.linalg.eigh(w.T @ w)
+    inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))
+    gain: Tensor = v @ inner @ q.T
+    return gain
+
+
+def inputs(network: nn.Module) -> int:
+    """The numbers that the network's classifier reads.
+
+    Raises:
+        UserError: it declares none that begins with a linear layer.
+    """
+    head = getattr(network, "head", None)
+    linear = [m for m in head.modules() if isinstance(m, nn.Linear)] if isinstance(head, nn.Module) else []
+    if not linear:
+        raise UserError("DeepAFL replaces the classifier: name it `head`, and let it begin with an nn.Linear")
+    return linear[0].in_features
+
+
+def classes(network: nn.Module) -> int:
+    """The outputs of the network."""
+    return Network(copy.deepcopy(network).requires_grad_(True)).layout.classes

@@ -1,0 +1,254 @@
+"""FedGram: the exact classifier of fixed features, from sums that clients hand on."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.checks import BelowOne, CountOrZero, NonNegative
+from ekiden.core.federation import Fed, in_order
+from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning import gaussian_heads as heads
+from ekiden.learning.network import Network
+from ekiden.learning.sums import Sums, measure, size, widest
+from ekiden.learning.weights import Weights
+from ekiden.models.split import SplitNetwork, as_split
+from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+
+Settled = tuple[Tensor, ...]
+"""What the first client settles of the features; see `WholeFeatures.tell`."""
+Kind = Literal["auto", "random", "network"]
+
+_SAMPLES = 1024  # from which the first client settles the features
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Handoff(NamedTuple):
+    """What a client hands to the next one.
+
+    Attributes:
+        settled: what the first client settled of the features.
+        sums: over the samples of all clients so far.
+    """
+
+    settled: Settled
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Summing(State):
+    """The state with what has been added up; there is no model before the last step."""
+
+    model: Ref[Weights] | Weights | None = None
+    totals: Ref[Handoff] | None = None
+    settled: Ref[Settled] | None = None
+
+
+@dataclass(frozen=True)
+class FedGram(Method):
+    """Clients add up products of fixed features, from which the last one solves for the classifier of all data.
+
+    Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous Federated Learning with
+    Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
+    The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
+    https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
+    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm the one of
+    FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
+    Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
+
+    Nothing is trained, and nothing is forgotten: whatever the skew and the order of the clients, the result is that of
+    pooled data. Features are whole numbers from -127 to 127, so the sums are the same bits in any order.
+
+    Departures from the paper: the sums are handed from client to client instead of to a server, if the shape is a
+    chain. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the sums;
+    λ is chosen by generalised cross-validation of the totals, and a temperature makes probabilities of the scores.
+    """
+
+    features: Kind = "auto"
+    """φ: random units of the inputs, or the features of the network as it is given, and random units of these; auto:
+    random"""
+    head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
+    """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
+    nearest class means"""
+    bytes: str = "M"
+    """how much a hand-off may hold, which decides the number of features: M, as much as a model of the network; 5% of
+    that; 250kB, 11.5MB"""
+    width: CountOrZero = 0
+    """D, number of features; 0: as many as `bytes` allows"""
+    penalty: NonNegative = 0.0
+    """λ/n of ridge regression; 0: by generalised cross-validation"""
+    shrink: BelowOne = 0.05
+    """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
+    shape: Literal["chain", "star"] = "chain"
+    """who adds up: each client what it received and its own, or the server"""
+    order: str = "given"
+    """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
+
+    skips: ClassVar[bool] = True  # a hop is left out
+
+    def __post_init__(self) -> None:
+        """The budget must be one."""
+        if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
+            raise UserError(
+                f"--bytes {self.bytes!r} is unknown: write M, a share as in 5%, or a size as in 250kB, 11.5MB"
+            )
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The order must name them."""
+        in_order(self.order, clients)
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Fixed features and a linear head."""
+        features = self._features(network, shape, classes)
+        return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
+
+    def _features(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> WholeFeatures:
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        if self.features == "network":
+            return self._frozen(as_split(network).features, shape, classes, model)
+        inputs = torch.Size(shape).numel()
+        width = self._width(model, classes, each=4, fixed=8 * inputs)
+        return RandomReLU(inputs, width, direct=2 * inputs <= width)
+
+    def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
+        with torch.no_grad():
+            inputs = network.eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
+        width = self.width or max(self._width(model, classes, each=4, fixed=4 * inputs), inputs)
+        if width < inputs:
+            raise UserError(f"--width {width} is less than the {inputs} features of the network: give {inputs} or more")
+        return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
+
+    def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
+        """D: what was asked for, or what fits into the budget with `each` bytes more a feature and `fixed` more in all.
+
+        Raises:
+            UserError: not even one feature fits.
+        """
+        if self.width:
+            return self.width
+        found = widest(budget := self.budget(model), classes, each, fixed)
+        if found < 1:
+            least = size(classes, 1) + each + fixed
+            raise UserError(f"--bytes {self.bytes} ({budget} bytes) has room for no feature: give {least}B or more")
+        return found
+
+    def budget(self, model: int) -> int:
+        """Bytes that a hand-off may have, where the user's network has `model`."""
+        if self.bytes == "M":
+            return model
+        found = _BUDGET.fullmatch(self.bytes)
+        assert found is not None, "checked"
+        number, unit = float(found[1]), found[2]
+        return int(model * number / 100 if unit == "%" else number * _UNITS[unit])
+
+    def start(self) -> Summing:
+        """Nothing added up."""
+        return Summing()
+
+    def run(self, fed: Fed, s: Summing) -> Iterator[State]:
+        """One hop a step, then the solution; in a star, the features are settled, then all add up."""
+        if self.shape == "star":
+            yield from self._star(fed, s)
+            return
+        while s.step < len(fed.clients):
+            client = fed.order(self.order)[s.step]
+            s = s.next(totals=fed.sum(self.add, [client], INITIAL, plus=s.totals))
+            yield s
+        if s.model is None:
+            if s.totals is None:
+                raise UserError("no client has answered: start them, then begin the run again")
+            s = s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
+            yield s
+
+    def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
+        order = fed.order(self.order)
+        if s.step == 0:
+            s = s.next(settled=fed.call(self.settle, order[0], INITIAL))
+            yield s
+        if s.model is None:
+            # Where the first client was away, the second settles the features.
+            settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL)
+            sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
+            totals = Handoff(fed.get(settled), sums)
+            s = s.next(model=self.solved(fed.network(fed.get(INITIAL)), totals))
+            yield s
+
+    @on_client
+    def add(self, client: Client, model: Weights, before: Handoff | None) -> Handoff:
+        """Add the own sums to those received; the first client settles the features."""
+        settled = before.settled if before else self.settle(client, model)
+        return Handoff(settled, self.measure(client, model, settled, before.sums if before else None))
+
+    @on_client
+    def settle(self, client: Client, model: Weights) -> Settled:
+        """Settle what depends on data from some own samples."""
+        features = features_of(client.network(model))
+        seen: list[Tensor] = []
+        for x, _ in client.batches(passes=0):
+            seen.append(x)
+            if sum(map(len, seen)) >= _SAMPLES:
+                break
+        samples = torch.cat(seen)
+        with torch.no_grad():
+            features.settle(samples)
+        client.work.forward += len(samples)
+        return features.tell()
+
+    @on_client
+    def measure(self, client: Client, model: Weights, settled: Settled, before: Sums | None) -> Sums:
+        """The sums over own samples, added to those received."""
+        features = features_of(client.network(model))
+        features.adopt(settled)
+        with torch.no_grad():
+            blocks = ((features(x), y) for x, y in client.batches())
+            own = measure(blocks, client.classes, features.width, model.params.device)
+        return client.added(before, own)
+
+    @on_client
+    def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
+        """The network with the classifier that the totals give."""
+        return self.solved(client.network(model), totals)
+
+    def solved(self, network: nn.Module, totals: Handoff) -> Weights:
+        """`network` with the features and the classifier of the totals, as weights."""
+        features_of(network).adopt(totals.settled)
+        m = heads.moments(totals.sums)
+        match self.head:
+            case "ridge":
+                head = heads.ridge(m, self.penalty)
+            case "lda":
+                head = heads.lda(m, self.shrink)
+            case "cgs":
+                head = heads.cgs(m, self.shrink)
+            case "ncm":
+                head = heads.ncm(m)
+        rows = m.rows(heads.calibrated(head, m))
+        linear = cast(nn.Linear, as_split(network).head).requires_grad_(True)
+        with torch.no_grad():
+            linear.weight.copy_(rows[:, :-1])
+            linear.bias.copy_(rows[:, -1])
+        return Network(network, linear.weight.device).weights()
+
+    def steps(self, clients: int) -> int:
+        """N hops and the solution; in a star 2."""
+        return clients + 1 if self.shape == "chain" else 2
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S), S being what is settled: 8d + 4D for d inputs (4d with their units).
+
+        In a star N times the sums go to the server, and S to all others.
+        """
+        features = features_of(model.network.module)
+        sums, settled = size(model.layout.classes, features.width), features.told_bytes()
+        return clients * (sums + settled) if self.shape == "star" else (clients - 1) * (sums + settled)
+
+
+def features_of(network: nn.Module) -> WholeFeatures:
+    """The features of a network that `FedGram.own_network` made."""
+    return cast(WholeFeatures, as_split(network).features)

@@ -1,0 +1,159 @@
+"""Fixed features that are small whole numbers, so that sums over them are exact."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.errors import UserError
+
+LARGEST = 127
+"""the largest absolute value of a feature: seven bits and a sign"""
+_EXACT = 2**24 - 1  # float32 holds whole numbers up to here, so that products of matrices are exact in any order
+_SPREAD = 4  # standard deviations that an input may lie from its mean before it is cut off
+_MOST_INPUTS = 100_000
+
+
+class WholeFeatures(nn.Module, ABC):
+    """An extractor whose outputs are whole numbers from -127 to 127, as float32.
+
+    Some of its values depend on data: a client settles them from samples of its own, the others adopt them.
+
+    Attributes:
+        width: D, the number of features.
+    """
+
+    width: int
+    settled: ClassVar[dict[str, torch.dtype]]
+    """Names of the buffers that a client settles, and the types as which they travel."""
+
+    @abstractmethod
+    def settle(self, x: Tensor) -> None:
+        """Settle them from some inputs (b, ...)."""
+
+    def tell(self) -> tuple[Tensor, ...]:
+        """The settled values as they travel."""
+        return tuple(self.get_buffer(name).to(kind) for name, kind in self.settled.items())
+
+    def adopt(self, told: Sequence[Tensor]) -> None:
+        """Take over what another party's `tell` gave.
+
+        Raises:
+            UserError: these are values of other features, or no finite numbers.
+        """
+        found = [(tuple(t.shape), t.dtype) for t in told]
+        if found != [(tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()]:
+            raise UserError("the features received are of another kind than here: use the same method and data kind")
+        for name, values in zip(self.settled, told, strict=True):
+            if not bool(torch.isfinite(values).all()):
+                raise UserError("the features received hold values that are not finite: refused")
+            self.get_buffer(name).copy_(values)
+
+    def told_bytes(self) -> int:
+        """Bytes of `tell()`."""
+        return sum(self.get_buffer(name).numel() * kind.itemsize for name, kind in self.settled.items())
+
+
+class RandomReLU(WholeFeatures):
+    """Random rectified linear units of a vector: relu(R u + b), u being the standardised inputs as whole numbers.
+
+    R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct` the inputs u are the
+    first features, followed by the units.
+    """
+
+    settled: ClassVar[dict[str, torch.dtype]] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
+
+    def __init__(self, inputs: int, width: int, *, direct: bool = False) -> None:
+        """Draw the units.
+
+        Args:
+            inputs: d, numbers of a sample.
+            width: D.
+            direct: whether the inputs are features too.
+
+        Raises:
+            UserError: too many inputs.
+        """
+        super().__init__()
+        if inputs > _MOST_INPUTS:
+            raise UserError(
+                f"random features are for samples of at most {_MOST_INPUTS} numbers, these have {inputs}: "
+                "use --size or other --features"
+            )
+        self.width, self.direct = width, direct
+        units = width - inputs if direct else width
+        self.linear = nn.Linear(inputs, units) if units else None
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("scale", torch.full((inputs,), LARGEST / _SPREAD))
+        self.register_buffer("gain", torch.ones(units))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the units, whole numbers as large as float32 can add up exactly."""
+        if self.linear is None:
+            return
+        with torch.no_grad():
+            weight, bias = torch.randn_like(self.linear.weight), torch.randn_like(self.linear.bias)
+            bias *= weight.norm(dim=1) / _SPREAD  # of inputs of 127, as large as the rest
+            most = LARGEST * (weight.abs().sum(1) + bias.abs() + weight.shape[1])
+            factor = torch.minimum(LARGEST / weight.abs().max(), _EXACT / most.max())
+            self.linear.weight.copy_((weight * factor).round())
+            self.linear.bias.copy_((bias * factor * LARGEST).round())
+            self.linear.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
+        with torch.autocast(x.device.type, enabled=False):
+            inputs = self._inputs(x)
+            if self.linear is None:
+                return inputs
+            units = (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
+            return torch.cat([inputs, units], 1) if self.direct else units
+
+    def settle(self, x: Tensor) -> None:
+        """Standardise by these inputs, and let the largest answer of each unit be 127."""
+        rows = x.flatten(1).double()
+        spread = rows.std(0, correction=0)
+        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
+        self.get_buffer("centre").copy_(rows.mean(0))
+        self.get_buffer("scale").copy_(LARGEST / _SPREAD / spread)
+        if self.linear is not None:
+            top = self.linear(self._inputs(x)).amax(0)
+            self.get_buffer("gain").copy_(LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1))
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """The standardised inputs u (b, d)."""
+        centred = x.flatten(1).float() - self.get_buffer("centre")
+        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
+
+
+class FrozenNetwork(WholeFeatures):
+    """The features of a network that nobody trains, as whole numbers, and random units of them.
+
+    The network computes in floating point: its features are equal on equal machines, and rounding hides most of the
+    differences between others.
+    """
+
+    settled = RandomReLU.settled
+
+    def __init__(self, network: nn.Module, inputs: int, width: int) -> None:
+        """Freeze `network`, which gives `inputs` numbers for each sample."""
+        super().__init__()
+        self.width = width
+        self.network = network.requires_grad_(False)
+        self.units = RandomReLU(inputs, width, direct=True)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """That of the units."""
+        return self.units.get_buffer(target)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, D) whole numbers of inputs (b, ...)."""
+        units: Tensor = self.units(self.network(x))
+        return units
+
+    def settle(self, x: Tensor) -> None:
+        """Standardise the network's features by those of these inputs."""
+        self.units.settle(self.network(x))
