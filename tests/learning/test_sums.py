@@ -22,7 +22,9 @@ def of(x: Tensor, y: Tensor, classes: int = 4, block: int = 100) -> Sums:
 
 
 def equal(a: Sums, b: Sums) -> bool:
-    return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+    return all(
+        torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+    )
 
 
 def test_three_samples_by_hand() -> None:

@@ -95,9 +95,7 @@ class FedGram(Method):
     def __post_init__(self) -> None:
         """The budget must be one."""
         if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
-            raise UserError(
-                f"--bytes {self.bytes!r} is unknown: write M, a share as in 5%, or a size as in 250kB, 11.5MB"
-            )
+            raise UserError(f"--bytes {self.bytes!r} is no size: write M, a share as in 5%, or a size as in 250kB")
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
