@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
-from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+from ekiden.models.whole import FrozenNetwork, RandomReLU, Scaling, WholeFeatures
+
+PLAIN: tuple[Scaling, torch.Generator] = (((0.0,), (1.0,)), torch.Generator())
 
 
 def units(inputs: int, width: int, *, direct: bool = False, seed: int = 0) -> RandomReLU:
@@ -23,7 +25,7 @@ def points(n: int = 50, inputs: int = 6) -> Tensor:
 @pytest.mark.parametrize("direct", [False, True])
 def test_random_units_are_what_they_say(direct: bool) -> None:
     features, x = units(6, 30, direct=direct), points()
-    features.settle(x)
+    features.settle(x, *PLAIN)
     centre, scale, gain = features.tell()
     linear = cast(nn.Linear, features.linear)
     out = features(x)
@@ -44,7 +46,7 @@ def test_the_first_client_standardises() -> None:
     features = units(6, 12)
     x = points(2000)
     x[:, 3] = 4.0  # a number that never changes is cut off gently elsewhere
-    features.settle(x)
+    features.settle(x, *PLAIN)
     centre, scale, _ = features.tell()
     assert torch.allclose(centre, x.mean(0), atol=1e-5)
     others = torch.tensor([0, 1, 2, 4, 5])
@@ -63,7 +65,7 @@ def test_no_product_can_be_rounded(inputs: int) -> None:
 
 def test_the_same_bits_in_any_batch() -> None:
     features, x = units(20, 64), points(200, 20)
-    features.settle(x)
+    features.settle(x, *PLAIN)
     whole = features(x)
     assert torch.equal(torch.cat([features(part) for part in torch.split(x, 7)]), whole)
     order = torch.randperm(200)
@@ -79,13 +81,13 @@ def backbone() -> nn.Module:
 
 def test_features_of_a_network_and_units_of_these() -> None:
     features, x = FrozenNetwork(backbone(), 8, 20), points()
-    features.settle(x)
+    features.settle(x, *PLAIN)
     hidden = backbone()(x).detach()
     expected = units(8, 20, direct=True)
     expected.load_state_dict(features.units.state_dict())
     assert torch.equal(features(x), expected(hidden))
     plain = FrozenNetwork(backbone(), 8, 8)
-    plain.settle(x)
+    plain.settle(x, *PLAIN)
     assert torch.equal(plain(x), features(x)[:, :8])
     assert not any(p.requires_grad for p in features.parameters())
 
@@ -97,7 +99,7 @@ def test_what_is_settled_travels(kind: str) -> None:
 
     one = build()
     other, x = copy.deepcopy(one), points()
-    one.settle(x)
+    one.settle(x, *PLAIN)
     assert not torch.equal(other(x), one(x))
     other.adopt(one.tell())
     assert torch.equal(other(x), one(x))
