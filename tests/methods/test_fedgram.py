@@ -218,7 +218,10 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(UserError, match=r"--bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
         network(FedGram(bytes="75B"))
     assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1
-    with pytest.raises(UserError, match="--width 5 is less than the 8 features of the network: give 8 or more"):
+    with pytest.raises(UserError, match="has 8 features, and --width leaves room for 5: give --width 8 or --bytes 328B, or more"):
         network(FedGram(features="network", width=5))
+    with pytest.raises(UserError, match="has 8 features, and --bytes leaves room for 7"):
+        network(FedGram(features="network", bytes="327B"))
+    assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
     with pytest.raises(UserError, match="name each of the 2 clients once"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, order="client-0"))

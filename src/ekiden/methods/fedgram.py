@@ -82,8 +82,8 @@ class FedGram(Method):
     that; 250kB, 11.5MB"""
     width: CountOrZero = 0
     """D, number of features; 0: as many as `bytes` allows"""
-    patch: tuple[Count, ...] = (6,)
-    """p, sides of the patches in pixels: one size, or several that share the features"""
+    patch: str = "6"
+    """p, side of the patches in pixels, or several that share the features, as in 5,8"""
     pool: Count = 2
     """g, answers are averaged in g x g parts of the image"""
     mirror: bool = True
@@ -105,8 +105,8 @@ class FedGram(Method):
 
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""
-        if not self.patch:
-            raise UserError("--patch names no size: give one, as in --patch 6")
+        if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
+            raise UserError(f"--patch {self.patch!r} is no size of patches: write 6, or several as in 5,8")
         if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
             raise UserError(f"--bytes {self.bytes!r} is no size: write M, a share as in 5%, or a size as in 250kB")
 
@@ -131,12 +131,13 @@ class FedGram(Method):
 
     def _patches(self, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
         # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
-        together, filter_ = 2 * self.pool**2, shape[0] * max(self.patch) ** 2 + 4
+        sizes = tuple(map(int, self.patch.split(",")))
+        together, filter_ = 2 * self.pool**2, shape[0] * max(sizes) ** 2 + 4
         width = self._width(model, classes, each=4 + -(-filter_ // together), fixed=8 * shape[0])
         return PatchFeatures(
             shape,
             width,
-            self.patch,
+            sizes,
             pool=self.pool,
             mirror=self.mirror,
             threshold=self.threshold,
@@ -146,9 +147,13 @@ class FedGram(Method):
     def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
         with torch.no_grad():
             inputs = network.eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
-        width = self.width or max(self._width(model, classes, each=4, fixed=4 * inputs), inputs)
+        width = self._width(model, classes, each=4, fixed=4 * inputs)
         if width < inputs:
-            raise UserError(f"--width {width} is less than the {inputs} features of the network: give {inputs} or more")
+            least = size(classes, inputs) + 8 * inputs
+            raise UserError(
+                f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for {width}: "
+                f"give --width {inputs} or --bytes {least}B, or more"
+            )
         return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
 
     def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
