@@ -85,7 +85,7 @@ def test_features_are_those_of_plain_loops(
     assert wanted.any(1).sum() == 10  # all but the flat image
     assert np.array_equal(module.sums(x).numpy(), wanted)
 
-    module.measure_scale(iter(x[:6].split(4)))
+    module.measure_scale(iter(torch.split(x[:6], 4)))
     scale = np.maximum(wanted[:6].max(0), 1).astype(np.float32)
     assert np.array_equal(module.scale.numpy(), scale)
     levels = np.minimum(np.rint(wanted.astype(np.float32) * (np.float32(127) / scale)), 127)
@@ -115,8 +115,8 @@ def test_bits_do_not_depend_on_batches_blocks_or_threads(
     module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)])
     x = images(21, *shape)
     whole = module.sums(x)
-    assert torch.equal(torch.cat([module.sums(part) for part in x.split(1)]), whole)
-    assert torch.equal(torch.cat([module.sums(part) for part in x.split(7)]), whole)
+    assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 1)]), whole)
+    assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 7)]), whole)
     assert torch.equal(module.sums(x.flip(0)), whole.flip(0))
     monkeypatch.setattr(patches, "_BLOCK", 3)
     monkeypatch.setattr(patches, "_CHUNK", 5000)

@@ -33,11 +33,11 @@ class PatchSums(NamedTuple):
     """Second moments of all clients' patches: integers, so the same in any order and split of the images.
 
     Attributes:
-        count: () int64, number of patches.
+        patches: () int64, their number.
         gram: (d, d) int64 Σ vvᵀ over contrast-normalised patches v in 1/32, d = C·p·p.
     """
 
-    count: Tensor
+    patches: Tensor
     gram: Tensor
 
     def plus(self, other: "PatchSums") -> "PatchSums":
@@ -51,7 +51,7 @@ class PatchSums(NamedTuple):
                 f"patches of {len(self.gram)} and {len(other.gram)} numbers cannot be added: use the same patch size "
                 "and images with the same channels at every client"
             )
-        return PatchSums(self.count + other.count, self.gram + other.gram)
+        return PatchSums(self.patches + other.patches, self.gram + other.gram)
 
 
 def measure_patches(images: Tensor, size: int = 6) -> PatchSums:
@@ -65,7 +65,7 @@ def measure_patches(images: Tensor, size: int = 6) -> PatchSums:
     step = max(1, size // 2)
     d = images.shape[1] * size * size
     count, gram = 0, torch.zeros(d, d, dtype=torch.int64)
-    for block in images.split(64):
+    for block in torch.split(images, 64):
         windows = block.unfold(2, size, step).unfold(3, size, step).permute(0, 2, 3, 1, 4, 5)
         v = (_normalised(windows.reshape(-1, d)) * _UNIT).round_()
         count += len(v)
@@ -116,11 +116,11 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
     Raises:
         UserError: there are no patches.
     """
-    if not sums.count:
+    if not sums.patches:
         raise UserError("there are no images to measure patches on: let a client with images take part")
     d = len(sums.gram)
     size = round((d / channels) ** 0.5)
-    whitening = _whitening(sums.gram.double() / (_UNIT**2 * float(sums.count)))
+    whitening = _whitening(sums.gram.double() / (_UNIT**2 * float(sums.patches)))
     directions = torch.randn(count, d, generator=generator, dtype=torch.float64)
     return _quantised(directions, whitening, (channels, size, size))
 

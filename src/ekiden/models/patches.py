@@ -144,7 +144,7 @@ class Patches(nn.Module):
         even, odd = _folded(pixels, size, rows, columns) if self.mirror else (_unfolded(pixels, size), None)
         parts: list[Tensor] = []
         step = max(1, _CHUNK // inverse.numel())
-        for q, t in zip(filters.split(step), thresholds.split(step), strict=True):
+        for q, t in zip(torch.split(filters, step), torch.split(thresholds, step), strict=True):
             if odd is None:
                 responses = [q.permute(0, 3, 2, 1).flatten(1) @ even]
             else:
@@ -160,11 +160,11 @@ class Patches(nn.Module):
         out = v.new_empty(f, 2, self.pool, self.pool, v.shape[1] // (rows * columns))
         for sign, part in enumerate((torch.maximum(v, t), torch.minimum(v, -t))):
             image = part.view(f, rows, -1)
-            for i, y in enumerate(regions[0]):
-                line = image[:, y].sum(1).view(f, columns, -1)
-                for j, x in enumerate(regions[1]):
-                    area = (y.stop - y.start) * (x.stop - x.start)
-                    torch.sub(line[:, x].sum(1).mul_(1 - 2 * sign), t * area, out=out[:, sign, i, j])
+            for i, (top, bottom) in enumerate(regions[0]):
+                line = image[:, top:bottom].sum(1).view(f, columns, -1)
+                for j, (left, right) in enumerate(regions[1]):
+                    area = (bottom - top) * (right - left)
+                    torch.sub(line[:, left:right].sum(1).mul_(1 - 2 * sign), t * area, out=out[:, sign, i, j])
         return out
 
 
@@ -201,13 +201,13 @@ def _unit(depth: int, positions: int) -> float:
     return 2.0 ** min(0, 24 - ceil(log2(2 * 127 * depth * positions) + 1e-9))
 
 
-def _regions(positions: int, pool: int) -> list[slice]:
-    """Regions as equal as can be; the same from both ends, so that they suit mirror images."""
-    return [slice(i * positions // pool, -(-(i + 1) * positions // pool)) for i in range(pool)]
+def _regions(positions: int, pool: int) -> list[tuple[int, int]]:
+    """Begin and end of regions as equal as can be; the same from both ends, so that they suit mirror images."""
+    return [(i * positions // pool, -(-(i + 1) * positions // pool)) for i in range(pool)]
 
 
 def _largest(positions: int, pool: int) -> int:
-    return max(region.stop - region.start for region in _regions(positions, pool))
+    return max(end - begin for begin, end in _regions(positions, pool))
 
 
 def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
