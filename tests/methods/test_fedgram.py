@@ -19,7 +19,9 @@ from ekiden.learning.network import Network
 from ekiden.learning.sums import measure, size
 from ekiden.methods import FedGram
 from ekiden.methods.fedgram import features_of
+from ekiden.models import build
 from ekiden.models.split import as_split
+from ekiden.models.whole import PatchFeatures, RandomReLU
 from tests.conftest import Tiny
 
 METHOD = FedGram(width=24)
@@ -197,6 +199,44 @@ def test_a_run_is_loaded_as_any_other(tmp_path: Path, pooled: Result) -> None:
         assert torch.equal(loaded(x), pooled.model(x))
 
 
+def pictures() -> FederatedData:
+    """Three silos of stripes in three directions under noise, of two classes each."""
+    draw = torch.Generator().manual_seed(6)
+    stripes = torch.stack([i * torch.ones(16, 16) for i in (0, 0, 0)])
+    stripes[0, ::4], stripes[1, :, ::4] = 120, 120
+    stripes[2] = 120 * torch.eye(4).repeat(4, 4)
+
+    def some(n: int, classes: tuple[int, ...]) -> Samples:
+        y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=draw)]
+        noise = torch.randint(120, (n, 3, 16, 16), generator=draw)
+        return (noise + stripes[y][:, None]).to(torch.uint8), y
+
+    return federate([some(30, (0, 1)), some(20, (1, 2)), some(40, (0, 2))], test=some(60, (0, 1, 2)))
+
+
+def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
+    method, options = FedGram(width=32), {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
+    whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
+    assert whole.accuracy > 0.9
+    run(method, pictures(), folder=tmp_path / "stopped", stop_after=2, **options)  # type: ignore[arg-type]
+    again = run(method, pictures(), folder=tmp_path / "stopped", **options)  # type: ignore[arg-type]
+    star = run(replace(method, shape="star", order="client-0,client-2,client-1"), pictures(), **options)  # type: ignore[arg-type]
+    assert bits(whole) == bits(again) == bits(star)
+    settled = 4 * (3 * 36 + 4) + 8 * 3 + 4 * 32
+    assert whole.bytes == 2 * (settled + 2 * 32 * 33 + 4 * 3 * 32 + 8 * 3)
+    size_of = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
+    assert method.cost(3, size_of) == whole.bytes
+    x = pictures().dataset.test.x
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "whole")(x), whole.model(x.float() / 255))
+
+
+def test_images_too_small_for_patches_get_random_units() -> None:
+    for shape, kind in (((3, 16, 16), PatchFeatures), ((1, 15, 28), RandomReLU), ((16,), RandomReLU)):
+        made = FedGram(width=16).own_network(Tiny(), shape, 3)
+        assert isinstance(as_split(made).features, kind)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -206,6 +246,8 @@ def test_a_run_is_loaded_as_any_other(tmp_path: Path, pooled: Result) -> None:
         ({"width": -1}, "--width -1 is out of range"),
         ({"shrink": 1.0}, "--shrink 1.0 is out of range"),
         ({"penalty": float("nan")}, "--penalty"),
+        ({"patch": ""}, r"--patch '' is no size of patches: write 6, or several as in 5,8"),
+        ({"patch": "6,"}, "is no size of patches"),
         ({"head": "qda"}, "--head 'qda' is unknown"),
     ],
 )
@@ -218,7 +260,7 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(UserError, match=r"--bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
         network(FedGram(bytes="75B"))
     assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1
-    with pytest.raises(UserError, match="has 8 features, and --width leaves room for 5: give --width 8 or --bytes 328B, or more"):
+    with pytest.raises(UserError, match="8 features, and --width leaves room for 5: give --width 8 or --bytes 328B"):
         network(FedGram(features="network", width=5))
     with pytest.raises(UserError, match="has 8 features, and --bytes leaves room for 7"):
         network(FedGram(features="network", bytes="327B"))

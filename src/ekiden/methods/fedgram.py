@@ -151,8 +151,8 @@ class FedGram(Method):
         if width < inputs:
             least = size(classes, inputs) + 8 * inputs
             raise UserError(
-                f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for {width}: "
-                f"give --width {inputs} or --bytes {least}B, or more"
+                f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for "
+                f"{width}: give --width {inputs} or --bytes {least}B, or more"
             )
         return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
 

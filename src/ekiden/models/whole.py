@@ -231,6 +231,22 @@ class PatchFeatures(WholeFeatures):
         features: Tensor = self.patches(x)
         return features
 
+    def adopt(self, told: Sequence[Tensor]) -> None:
+        """Take over filters and scales.
+
+        Raises:
+            UserError: they are of other features, or such that sums would not be exact.
+        """
+        super().adopt(told)
+        parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
+        for (count, _), part in zip(self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True):
+            filters = part.view(count, -1)
+            if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > _EXACT:
+                raise UserError("the filters received do not sum to zero, or are too large for exact sums: refused")
+        for name in ("gain", "std", "scale"):
+            if not bool((self.get_buffer(name) > 0).all()):
+                raise UserError(f"the features received have a {name} that is not positive: refused")
+
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Draw patches from these images, and let the largest answer to each be 127."""
         for name, values in zip(("mean", "std"), scaling, strict=True):
