@@ -57,7 +57,7 @@ def test_the_same_bits_in_any_order_and_division(seed: int) -> None:
     x, y = drawn()
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=draw)
-    cuts = torch.randint(1, len(x), (seed,), generator=draw).sort().values.unique().tolist()
+    cuts = sorted({*torch.randint(1, len(x), (seed,), generator=draw).tolist()})
     parts = [order[a:b] for a, b in pairwise([0, *cuts, len(x)])]
     total: Sums | None = None
     for i in torch.randperm(len(parts), generator=draw).tolist():

@@ -75,12 +75,12 @@ def test_the_same_bits_in_any_order_and_division(seed: int, pooled: Result) -> N
 
 @pytest.mark.slow
 def test_the_same_bits_in_other_processes(pooled: Result) -> None:
-    parts = torch.arange(60, 300).split(50)
+    parts = torch.split(torch.arange(60, 300), 50)
     assert bits(go(silos(parts), processes=True)) == bits(pooled)
 
 
 def test_who_is_away_is_as_if_never_there(tmp_path: Path) -> None:
-    parts, names = torch.arange(60, 300).split(60), ["client-0", "client-1", "client-3", "client-4"]
+    parts, names = torch.split(torch.arange(60, 300), 60), ["client-0", "client-1", "client-3", "client-4"]
     without = go(silos([parts[0], parts[2], parts[3]], names))
     away = go(silos(parts), absent=lambda step, client: client == "client-2")
     assert bits(away) == bits(without)
@@ -90,14 +90,14 @@ def test_who_is_away_is_as_if_never_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_who_is_away_first_does_not_settle(shape: Any) -> None:
-    parts = torch.arange(60, 300).split(60)
+    parts = torch.split(torch.arange(60, 300), 60)
     result = go(silos(parts), replace(METHOD, shape=shape), absent=lambda step, client: client == "client-0")
     assert result.accuracy > 0.6
     assert sum(row.missing for row in result.ledger) == (1 if shape == "chain" else 2)
 
 
 def test_a_run_does_not_end_without_a_model(tmp_path: Path) -> None:
-    data = silos(torch.arange(60, 300).split(60))
+    data = silos(torch.split(torch.arange(60, 300), 60))
 
     def away(step: int, client: str) -> bool:
         return step == 5  # all, when it is time to solve
@@ -150,7 +150,7 @@ def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
 
 
 def test_a_frozen_network_is_left_as_it_is() -> None:
-    data, network = silos(torch.arange(60, 300).split(80)), Tiny()
+    data, network = silos(torch.split(torch.arange(60, 300), 80)), Tiny()
     method = FedGram(features="network", width=20)
     result = run(method, data, network, hardware=Hardware(threads=1), seed=3)
     x, _ = points()
@@ -181,7 +181,7 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 @pytest.mark.parametrize("shape", ["chain", "star"])
 @pytest.mark.parametrize("features", ["random", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
-    data, method = silos(torch.arange(60, 300).split(80)), FedGram(features=features, shape=shape, width=20)
+    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, shape=shape, width=20)
     inputs, units = (4, 16) if features == "random" else (8, 12)  # beside the inputs themselves
     settled, sums = 8 * inputs + 4 * units, 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
     hops = 3 if shape == "chain" else 4
