@@ -52,7 +52,8 @@ def ridge_on(z: Array, y: Array, penalty: float) -> tuple[Array, Array]:
 
 
 def one_hot(y: Tensor) -> Array:
-    return np.eye(K)[y.numpy()]
+    rows: Array = np.eye(K)[y.numpy()]
+    return rows
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1, 10.0])

@@ -231,6 +231,15 @@ def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
         assert torch.equal(load_model(tmp_path / "whole")(x), whole.model(x.float() / 255))
 
 
+@pytest.mark.parametrize(
+    ("mirror", "channels", "expected"),
+    [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],
+)
+def test_images_are_mirrored_where_wished(mirror: Any, channels: int, expected: bool) -> None:
+    made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3)
+    assert cast(PatchFeatures, as_split(made).features).patches.mirror == expected
+
+
 def test_images_too_small_for_patches_get_random_units() -> None:
     for shape, kind in (((3, 16, 16), PatchFeatures), ((1, 15, 28), RandomReLU), ((16,), RandomReLU)):
         made = FedGram(width=16).own_network(Tiny(), shape, 3)

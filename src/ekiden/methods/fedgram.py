@@ -86,8 +86,9 @@ class FedGram(Method):
     """p, side of the patches in pixels, or several that share the features, as in 5,8"""
     pool: Count = 2
     """g, answers are averaged in g x g parts of the image"""
-    mirror: bool = True
-    """average the features of an image and of its mirror image"""
+    mirror: Literal["colour", "always", "never"] = "colour"
+    """average the features of an image and of its mirror image: of colour images alone, since grey ones are often digits
+    or letters, of all images or of none"""
     threshold: NonNegative = 0.5
     """t, what is subtracted from the absolute value of each answer"""
     root: bool = True
@@ -139,7 +140,7 @@ class FedGram(Method):
             width,
             sizes,
             pool=self.pool,
-            mirror=self.mirror,
+            mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
             threshold=self.threshold,
             root=self.root,
         )
