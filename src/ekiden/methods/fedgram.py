@@ -87,8 +87,8 @@ class FedGram(Method):
     pool: Count = 2
     """g, answers are averaged in g x g parts of the image"""
     mirror: Literal["colour", "always", "never"] = "colour"
-    """average the features of an image and of its mirror image: of colour images alone, since grey ones are often digits
-    or letters, of all images or of none"""
+    """average the features of an image and of its mirror image: of colour images alone (grey ones are often digits or
+    letters), of all images, or of none"""
     threshold: NonNegative = 0.5
     """t, what is subtracted from the absolute value of each answer"""
     root: bool = True
