@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import ceil, log2
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from ekiden.learning.patches import CONTRAST, Dictionary
 LEVELS = 127
 """largest value of a feature: seven bits"""
 _BLOCK = 8  # images at a time, and
-_CHUNK = 2**17  # responses at a time: what stays in the cache
+_CHUNK = 2**19  # responses at a time: what stays in the cache
 
 
 class Patches(nn.Module):
@@ -108,11 +109,12 @@ class Patches(nn.Module):
         """(b, D) float32 pooled responses (or their roots) before they are scaled to seven bits."""
         out = x.new_empty(len(x), self.width, dtype=torch.float32)
         with torch.autocast(x.device.type, enabled=False):
+            banks = list(self._banks())
             for start in range(0, len(x), _BLOCK):
-                rows, block = out[start : start + _BLOCK], x[start : start + _BLOCK]
-                pixels = self.bytes(block).permute(1, 2, 3, 0).contiguous()  # images last: all sums run over them
-                pooled = torch.cat([self._bank(pixels, *bank) for bank in self._banks()])
-                rows.copy_(pooled.flatten(0, 3).T)
+                block = self.bytes(x[start : start + _BLOCK])
+                pixels = block.permute(1, 2, 3, 0).contiguous()  # images last: all sums run over them
+                pooled = [self._pooled(pixels, bank) for bank in banks]
+                out[start : start + _BLOCK] = torch.cat([part.flatten(0, 3) for part in pooled]).T
         return out.double().sqrt_().float() if self.root else out  # a double's root rounds right, see the tests
 
     def bytes(self, x: Tensor) -> Tensor:
@@ -121,51 +123,79 @@ class Patches(nn.Module):
             return x.float()
         return (x.float() * self.std).add_(self.mean).mul_(255).round_()
 
-    def _banks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Filters (F, C, p, p) and gains (F,) of each patch size."""
+    def _banks(self) -> Iterator["_Bank"]:
+        """What the forward pass needs of each patch size."""
+        channels, height, width = self.shape
         first, start = 0, 0
         for count, size in self._sizes:
-            numbers = count * self.shape[0] * size**2
-            yield (
-                self.filters[start : start + numbers].view(count, -1, size, size),
-                self.gain[first : first + count],
-            )
-            first, start = first + count, start + numbers
+            depth = channels * size**2
+            q = self.filters[start : start + count * depth].view(count, channels, size, size)
+            rows, columns = (_regions(side - size + 1, self.pool) for side in (height, width))
+            area = torch.tensor([[(bottom - top) * (right - left) for left, right in columns] for top, bottom in rows])
+            unit = _unit(depth, int(area.max()))
+            most = LEVELS * depth * unit  # no response is larger
+            thresholds = (self.gain[first : first + count] * (self.threshold * unit)).round_().clamp_(max=most)
+            q = q.permute(0, 3, 2, 1)  # columns, rows, channels
+            parts = _halves(q) if self.mirror else (q.flatten(1),)
+            yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area.to(q))
+            first, start = first + count, start + count * depth
 
-    def _bank(self, pixels: Tensor, filters: Tensor, gain: Tensor) -> Tensor:
-        """(F, 2, g, g, b) pooled responses of pixels (C, H, W, b)."""
-        size = filters.shape[-1]
-        inverse = _inverse_contrast(pixels, size)
-        rows, columns = inverse.shape[:2]
-        unit = _unit(filters[0].numel(), _largest(rows, self.pool) * _largest(columns, self.pool))
-        inverse = (inverse * unit).float().view(1, -1)
-        most = LEVELS * filters[0].numel() * unit  # no response is larger
-        thresholds = (gain * (self.threshold * unit)).round_().clamp_(max=most)[:, None]
-        even, odd = _folded(pixels, size, rows, columns) if self.mirror else (_unfolded(pixels, size), None)
-        parts: list[Tensor] = []
-        step = max(1, _CHUNK // inverse.numel())
-        for q, t in zip(torch.split(filters, step), torch.split(thresholds, step), strict=True):
-            if odd is None:
-                responses = [q.permute(0, 3, 2, 1).flatten(1) @ even]
-            else:
-                a, b = (w @ part for w, part in zip(_halves(q), (even, odd), strict=True))
-                responses = [a + b, a.sub_(b)]  # of the image, and of its mirror image from right to left
-            pooled = [self._pooled(v.mul_(inverse).round_(), t, rows, columns) for v in responses]
-            parts.append(pooled[0] if odd is None else pooled[0].add_(pooled[1].flip(3)))
-        return torch.cat(parts)
+    def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
+        """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W, b)."""
+        inverse = _inverse_contrast(pixels, bank.size)
+        (height, width, b), g = inverse.shape, self.pool
+        inverse = (inverse * bank.unit).float().view(-1)
+        read = _folded(pixels, bank.size) if self.mirror else (_unfolded(pixels, bank.size),)
+        faces, count = len(read), len(bank.thresholds)
+        out = pixels.new_empty(count, 2, g, g, b)
+        step = max(1, _CHUNK // (faces * len(inverse)))
+        for first in range(0, count, step):
+            chunk = slice(first, first + step)
+            v = self._responses([part[chunk] for part in bank.parts], read).mul_(inverse).round_()
+            t, shape = bank.thresholds[chunk], v.shape[:2]
+            lines = v.new_empty(2, *shape, g, width, b)  # sign, face, filter
+            for sign, part in enumerate((torch.maximum(v, t), torch.minimum(v, -t))):
+                image = part.view(*shape, height, -1)
+                for i, (top, bottom) in enumerate(bank.rows):
+                    lines[sign, :, :, i] = image[:, :, top:bottom].sum(2).view(*shape, width, b)
+            sums = torch.stack([lines[..., left:right, :].sum(-2) for left, right in bank.columns], -2)
+            both = sums[:, 0] + sums[:, 1].flip(-2) if self.mirror else sums[:, 0]  # mirrored: right to left
+            out[chunk] = both.transpose(0, 1)
+        out[:, 1].neg_()
+        return out.sub_((len(read) * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
 
-    def _pooled(self, v: Tensor, t: Tensor, rows: int, columns: int) -> Tensor:
-        """(F, 2, g, g, b) sums of max(v - t, 0) and max(-v - t, 0) over regions, v (F, rows·columns·b)."""
-        f, regions = len(v), (_regions(rows, self.pool), _regions(columns, self.pool))
-        out = v.new_empty(f, 2, self.pool, self.pool, v.shape[1] // (rows * columns))
-        for sign, part in enumerate((torch.maximum(v, t), torch.minimum(v, -t))):
-            image = part.view(f, rows, -1)
-            for i, (top, bottom) in enumerate(regions[0]):
-                line = image[:, top:bottom].sum(1).view(f, columns, -1)
-                for j, (left, right) in enumerate(regions[1]):
-                    area = (bottom - top) * (right - left)
-                    torch.sub(line[:, left:right].sum(1).mul_(1 - 2 * sign), t * area, out=out[:, sign, i, j])
-        return out
+    def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> Tensor:
+        """(faces, F, positions) products of filters with the image, and with its mirror image from right to left."""
+        products = [part @ pixels for part, pixels in zip(parts, read, strict=True)]
+        if not self.mirror:
+            return products[0][None]
+        even, odd = products
+        v = even.new_empty(2, *even.shape)
+        torch.add(even, odd, out=v[0])
+        torch.sub(even, odd, out=v[1])
+        return v
+
+
+class _Bank(NamedTuple):
+    """Filters of one size as the forward pass needs them.
+
+    Attributes:
+        size: p.
+        parts: (F, ·) filters, or their even and odd parts.
+        thresholds: (F, 1) T.
+        unit: of the responses.
+        rows: begin and end of each region.
+        columns: begin and end of each region.
+        area: (g, g) positions in each region.
+    """
+
+    size: int
+    parts: tuple[Tensor, ...]
+    thresholds: Tensor
+    unit: float
+    rows: list[tuple[int, int]]
+    columns: list[tuple[int, int]]
+    area: Tensor
 
 
 def width_of(filters: int, pool: int = 2) -> int:
@@ -206,22 +236,19 @@ def _regions(positions: int, pool: int) -> list[tuple[int, int]]:
     return [(i * positions // pool, -(-(i + 1) * positions // pool)) for i in range(pool)]
 
 
-def _largest(positions: int, pool: int) -> int:
-    return max(end - begin for begin, end in _regions(positions, pool))
-
-
 def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
     """(rows, columns, b) float64 1/√(σ² + 10) of the patches at each position.
 
     With the exact sums s and r of a patch's d bytes and of their squares, 16·d/⌊16·√(d·r - s² + 10·d²)⌋. The integer
     part is there because libraries differ in the last bit of a root.
     """
-    x = pixels.double()
+    d = len(pixels) * size**2
+    x = pixels if 255**2 * d < 2**24 else pixels.double()  # exact
     both = torch.stack([x.sum(0), x.square().sum(0)])
     for axis in (1, 2):
         length = both.shape[axis] - size + 1
         both = reduce(torch.add, (both.narrow(axis, i, length) for i in range(size)))
-    d = len(pixels) * size**2
+    both = both.double()
     squared = (both[1] * d - both[0].square() + CONTRAST * d * d) * 256
     root = squared.sqrt().round_()
     root -= (root.square() > squared).double()
@@ -240,15 +267,16 @@ def _unfolded(pixels: Tensor, size: int) -> Tensor:
     return torch.stack([windows[:, :, :, j : j + columns] for j in range(size)]).flatten(3).flatten(0, 2)
 
 
-def _folded(pixels: Tensor, size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Sums and differences of pixels in columns j and p-1-j of each patch.
 
     A filter is an even part plus an odd part; its mirror image is the even less the odd. So two products of half the
     depth give the responses of an image and of its mirror image.
     """
-    windows, (channels, *_, b) = _windows(pixels, size), pixels.shape
-    even = pixels.new_empty(-(-size // 2), size, channels, rows, columns, b)
-    odd = pixels.new_empty(size // 2, *even.shape[1:])
+    windows, columns = _windows(pixels, size), pixels.shape[2] - size + 1
+    shape = (*windows.shape[:3], columns, windows.shape[4])
+    even = pixels.new_empty(-(-size // 2), *shape)
+    odd = pixels.new_empty(size // 2, *shape)
     for j in range(size // 2):
         left, right = (windows[:, :, :, k : k + columns] for k in (j, size - 1 - j))
         torch.add(left, right, out=even[j])
@@ -259,9 +287,7 @@ def _folded(pixels: Tensor, size: int, rows: int, columns: int) -> tuple[Tensor,
 
 
 def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The even and odd part of filters (F, C, p, p), half of the columns each, as `_folded` has the pixels."""
-    q = q.permute(0, 3, 2, 1)  # columns, rows, channels
-    size = q.shape[1]
-    mirrored = q.flip(1)
+    """The even and odd part of filters (F, p, p, C), half of the columns each, as `_folded` has the pixels."""
+    size, mirrored = q.shape[1], q.flip(1)
     even, odd = (q + mirrored) / 2, (q - mirrored) / 2  # halves are exact, too
     return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)
