@@ -47,12 +47,13 @@ def ridge_on(z: Array, y: Array, penalty: float) -> tuple[Array, Array]:
     """W and b of penalised least squares with an unpenalised constant, by augmented normal equations."""
     one = np.hstack([z, np.ones((len(z), 1))])
     ruler = np.diag([penalty] * z.shape[1] + [0.0])
-    w = np.linalg.solve(one.T @ one + ruler, one.T @ y)
+    w: Array = np.linalg.solve(one.T @ one + ruler, one.T @ y)
     return w[:-1], w[-1]
 
 
 def one_hot(y: Tensor) -> Array:
-    return np.eye(K)[y.numpy()]
+    rows: Array = np.eye(K)[y.numpy()]
+    return rows
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1, 10.0])

@@ -22,7 +22,9 @@ def of(x: Tensor, y: Tensor, classes: int = 4, block: int = 100) -> Sums:
 
 
 def equal(a: Sums, b: Sums) -> bool:
-    return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+    return all(
+        torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+    )
 
 
 def test_three_samples_by_hand() -> None:
@@ -55,7 +57,7 @@ def test_the_same_bits_in_any_order_and_division(seed: int) -> None:
     x, y = drawn()
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=draw)
-    cuts = torch.randint(1, len(x), (seed,), generator=draw).sort().values.unique().tolist()
+    cuts = sorted({*torch.randint(1, len(x), (seed,), generator=draw).tolist()})
     parts = [order[a:b] for a, b in pairwise([0, *cuts, len(x)])]
     total: Sums | None = None
     for i in torch.randperm(len(parts), generator=draw).tolist():

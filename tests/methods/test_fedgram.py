@@ -1,0 +1,278 @@
+"""FedGram: equal to pooled data bit for bit, against numpy, bytes, and what it refuses."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
+from ekiden.api import Result, of_method
+from ekiden.core.federation import ClientMissing
+from ekiden.core.method import Size
+from ekiden.learning import gaussian_heads as heads
+from ekiden.learning.network import Network
+from ekiden.learning.sums import measure, size
+from ekiden.methods import FedGram
+from ekiden.methods.fedgram import features_of
+from ekiden.models import build
+from ekiden.models.split import as_split
+from ekiden.models.whole import PatchFeatures, RandomReLU
+from tests.conftest import Tiny
+
+METHOD = FedGram(width=24)
+Samples = tuple[Tensor, Tensor]
+
+
+def points(n: int = 300) -> Samples:
+    draw = torch.Generator().manual_seed(11)
+    y = torch.randint(3, (n,), generator=draw)
+    return 2 * torch.eye(4)[y] + torch.randn(n, 4, generator=draw), y
+
+
+def silos(parts: Sequence[Tensor], names: Sequence[str] | None = None) -> FederatedData:
+    """Clients that train on these rows of the points, one that holds rows 0 to 59 first; all share a test set."""
+    x, y = points()
+    held = [(x[rows], y[rows]) for rows in (torch.arange(60), *parts)]
+    tests = [(x[:30], y[:30])] * len(held)
+    return federate(held, tests=tests, val_fraction=0.0, names=names, classes=["a", "b", "c"])
+
+
+def go(data: FederatedData, method: FedGram = METHOD, **options: Any) -> Result:
+    return run(method, data, Tiny, hardware=Hardware(threads=1), seed=3, **options)
+
+
+def bits(result: Result) -> list[list[float]]:
+    assert result.weights is not None
+    return [part.tolist() for part in vars(result.weights).values()]
+
+
+@pytest.fixture(scope="module")
+def pooled() -> Result:
+    """One client that holds the points behind the first 60, after the first."""
+    return go(silos([torch.arange(60, 300)]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_bits_in_any_order_and_division(seed: int, pooled: Result) -> None:
+    """Other clients of any number, size and skew, in any order, in a chain or a star."""
+    draw = torch.Generator().manual_seed(seed)
+    y = points()[1]
+    rows = 60 + torch.randperm(240, generator=draw)
+    if seed % 2:
+        rows = rows[y[rows].argsort(stable=True)]  # clients of one or two classes
+    cuts = torch.randperm(238, generator=draw)[: 1 + seed % 7].sort().values + 1
+    parts = [part for part in torch.tensor_split(rows, cuts.tolist()) if len(part)]
+    names = [f"client-{i}" for i in range(len(parts) + 1)]
+    others = [names[1 + i] for i in torch.randperm(len(parts), generator=draw).tolist()]
+    method = replace(METHOD, order=",".join(["client-0", *others]), shape="star" if seed % 3 == 0 else "chain")
+    assert bits(go(silos(parts), method)) == bits(pooled)
+
+
+@pytest.mark.slow
+def test_the_same_bits_in_other_processes(pooled: Result) -> None:
+    parts = torch.split(torch.arange(60, 300), 50)
+    assert bits(go(silos(parts), processes=True)) == bits(pooled)
+
+
+def test_who_is_away_is_as_if_never_there(tmp_path: Path) -> None:
+    parts, names = torch.split(torch.arange(60, 300), 60), ["client-0", "client-1", "client-3", "client-4"]
+    without = go(silos([parts[0], parts[2], parts[3]], names))
+    away = go(silos(parts), absent=lambda step, client: client == "client-2")
+    assert bits(away) == bits(without)
+    star = replace(METHOD, shape="star")
+    assert bits(go(silos(parts), star, absent=lambda step, client: client == "client-2")) == bits(without)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_who_is_away_first_does_not_settle(shape: Any) -> None:
+    parts = torch.split(torch.arange(60, 300), 60)
+    result = go(silos(parts), replace(METHOD, shape=shape), absent=lambda step, client: client == "client-0")
+    assert result.accuracy > 0.6
+    assert sum(row.missing for row in result.ledger) == (1 if shape == "chain" else 2)
+
+
+def test_a_run_does_not_end_without_a_model(tmp_path: Path) -> None:
+    data = silos(torch.split(torch.arange(60, 300), 60))
+
+    def away(step: int, client: str) -> bool:
+        return step == 5  # all, when it is time to solve
+
+    with pytest.raises(ClientMissing, match="client-4 did not answer"):
+        go(data, absent=away, folder=tmp_path / "run")
+    assert bits(go(data, folder=tmp_path / "run")) == bits(go(data))
+    with pytest.raises(UserError, match="no client has answered"):
+        go(data, absent=lambda step, client: step < 5)
+
+
+def inside(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The features and the scores of a result."""
+    split = as_split(result.model)
+    with torch.no_grad():
+        features = split.features(x)
+        return features, split.head(features)
+
+
+def test_it_is_ridge_regression_on_all_samples(pooled: Result) -> None:
+    """By numpy: standardise, add a constant, leave-one-out's penalty by the hat matrix, solve."""
+    x, y = points()
+    features, found = inside(pooled, x)
+    a, labels = features.double().numpy(), np.eye(3)[y.numpy()]
+    spread = a.std(0)
+    z = (a - a.mean(0))[:, spread > 0] / spread[spread > 0]
+    one, n = np.hstack([z, np.ones((len(z), 1))]), len(z)
+
+    def fitted(share: float) -> tuple[float, Any]:
+        hat = one @ np.linalg.solve(one.T @ one + np.diag([share * n] * z.shape[1] + [0.0]), one.T)
+        rest = float(np.square(labels - hat @ labels).sum())
+        return n * rest / (n - np.trace(hat)) ** 2, hat @ labels
+
+    scores = min((fitted(share) for share in heads.GRID), key=lambda pair: pair[0])[1]
+    factor = float((found.double().numpy() * scores).sum() / np.square(scores).sum())
+    assert factor > 1
+    assert np.allclose(found.numpy(), factor * scores, atol=1e-4 * factor)
+
+
+@pytest.mark.parametrize("head", ["lda", "cgs", "ncm"])
+def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
+    x, y = points()
+    result = go(silos([torch.arange(60, 300)]), replace(METHOD, head=head))
+    features, found = inside(result, x)
+    assert torch.equal(features, inside(pooled, x)[0])
+    m = heads.moments(measure([(features, y)], 3, 24))
+    raw = {"lda": lambda: heads.lda(m, 0.05), "cgs": lambda: heads.cgs(m, 0.05), "ncm": lambda: heads.ncm(m)}[head]()
+    rows = m.rows(heads.calibrated(raw, m))
+    assert torch.allclose(found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4)
+
+
+def test_a_frozen_network_is_left_as_it_is() -> None:
+    data, network = silos(torch.split(torch.arange(60, 300), 80)), Tiny()
+    method = FedGram(features="network", width=20)
+    result = run(method, data, network, hardware=Hardware(threads=1), seed=3)
+    x, _ = points()
+    features, _ = inside(result, x)
+    hidden = network.features.eval()(x).detach()
+    centre, scale, _ = features_of(result.model).tell()
+    assert torch.equal(features[:, :8], ((hidden - centre) * scale).round().clamp(-127, 127))
+    assert result.accuracy > 0.6
+    assert result.metrics[-1]["backward"] == 0
+
+
+def network(method: FedGram, build: Any = Tiny, shape: tuple[int, ...] = (4,), classes: int = 3) -> Network:
+    return Network(of_method(build, method, shape, classes, 0)())
+
+
+@pytest.mark.parametrize(("text", "budget"), [("M", 404), ("50%", 202), ("3kB", 3000), ("0.01MB", 10000), ("600", 600)])
+def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
+    """`Tiny` has 4·(32 + 8 + 16 + 24 + 3) + 4·16 + 8 = 404 bytes: parameters, running statistics, a counter."""
+    method = FedGram(bytes=text)
+    width = cast(nn.Linear, network(method).module.head).in_features
+
+    def handed(d: int) -> int:
+        return size(3, d) + 4 * d + 8 * 4
+
+    assert handed(width) <= budget < handed(width + 1)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+@pytest.mark.parametrize("features", ["random", "network"])
+def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
+    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, shape=shape, width=20)
+    inputs, units = (4, 16) if features == "random" else (8, 12)  # beside the inputs themselves
+    settled, sums = 8 * inputs + 4 * units, 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
+    hops = 3 if shape == "chain" else 4
+    result = run(method, data, Tiny, hardware=Hardware(threads=1))
+    assert result.bytes == hops * (settled + sums)
+    assert method.cost(4, Size.of(network(method), (4,))) == result.bytes
+
+
+def test_a_run_is_loaded_as_any_other(tmp_path: Path, pooled: Result) -> None:
+    x, _ = points()
+    data = silos([torch.arange(60, 300)])
+    go(data, folder=tmp_path / "run")
+    loaded = load_model(tmp_path / "run", network=Tiny)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), pooled.model(x))
+
+
+def pictures() -> FederatedData:
+    """Three silos of stripes in three directions under noise, of two classes each."""
+    draw = torch.Generator().manual_seed(6)
+    stripes = torch.stack([i * torch.ones(16, 16) for i in (0, 0, 0)])
+    stripes[0, ::4], stripes[1, :, ::4] = 120, 120
+    stripes[2] = 120 * torch.eye(4).repeat(4, 4)
+
+    def some(n: int, classes: tuple[int, ...]) -> Samples:
+        y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=draw)]
+        noise = torch.randint(120, (n, 3, 16, 16), generator=draw)
+        return (noise + stripes[y][:, None]).to(torch.uint8), y
+
+    return federate([some(30, (0, 1)), some(20, (1, 2)), some(40, (0, 2))], test=some(60, (0, 1, 2)))
+
+
+def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
+    method, options = FedGram(width=32), {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
+    whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
+    assert whole.accuracy > 0.9
+    run(method, pictures(), folder=tmp_path / "stopped", stop_after=2, **options)  # type: ignore[arg-type]
+    again = run(method, pictures(), folder=tmp_path / "stopped", **options)  # type: ignore[arg-type]
+    star = run(replace(method, shape="star", order="client-0,client-2,client-1"), pictures(), **options)  # type: ignore[arg-type]
+    assert bits(whole) == bits(again) == bits(star)
+    settled = 4 * (3 * 36 + 4) + 8 * 3 + 4 * 32
+    assert whole.bytes == 2 * (settled + 2 * 32 * 33 + 4 * 3 * 32 + 8 * 3)
+    size_of = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
+    assert method.cost(3, size_of) == whole.bytes
+    x = pictures().dataset.test.x
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "whole")(x), whole.model(x.float() / 255))
+
+
+@pytest.mark.parametrize(
+    ("mirror", "channels", "expected"),
+    [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],
+)
+def test_images_are_mirrored_where_wished(mirror: Any, channels: int, expected: bool) -> None:
+    made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3)
+    assert cast(PatchFeatures, as_split(made).features).patches.mirror == expected
+
+
+def test_images_too_small_for_patches_get_random_units() -> None:
+    for shape, kind in (((3, 16, 16), PatchFeatures), ((1, 15, 28), RandomReLU), ((16,), RandomReLU)):
+        made = FedGram(width=16).own_network(Tiny(), shape, 3)
+        assert isinstance(as_split(made).features, kind)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bytes": "many"}, r"--bytes 'many' is no size: write M, a share as in 5%, or a size as in 250kB"),
+        ({"bytes": "-1kB"}, "is no size"),
+        ({"bytes": "1e3"}, "is no size"),
+        ({"width": -1}, "--width -1 is out of range"),
+        ({"shrink": 1.0}, "--shrink 1.0 is out of range"),
+        ({"penalty": float("nan")}, "--penalty"),
+        ({"patch": ""}, r"--patch '' is no size of patches: write 6, or several as in 5,8"),
+        ({"patch": "6,"}, "is no size of patches"),
+        ({"head": "qda"}, "--head 'qda' is unknown"),
+    ],
+)
+def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedGram(**settings)
+
+
+def test_refuses_what_does_not_fit() -> None:
+    with pytest.raises(UserError, match=r"--bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
+        network(FedGram(bytes="75B"))
+    assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1
+    with pytest.raises(UserError, match="8 features, and --width leaves room for 5: give --width 8 or --bytes 328B"):
+        network(FedGram(features="network", width=5))
+    with pytest.raises(UserError, match="has 8 features, and --bytes leaves room for 7"):
+        network(FedGram(features="network", bytes="327B"))
+    assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
+    with pytest.raises(UserError, match="name each of the 2 clients once"):
+        go(silos([torch.arange(60, 300)]), replace(METHOD, order="client-0"))

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
-from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+from ekiden.learning.augment import normalise
+from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, Scaling, WholeFeatures
+
+
+def plain_scaling() -> tuple[Scaling, torch.Generator]:
+    """Inputs that are pixels in [0, 1], and always the same draws."""
+    return ((0.0,), (1.0,)), torch.Generator().manual_seed(0)
 
 
 def units(inputs: int, width: int, *, direct: bool = False, seed: int = 0) -> RandomReLU:
@@ -23,7 +29,7 @@ def points(n: int = 50, inputs: int = 6) -> Tensor:
 @pytest.mark.parametrize("direct", [False, True])
 def test_random_units_are_what_they_say(direct: bool) -> None:
     features, x = units(6, 30, direct=direct), points()
-    features.settle(x)
+    features.settle(x, *plain_scaling())
     centre, scale, gain = features.tell()
     linear = cast(nn.Linear, features.linear)
     out = features(x)
@@ -44,7 +50,7 @@ def test_the_first_client_standardises() -> None:
     features = units(6, 12)
     x = points(2000)
     x[:, 3] = 4.0  # a number that never changes is cut off gently elsewhere
-    features.settle(x)
+    features.settle(x, *plain_scaling())
     centre, scale, _ = features.tell()
     assert torch.allclose(centre, x.mean(0), atol=1e-5)
     others = torch.tensor([0, 1, 2, 4, 5])
@@ -63,7 +69,7 @@ def test_no_product_can_be_rounded(inputs: int) -> None:
 
 def test_the_same_bits_in_any_batch() -> None:
     features, x = units(20, 64), points(200, 20)
-    features.settle(x)
+    features.settle(x, *plain_scaling())
     whole = features(x)
     assert torch.equal(torch.cat([features(part) for part in torch.split(x, 7)]), whole)
     order = torch.randperm(200)
@@ -79,13 +85,13 @@ def backbone() -> nn.Module:
 
 def test_features_of_a_network_and_units_of_these() -> None:
     features, x = FrozenNetwork(backbone(), 8, 20), points()
-    features.settle(x)
+    features.settle(x, *plain_scaling())
     hidden = backbone()(x).detach()
     expected = units(8, 20, direct=True)
     expected.load_state_dict(features.units.state_dict())
     assert torch.equal(features(x), expected(hidden))
     plain = FrozenNetwork(backbone(), 8, 8)
-    plain.settle(x)
+    plain.settle(x, *plain_scaling())
     assert torch.equal(plain(x), features(x)[:, :8])
     assert not any(p.requires_grad for p in features.parameters())
 
@@ -97,7 +103,7 @@ def test_what_is_settled_travels(kind: str) -> None:
 
     one = build()
     other, x = copy.deepcopy(one), points()
-    one.settle(x)
+    one.settle(x, *plain_scaling())
     assert not torch.equal(other(x), one(x))
     other.adopt(one.tell())
     assert torch.equal(other(x), one(x))
@@ -114,3 +120,59 @@ def test_what_cannot_be_adopted_is_refused() -> None:
         features.adopt((centre, scale, gain * float("nan")))
     with pytest.raises(UserError, match=r"at most 100000 numbers, these have 100001"):
         RandomReLU(100_001, 2)
+
+
+def images(n: int = 40, channels: int = 3, seed: int = 2) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, channels, 12, 12), generator=draw, dtype=torch.uint8)
+
+
+def patches(channels: int = 3, width: int = 50, sizes: tuple[int, ...] = (3, 5)) -> PatchFeatures:
+    return PatchFeatures((channels, 12, 12), width, sizes, pool=2, mirror=True, threshold=0.5, root=True)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.0,), (1.0,)), ((0.49, 0.48, 0.45), (0.2, 0.25, 0.3))])
+def test_patches_see_the_bytes_behind_normalised_images(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    x = images()
+    plain, scaled = patches(), patches()
+    plain.settle(normalise(x, (0.0,), (1.0,)), *plain_scaling())
+    scaled.settle(normalise(x, mean, std), (mean, std), plain_scaling()[1])
+    assert plain.width == 48, "6 filters, 3 of each size"
+    assert [tuple(t.shape) for t in plain.tell()] == [(3 * 3 * (9 + 25),), (6,), (3, 1, 1), (3, 1, 1), (48,)]
+    assert plain.tell()[0].dtype == torch.int8
+    out = scaled(normalise(x, mean, std))
+    assert torch.equal(out, plain(normalise(x, (0.0,), (1.0,))))
+    assert out.max() == 127
+    other = patches()
+    other.adopt(scaled.tell())
+    assert torch.equal(other(normalise(x, mean, std)), out)
+    assert other.told_bytes() == sum(t.numel() * t.element_size() for t in scaled.tell())
+
+
+def test_patches_are_drawn_as_the_generator_says() -> None:
+    x, made = images().float() / 255, [patches() for _ in range(3)]
+    for features, seed in zip(made, (1, 1, 2), strict=True):
+        features.settle(x, ((0.0,), (1.0,)), torch.Generator().manual_seed(seed))
+    one, same, other = (features.tell()[0] for features in made)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_filters_that_would_not_be_exact_are_refused() -> None:
+    features = patches()
+    features.settle(images().float() / 255, *plain_scaling())
+    filters, gain, mean, std, scale = features.tell()
+    shifted = filters.clone()
+    shifted[0] -= torch.sign(shifted[0])
+    with pytest.raises(UserError, match="do not sum to zero"):
+        features.adopt((shifted, gain, mean, std, scale))
+    for told in ((filters, -gain, mean, std, scale), (filters, gain, mean, 0 * std, scale)):
+        with pytest.raises(UserError, match="not positive"):
+            features.adopt(told)
+    wide = PatchFeatures((4, 12, 12), 8, (11,), pool=2, mirror=True, threshold=0.5, root=True)
+    loud = torch.full((4 * 121,), 127, dtype=torch.int8)
+    loud[::2] = -127
+    with pytest.raises(UserError, match="too large for exact sums"):
+        wide.adopt((loud, *wide.tell()[1:]))
+    with pytest.raises(UserError, match="bytes, or of numbers from 0 to 1"):
+        patches().settle(3 * images().float() / 255, *plain_scaling())

@@ -138,6 +138,11 @@ class Client:
         return self._bench.work
 
     @property
+    def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation by which pixels in [0, 1] become inputs: of all channels, or of each."""
+        return self._bench.feed.dataset.mean, self._bench.feed.dataset.std
+
+    @property
     def n(self) -> int:
         """n_i, the number of training samples."""
         return len(self.data.train)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.checks import BelowOne, CountOrZero, NonNegative
+from ekiden.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.core.federation import Fed, in_order
 from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
 from ekiden.core.worker import Client
@@ -18,12 +18,13 @@ from ekiden.learning.network import Network
 from ekiden.learning.sums import Sums, measure, size, widest
 from ekiden.learning.weights import Weights
 from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, WholeFeatures
 
 Settled = tuple[Tensor, ...]
 """What the first client settles of the features; see `WholeFeatures.tell`."""
-Kind = Literal["auto", "random", "network"]
+Kind = Literal["auto", "patches", "random", "network"]
 
+_IMAGE = 16  # pixels a side that make patches worth while
 _SAMPLES = 1024  # from which the first client settles the features
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -71,8 +72,8 @@ class FedGram(Method):
     """
 
     features: Kind = "auto"
-    """φ: random units of the inputs, or the features of the network as it is given, and random units of these; auto:
-    random"""
+    """φ: answers to patches of the first client's images, random units of the inputs, or the features of the network as
+    it is given and random units of these; auto: patches for images of 16 pixels a side or more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
     nearest class means"""
@@ -81,6 +82,17 @@ class FedGram(Method):
     that; 250kB, 11.5MB"""
     width: CountOrZero = 0
     """D, number of features; 0: as many as `bytes` allows"""
+    patch: str = "6"
+    """p, side of the patches in pixels, or several that share the features, as in 5,8"""
+    pool: Count = 2
+    """g, answers are averaged in g x g parts of the image"""
+    mirror: Literal["colour", "always", "never"] = "colour"
+    """average the features of an image and of its mirror image: of colour images alone (grey ones are often digits or
+    letters), of all images, or of none"""
+    threshold: NonNegative = 0.5
+    """t, what is subtracted from the absolute value of each answer"""
+    root: bool = True
+    """take the square root of what is averaged"""
     penalty: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -93,11 +105,11 @@ class FedGram(Method):
     skips: ClassVar[bool] = True  # a hop is left out
 
     def __post_init__(self) -> None:
-        """The budget must be one."""
+        """The budget must be one, and there must be patches."""
+        if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
+            raise UserError(f"--patch {self.patch!r} is no size of patches: write 6, or several as in 5,8")
         if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
-            raise UserError(
-                f"--bytes {self.bytes!r} is unknown: write M, a share as in 5%, or a size as in 250kB, 11.5MB"
-            )
+            raise UserError(f"--bytes {self.bytes!r} is no size: write M, a share as in 5%, or a size as in 250kB")
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -112,16 +124,37 @@ class FedGram(Method):
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
         if self.features == "network":
             return self._frozen(as_split(network).features, shape, classes, model)
+        if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
+            return self._patches(shape, classes, model)
         inputs = torch.Size(shape).numel()
         width = self._width(model, classes, each=4, fixed=8 * inputs)
         return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
+    def _patches(self, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
+        # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+        sizes = tuple(map(int, self.patch.split(",")))
+        together, filter_ = 2 * self.pool**2, shape[0] * max(sizes) ** 2 + 4
+        width = self._width(model, classes, each=4 + -(-filter_ // together), fixed=8 * shape[0])
+        return PatchFeatures(
+            shape,
+            width,
+            sizes,
+            pool=self.pool,
+            mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
+            threshold=self.threshold,
+            root=self.root,
+        )
+
     def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
         with torch.no_grad():
             inputs = network.eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
-        width = self.width or max(self._width(model, classes, each=4, fixed=4 * inputs), inputs)
+        width = self._width(model, classes, each=4, fixed=4 * inputs)
         if width < inputs:
-            raise UserError(f"--width {width} is less than the {inputs} features of the network: give {inputs} or more")
+            least = size(classes, inputs) + 8 * inputs
+            raise UserError(
+                f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for "
+                f"{width}: give --width {inputs} or --bytes {least}B, or more"
+            )
         return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
 
     def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
@@ -196,7 +229,7 @@ class FedGram(Method):
                 break
         samples = torch.cat(seen)
         with torch.no_grad():
-            features.settle(samples)
+            features.settle(samples, client.scaling, torch.Generator().manual_seed(client.seed("features")))
         client.work.forward += len(samples)
         return features.tell()
 
@@ -240,9 +273,10 @@ class FedGram(Method):
         return clients + 1 if self.shape == "chain" else 2
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(2D(D + 1) + 4KD + 8K + S), S being what is settled: 8d + 4D for d inputs (4d with their units).
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S).
 
-        In a star N times the sums go to the server, and S to all others.
+        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u.
+        In a star the sums of all go to the server, and S to the others and the server.
         """
         features = features_of(model.network.module)
         sums, settled = size(model.layout.classes, features.width), features.told_bytes()

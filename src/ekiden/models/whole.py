@@ -8,12 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
+from ekiden.learning.patches import from_images
+from ekiden.learning.sums import LARGEST
+from ekiden.models.patches import Patches, blank, filters_of
 
-LARGEST = 127
-"""the largest absolute value of a feature: seven bits and a sign"""
 _EXACT = 2**24 - 1  # float32 holds whole numbers up to here, so that products of matrices are exact in any order
 _SPREAD = 4  # standard deviations that an input may lie from its mean before it is cut off
 _MOST_INPUTS = 100_000
+
+
+Scaling = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see `Client.scaling`."""
 
 
 class WholeFeatures(nn.Module, ABC):
@@ -30,8 +35,14 @@ class WholeFeatures(nn.Module, ABC):
     """Names of the buffers that a client settles, and the types as which they travel."""
 
     @abstractmethod
-    def settle(self, x: Tensor) -> None:
-        """Settle them from some inputs (b, ...)."""
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
+        """Settle them.
+
+        Args:
+            x: some inputs (b, ...).
+            scaling: how they were normalised.
+            draw: on the CPU, for what is random.
+        """
 
     def tell(self) -> tuple[Tensor, ...]:
         """The settled values as they travel."""
@@ -112,7 +123,7 @@ class RandomReLU(WholeFeatures):
             units = (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
             return torch.cat([inputs, units], 1) if self.direct else units
 
-    def settle(self, x: Tensor) -> None:
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise by these inputs, and let the largest answer of each unit be 127."""
         rows = x.flatten(1).double()
         spread = rows.std(0, correction=0)
@@ -154,6 +165,98 @@ class FrozenNetwork(WholeFeatures):
         units: Tensor = self.units(self.network(x))
         return units
 
-    def settle(self, x: Tensor) -> None:
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise the network's features by those of these inputs."""
-        self.units.settle(self.network(x))
+        self.units.settle(self.network(x), scaling, draw)
+
+
+class PatchFeatures(WholeFeatures):
+    """The features of `Patches`, whose dictionary is patches of the images of the client that settles them."""
+
+    settled: ClassVar[dict[str, torch.dtype]] = {
+        "filters": torch.int8,
+        "gain": torch.float32,
+        "mean": torch.float32,
+        "std": torch.float32,
+        "scale": torch.float32,
+    }
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        width: int,
+        sizes: Sequence[int],
+        *,
+        pool: int,
+        mirror: bool,
+        threshold: float,
+        root: bool,
+    ) -> None:
+        """Prepare for images of `shape`.
+
+        Args:
+            shape: (C, H, W).
+            width: as many features as this or a few less.
+            sizes: p, sides of patches in pixels; each gets as many of the filters.
+            pool: see `Patches`, as for what follows.
+            mirror: likewise.
+            threshold: likewise.
+            root: likewise.
+
+        Raises:
+            UserError: the images or the width do not fit.
+        """
+        super().__init__()
+        filters, channels = filters_of(width, pool), shape[0]
+        counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
+        self.sizes = tuple(zip(counts, sizes, strict=True))
+        self.patches = Patches(
+            shape,
+            blank(channels, counts, sizes),
+            mean=(0.0,) * channels,
+            std=(1.0,) * channels,
+            pool=pool,
+            mirror=mirror,
+            threshold=threshold,
+            root=root,
+        )
+        self.width = self.patches.width
+
+    def get_buffer(self, target: str) -> Tensor:
+        """That of the patches."""
+        return self.patches.get_buffer(target)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, D) whole numbers from 0 to 127 of images (b, C, H, W)."""
+        features: Tensor = self.patches(x)
+        return features
+
+    def adopt(self, told: Sequence[Tensor]) -> None:
+        """Take over filters and scales.
+
+        Raises:
+            UserError: they are of other features, or such that sums would not be exact.
+        """
+        super().adopt(told)
+        parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
+        for (count, _), part in zip(self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True):
+            filters = part.view(count, -1)
+            if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > _EXACT:
+                raise UserError("the filters received do not sum to zero, or are too large for exact sums: refused")
+        for name in ("gain", "std", "scale"):
+            if not bool((self.get_buffer(name) > 0).all()):
+                raise UserError(f"the features received have a {name} that is not positive: refused")
+
+    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
+        """Draw patches from these images, and let the largest answer to each be 127."""
+        for name, values in zip(("mean", "std"), scaling, strict=True):
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer))
+        pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
+        if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
+            raise UserError("patch features need images of bytes, or of numbers from 0 to 1: choose --features random")
+        images = self.patches.bytes(x).to(torch.uint8).cpu()
+        found = [from_images(images, count, draw, size) for count, size in self.sizes]
+        self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
+        self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
+        self.patches.measure_scale(iter([x]))

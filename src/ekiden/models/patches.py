@@ -1,0 +1,293 @@
+"""Features of image patches: small integers that are the same on every machine."""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from math import ceil, log2
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.errors import UserError
+from ekiden.learning.patches import CONTRAST, Dictionary
+
+LEVELS = 127
+"""largest value of a feature: seven bits"""
+_BLOCK = 8  # images at a time, and
+_CHUNK = 2**19  # responses at a time: what stays in the cache
+
+
+class Patches(nn.Module):
+    """Pooled responses to a dictionary of patches, of both signs, of images and their mirror images together.
+
+    Adam Coates, Andrew Y. Ng: The Importance of Encoding Versus Training with Sparse Coding and Vector Quantization.
+    ICML 2011. https://icml.cc/Conferences/2011/papers/485_icmlpaper.pdf
+
+    Departures from the paper: bytes times int8 filters, rounded responses and seven-bit features, so that no sum is
+    ever rounded and the order of adding does not matter; each image is averaged with its mirror image.
+
+    A response is v = ⌊unit·(q·x)/√(σ² + 10)⌉, with the standard deviation σ of the patch x; with q = s·f and the
+    threshold t, max(±v - T, 0) with T = ⌊unit·s·t⌉ is summed over each of g x g regions. Neighbouring regions share a
+    row or column where the positions do not divide evenly. A feature is 127 times this sum (or its root) over `scale`,
+    rounded and at most 127.
+
+    Attributes:
+        width: D = 2·g²·F, number of features, ordered by filter, sign, row and column.
+        scale: (D,) float32, the largest sums (or roots) at the client that measured them: see `measure_scale`.
+    """
+
+    filters: Tensor
+    gain: Tensor
+    mean: Tensor
+    std: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dictionaries: Sequence[Dictionary],
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        pool: int = 2,
+        mirror: bool = True,
+        threshold: float = 0.25,
+        root: bool = False,
+    ) -> None:
+        """Prepare for images of `shape`.
+
+        Args:
+            shape: (C, H, W).
+            dictionaries: one for each patch size.
+            mean: one number, or one per channel, that was subtracted from inputs scaled to [0, 1].
+            std: one number, or one per channel, that they were divided by.
+            pool: g; responses are pooled in g x g regions.
+            mirror: average with the features of the mirror image.
+            threshold: t, of the soft threshold.
+            root: take the square root of the pooled responses.
+
+        Raises:
+            UserError: the images are too small for the patches and regions, or too large for exact sums.
+        """
+        super().__init__()
+        if len(shape) != 3:
+            raise UserError(f"patch features need images (channels, height, width), these samples have shape {shape}")
+        self.shape, self.pool, self.mirror, self.threshold, self.root = shape, pool, mirror, threshold, root
+        channels, height, width = shape
+        self._sizes: list[tuple[int, int]] = []  # F, p
+        for filters, _ in dictionaries:
+            count, depth, size, _ = filters.shape
+            if min(height, width) < size + pool - 1 or depth != channels:
+                raise UserError(
+                    f"patches of {depth}x{size}x{size} in {pool}x{pool} regions do not fit images of "
+                    f"{channels}x{height}x{width}: choose smaller patches"
+                )
+            self._sizes.append((count, size))
+        count = sum(count for count, _ in self._sizes)
+        self.width = width_of(count, pool)
+        self.register_buffer("filters", torch.cat([d.filters.flatten() for d in dictionaries]).float())
+        self.register_buffer("gain", torch.cat([d.gain for d in dictionaries]).float())
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("scale", torch.ones(self.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, D) float32 features, integers from 0 to 127, of (b, C, H, W) normalised floats or bytes."""
+        sums = self.sums(x)
+        return sums.mul_(LEVELS / self.scale).round_().clamp_(max=LEVELS)
+
+    @torch.no_grad()
+    def measure_scale(self, batches: Iterator[Tensor]) -> None:
+        """Set `scale` to the largest sums of each feature over batches of inputs."""
+        largest = torch.ones_like(self.scale)
+        for x in batches:
+            largest = torch.maximum(largest, self.sums(x).amax(0))
+        self.scale.copy_(largest)
+
+    @torch.no_grad()
+    def sums(self, x: Tensor) -> Tensor:
+        """(b, D) float32 pooled responses (or their roots) before they are scaled to seven bits."""
+        out = x.new_empty(len(x), self.width, dtype=torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            banks = list(self._banks())
+            for start in range(0, len(x), _BLOCK):
+                block = self.bytes(x[start : start + _BLOCK])
+                pixels = block.permute(1, 2, 3, 0).contiguous()  # images last: all sums run over them
+                pooled = [self._pooled(pixels, bank) for bank in banks]
+                out[start : start + _BLOCK] = torch.cat([part.flatten(0, 3) for part in pooled]).T
+        return out.double().sqrt_().float() if self.root else out  # a double's root rounds right, see the tests
+
+    def bytes(self, x: Tensor) -> Tensor:
+        """Float32 bytes 0 to 255 of normalised inputs; bytes stay as they are."""
+        if x.dtype == torch.uint8:
+            return x.float()
+        return (x.float() * self.std).add_(self.mean).mul_(255).round_()
+
+    def _banks(self) -> Iterator["_Bank"]:
+        """What the forward pass needs of each patch size."""
+        channels, height, width = self.shape
+        first, start = 0, 0
+        for count, size in self._sizes:
+            depth = channels * size**2
+            q = self.filters[start : start + count * depth].view(count, channels, size, size)
+            rows, columns = (_regions(side - size + 1, self.pool) for side in (height, width))
+            area = torch.tensor([[(bottom - top) * (right - left) for left, right in columns] for top, bottom in rows])
+            unit = _unit(depth, int(area.max()))
+            most = LEVELS * depth * unit  # no response is larger
+            thresholds = (self.gain[first : first + count] * (self.threshold * unit)).round_().clamp_(max=most)
+            q = q.permute(0, 3, 2, 1)  # columns, rows, channels
+            parts = _halves(q) if self.mirror else (q.flatten(1),)
+            yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area.to(q))
+            first, start = first + count, start + count * depth
+
+    def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
+        """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W, b)."""
+        inverse = _inverse_contrast(pixels, bank.size)
+        (height, width, b), g = inverse.shape, self.pool
+        inverse = (inverse * bank.unit).float().view(-1)
+        read = _folded(pixels, bank.size) if self.mirror else (_unfolded(pixels, bank.size),)
+        faces, count = len(read), len(bank.thresholds)
+        out = pixels.new_empty(count, 2, g, g, b)
+        step = max(1, _CHUNK // (faces * len(inverse)))
+        for first in range(0, count, step):
+            chunk = slice(first, first + step)
+            v = self._responses([part[chunk] for part in bank.parts], read).mul_(inverse).round_()
+            t, shape = bank.thresholds[chunk], v.shape[:2]
+            lines = v.new_empty(2, *shape, g, width, b)  # sign, face, filter
+            for sign, part in enumerate((torch.maximum(v, t), torch.minimum(v, -t))):
+                image = part.view(*shape, height, -1)
+                for i, (top, bottom) in enumerate(bank.rows):
+                    lines[sign, :, :, i] = image[:, :, top:bottom].sum(2).view(*shape, width, b)
+            sums = torch.stack([lines[..., left:right, :].sum(-2) for left, right in bank.columns], -2)
+            both = sums[:, 0] + sums[:, 1].flip(-2) if self.mirror else sums[:, 0]  # mirrored: right to left
+            out[chunk] = both.transpose(0, 1)
+        out[:, 1].neg_()
+        return out.sub_((len(read) * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
+
+    def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> Tensor:
+        """(faces, F, positions) products of filters with the image, and with its mirror image from right to left."""
+        products = [part @ pixels for part, pixels in zip(parts, read, strict=True)]
+        if not self.mirror:
+            return products[0][None]
+        even, odd = products
+        v = even.new_empty(2, *even.shape)
+        torch.add(even, odd, out=v[0])
+        torch.sub(even, odd, out=v[1])
+        return v
+
+
+class _Bank(NamedTuple):
+    """Filters of one size as the forward pass needs them.
+
+    Attributes:
+        size: p.
+        parts: (F, ·) filters, or their even and odd parts.
+        thresholds: (F, 1) T.
+        unit: of the responses.
+        rows: begin and end of each region.
+        columns: begin and end of each region.
+        area: (g, g) positions in each region.
+    """
+
+    size: int
+    parts: tuple[Tensor, ...]
+    thresholds: Tensor
+    unit: float
+    rows: list[tuple[int, int]]
+    columns: list[tuple[int, int]]
+    area: Tensor
+
+
+def width_of(filters: int, pool: int = 2) -> int:
+    """D = 2·g²·F, number of features of so many filters."""
+    return 2 * pool**2 * filters
+
+
+def filters_of(width: int, pool: int = 2) -> int:
+    """F, the most filters that give no more than `width` features.
+
+    Raises:
+        UserError: not even one does.
+    """
+    filters = width // (2 * pool**2)
+    if filters < 1:
+        raise UserError(f"{width} patch features are too few: one filter gives {2 * pool**2}; allow more bytes")
+    return filters
+
+
+def blank(channels: int, counts: Sequence[int], sizes: Sequence[int]) -> list[Dictionary]:
+    """Dictionaries of zeros, for features whose values come later."""
+    return [
+        Dictionary(torch.zeros(count, channels, size, size, dtype=torch.int8), torch.zeros(count))
+        for count, size in zip(counts, sizes, strict=True)
+    ]
+
+
+def _unit(depth: int, positions: int) -> float:
+    """A power of two, at most 1, with which sums over a region's positions stay below 2^24 whatever the images.
+
+    |q·x|/σ ≤ |q|·√d ≤ 127·d, and the mirror image counts too.
+    """
+    return 2.0 ** min(0, 24 - ceil(log2(2 * 127 * depth * positions) + 1e-9))
+
+
+def _regions(positions: int, pool: int) -> list[tuple[int, int]]:
+    """Begin and end of regions as equal as can be; the same from both ends, so that they suit mirror images."""
+    return [(i * positions // pool, -(-(i + 1) * positions // pool)) for i in range(pool)]
+
+
+def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
+    """(rows, columns, b) float64 1/√(σ² + 10) of the patches at each position.
+
+    With the exact sums s and r of a patch's d bytes and of their squares, 16·d/⌊16·√(d·r - s² + 10·d²)⌋. The integer
+    part is there because libraries differ in the last bit of a root.
+    """
+    d = len(pixels) * size**2
+    x = pixels if 255**2 * d < 2**24 else pixels.double()  # exact
+    both = torch.stack([x.sum(0), x.square().sum(0)])
+    for axis in (1, 2):
+        length = both.shape[axis] - size + 1
+        both = reduce(torch.add, (both.narrow(axis, i, length) for i in range(size)))
+    both = both.double()
+    squared = (both[1] * d - both[0].square() + CONTRAST * d * d) * 256
+    root = squared.sqrt().round_()
+    root -= (root.square() > squared).double()
+    return 16 * d / root
+
+
+def _windows(pixels: Tensor, size: int) -> Tensor:
+    """(p, C, rows, W, b) view: row i of the patch at each position."""
+    return pixels.unfold(1, size, 1).permute(4, 0, 1, 2, 3)
+
+
+def _unfolded(pixels: Tensor, size: int) -> Tensor:
+    """(p·p·C, positions·b) pixels by column, row and channel of the patch."""
+    windows = _windows(pixels, size)
+    columns = pixels.shape[2] - size + 1
+    return torch.stack([windows[:, :, :, j : j + columns] for j in range(size)]).flatten(3).flatten(0, 2)
+
+
+def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Sums and differences of pixels in columns j and p-1-j of each patch.
+
+    A filter is an even part plus an odd part; its mirror image is the even less the odd. So two products of half the
+    depth give the responses of an image and of its mirror image.
+    """
+    windows, columns = _windows(pixels, size), pixels.shape[2] - size + 1
+    shape = (*windows.shape[:3], columns, windows.shape[4])
+    even = pixels.new_empty(-(-size // 2), *shape)
+    odd = pixels.new_empty(size // 2, *shape)
+    for j in range(size // 2):
+        left, right = (windows[:, :, :, k : k + columns] for k in (j, size - 1 - j))
+        torch.add(left, right, out=even[j])
+        torch.sub(left, right, out=odd[j])
+    if size % 2:
+        even[-1] = windows[:, :, :, size // 2 : size // 2 + columns]
+    return even.flatten(3).flatten(0, 2), odd.flatten(3).flatten(0, 2)
+
+
+def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The even and odd part of filters (F, p, p, C), half of the columns each, as `_folded` has the pixels."""
+    size, mirrored = q.shape[1], q.flip(1)
+    even, odd = (q + mirrored) / 2, (q - mirrored) / 2  # halves are exact, too
+    return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)

@@ -1,0 +1,226 @@
+"""Patch features against plain loops, to the last integer, and the same bits however they are computed."""
+
+import itertools
+from math import isqrt
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden import UserError
+from ekiden.data.named import NAMED
+from ekiden.learning.augment import normalise
+from ekiden.learning.patches import Dictionary, from_images
+from ekiden.models import patches
+from ekiden.models.patches import Patches, blank, filters_of, width_of
+
+
+def images(n: int, *shape: int, seed: int = 0) -> Tensor:
+    """Bytes of all kinds: noise, a dark one, a flat one."""
+    x = torch.randint(256, (n, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    x[1] = x[1] // 50
+    x[2] = 7
+    return x
+
+
+def dictionary(shape: tuple[int, ...], count: int, size: int, seed: int = 0) -> Dictionary:
+    return from_images(images(20, *shape, seed=9), count, torch.Generator().manual_seed(seed), size)
+
+
+def responses(image: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Rounded responses at each position of one image (C, H, W) to one filter (C, p, p)."""
+    size = q.shape[-1]
+    rows, columns = image.shape[1] - size + 1, image.shape[2] - size + 1
+    out = np.empty((rows, columns), np.float32)
+    for y, x in itertools.product(range(rows), range(columns)):
+        patch = image[:, y : y + size, x : x + size].astype(np.int64)
+        product = int((patch * q.astype(np.int64)).sum())
+        d = patch.size
+        inverse = 16 * d / isqrt(256 * int(d * (patch**2).sum() - patch.sum() ** 2 + 10 * d * d))
+        assert abs(inverse * np.sqrt(patch.var() + 10) - 1) < 0.01
+        out[y, x] = np.rint(np.float32(product) * np.float32(inverse))
+    return out
+
+
+def by_loops(
+    x: Tensor, dictionaries: list[Dictionary], pool: int, mirror: bool, threshold: float, root: bool
+) -> np.ndarray:
+    """(n, D) sums, feature by feature as the documentation says, on the image turned around in place of the algebra."""
+    rows = []
+    for image in x.numpy():
+        row: list[float] = []
+        for filters, gain in dictionaries:
+            for q, s in zip(filters.numpy(), gain.numpy(), strict=True):
+                t = np.rint(np.float32(s) * np.float32(threshold))
+                faces = [image, image[:, :, ::-1]] if mirror else [image]
+                maps = [responses(face, q) for face in faces]
+                height, width = maps[0].shape
+                for sign, i, j in itertools.product((1, -1), range(pool), range(pool)):
+                    y = slice(int(np.floor(i * height / pool)), int(np.ceil((i + 1) * height / pool)))
+                    z = slice(int(np.floor(j * width / pool)), int(np.ceil((j + 1) * width / pool)))
+                    total = sum(float(max(sign * v - t, 0)) for m in maps for v in m[y, z].ravel())
+                    row.append(float(np.sqrt(np.float32(total))) if root else total)
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "sizes", "pool", "threshold", "root"),
+    [
+        ((3, 9, 8), (4,), 2, 0.25, False),
+        ((3, 8, 8), (3, 5), 2, 0.5, True),
+        ((1, 9, 11), (2,), 3, 0.0, False),
+        ((2, 7, 7), (7,), 1, 0.25, False),
+    ],
+)
+def test_features_are_those_of_plain_loops(
+    shape: tuple[int, ...], sizes: tuple[int, ...], pool: int, threshold: float, root: bool, mirror: bool
+) -> None:
+    made = [dictionary(shape, 5, size) for size in sizes]
+    module = Patches(shape, made, pool=pool, mirror=mirror, threshold=threshold, root=root)
+    x = images(11, *shape)
+    wanted = by_loops(x, made, pool, mirror, threshold, root)
+    assert wanted.any(1).sum() == 10  # all but the flat image
+    assert np.array_equal(module.sums(x).numpy(), wanted)
+
+    module.measure_scale(iter(torch.split(x[:6], 4)))
+    scale = np.maximum(wanted[:6].max(0), 1).astype(np.float32)
+    assert np.array_equal(module.scale.numpy(), scale)
+    levels = np.minimum(np.rint(wanted.astype(np.float32) * (np.float32(127) / scale)), 127)
+    out = module(x)
+    assert np.array_equal(out.numpy(), levels)
+    assert out.shape == (11, module.width)
+    assert out.dtype == torch.float32
+    assert out[:6].amax() == 127
+    assert out.amax() == 127
+
+
+def test_a_response_by_hand() -> None:
+    """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to 5."""
+    q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
+    x = torch.tensor([[[[0, 0], [0, 40]]]], dtype=torch.uint8)
+    module = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, mirror=False, threshold=0.25)
+    assert module.sums(x).tolist() == [[3.0, 0.0]]  # 5 - 8·0.25
+    mirrored = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, threshold=0.25)
+    assert mirrored.sums(x).tolist() == [[3.0, 0.0]]  # -40/√310 = -2.27, whose size is no more than 2
+    assert mirrored.sums(255 - x).tolist() == [[0.0, 3.0]]
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 14, 13)])
+def test_bits_do_not_depend_on_batches_blocks_or_threads(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)])
+    x = images(21, *shape)
+    whole = module.sums(x)
+    assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 1)]), whole)
+    assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 7)]), whole)
+    assert torch.equal(module.sums(x.flip(0)), whole.flip(0))
+    monkeypatch.setattr(patches, "_BLOCK", 3)
+    monkeypatch.setattr(patches, "_CHUNK", 5000)
+    assert torch.equal(module.sums(x), whole)
+    torch.set_num_threads(2)
+    assert torch.equal(module.sums(x), whole)
+    assert torch.equal(module.sums(x.contiguous(memory_format=torch.channels_last)), whole)
+
+
+def test_bits_are_those_of_double_precision() -> None:
+    """Every sum fits float32: the largest products that filters and bytes can have change nothing."""
+    shape = (3, 32, 32)
+    q = torch.zeros(2, 3, 6, 6, dtype=torch.int8)
+    q[0, :, :3], q[0, :, 3:] = 127, -127
+    q[1, :, :, ::2], q[1, :, :, 1::2] = 127, -127
+    x = torch.zeros(3, *shape, dtype=torch.uint8)
+    x[0, :, ::2], x[1, :, :, ::2] = 255, 255
+    x[2] = images(3, *shape)[0]
+    made = [Dictionary(q, torch.ones(2))]
+    assert np.array_equal(Patches(shape, made).sums(x).numpy(), by_loops(x, made, 2, True, 0.25, False))
+
+
+def test_roots_are_rounded_right() -> None:
+    """Float32 roots differ between libraries by one in the last place; roots in double precision, rounded, do not."""
+    whole = torch.arange(0, 2**24, 7)
+    whole = torch.cat([whole, whole[1:].float().sqrt().round().square().long()])
+    assert np.array_equal(whole.double().sqrt_().float().numpy(), np.sqrt(whole.numpy().astype(np.float32)))
+
+
+def test_large_images_are_counted_in_coarser_units() -> None:
+    assert patches._unit(108, 14 * 14) == 1
+    assert patches._unit(108, 110 * 110) == 2.0**-5
+    for depth, positions in itertools.product((4, 75, 108, 1000), (1, 196, 3481, 10**6)):
+        assert 127 * depth * patches._unit(depth, positions) * 2 * positions <= 2**24
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_all_bytes_come_back_from_normalised_inputs(name: str) -> None:
+    spec = NAMED[name]
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    module = Patches((3, 16, 16), blank(3, [1], [6]), mean=spec.mean, std=spec.std)
+    assert torch.equal(module.bytes(normalise(every, spec.mean, spec.std)), every.float())
+    assert torch.equal(module.bytes(every), every.float())
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), ((0.13066047,), (0.30810780,)), ((0.0,), (1.0,))])
+def test_all_bytes_come_back_with_one_mean(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    module = Patches((1, 16, 16), blank(1, [1], [6]), mean=mean, std=std)
+    assert torch.equal(module.bytes(normalise(every, mean, std)), every.float())
+
+
+def test_features_of_normalised_inputs_are_those_of_bytes() -> None:
+    shape, mean, std = (3, 12, 12), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    module = Patches(shape, [dictionary(shape, 5, 6)], mean=mean, std=std)
+    x = images(9, *shape)
+    module.measure_scale(iter([x]))
+    assert torch.equal(module(normalise(x, mean, std)), module(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module(normalise(x, mean, std)), module(x))
+
+
+def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
+    """Averaging makes an image and its mirror image one."""
+    shape = (3, 13, 14)
+    x = images(5, *shape)
+    module = Patches(shape, [dictionary(shape, 5, 6)])
+    assert torch.equal(module.sums(x), module.sums(x.flip(3)))
+    plain = Patches(shape, [dictionary(shape, 5, 6)], mirror=False)
+    assert not torch.equal(plain.sums(x), plain.sums(x.flip(3)))
+    assert torch.equal(plain.sums(x) + plain.sums(x.flip(3)), module.sums(x))
+
+
+def test_values_are_buffers_that_travel() -> None:
+    shape = (3, 12, 12)
+    made = [dictionary(shape, 5, 6), dictionary(shape, 2, 4)]
+    module = Patches(shape, made)
+    module.measure_scale(iter([images(9, *shape)]))
+    empty = Patches(shape, blank(3, [5, 2], [6, 4]))
+    assert torch.equal(empty(images(4, *shape)), torch.zeros(4, 56))
+    empty.load_state_dict(module.state_dict())
+    assert torch.equal(empty(images(4, *shape)), module(images(4, *shape)))
+    assert not list(module.parameters())
+    assert all(b.dtype == torch.float32 for b in module.buffers())
+    assert module(images(3, *shape)[:0]).shape == (0, 56)
+
+
+def test_width_and_filters() -> None:
+    assert [filters_of(d) for d in (8, 336, 343, 2401)] == [1, 42, 42, 300]
+    assert all(filters_of(width_of(f, g), g) == f for f in (1, 42) for g in (1, 2, 3))
+    shape = (3, 12, 12)
+    assert Patches(shape, [dictionary(shape, 5, 6)], pool=3).width == width_of(5, 3) == 90
+    with pytest.raises(UserError, match="one filter gives 8"):
+        filters_of(7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "made", "pool", "words"),
+    [
+        ((20,), blank(3, [2], [6]), 2, "need images"),
+        ((3, 6, 12), blank(3, [2], [6]), 2, "do not fit images of 3x6x12"),
+        ((1, 12, 12), blank(3, [2], [6]), 2, "patches of 3x6x6"),
+    ],
+)
+def test_what_does_not_fit_is_refused(shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Patches(shape, made, pool=pool)
