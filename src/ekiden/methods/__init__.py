@@ -24,6 +24,7 @@ from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fens import FENS
 from ekiden.methods.local import Local
 from ekiden.methods.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
@@ -49,6 +50,7 @@ METHODS: tuple[type[Method], ...] = (
     MAEcho,
     DENSE,
     FedOV,
+    FENS,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -84,6 +86,7 @@ def method_named(name: str) -> type[Method]:
 
 __all__ = [
     "DENSE",
+    "FENS",
     "METHODS",
     "MOON",
     "PFNM",
