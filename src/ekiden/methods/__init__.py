@@ -4,6 +4,7 @@ from ekiden.core.method import Method
 from ekiden.errors import unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.co_boosting import CoBoosting
 from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.criticalfl_server import CriticalFLServer
 from ekiden.methods.dense import DENSE
@@ -49,6 +50,7 @@ METHODS: tuple[type[Method], ...] = (
     FedMA,
     MAEcho,
     DENSE,
+    CoBoosting,
     FedOV,
     FENS,
     FedAvg,
@@ -95,6 +97,7 @@ __all__ = [
     "UAPDFL",
     "Average",
     "Centralized",
+    "CoBoosting",
     "CriticalFL",
     "CriticalFLServer",
     "DFedAvgM",
