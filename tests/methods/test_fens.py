@@ -48,7 +48,7 @@ class Federation(Table):
 
 def softmax(z: np.ndarray) -> np.ndarray:
     e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    return cast(np.ndarray, e / e.sum(axis=1, keepdims=True))
 
 
 def sgd_by_hand(held: Held, w: np.ndarray, lr: float) -> np.ndarray:
@@ -60,7 +60,7 @@ def sgd_by_hand(held: Held, w: np.ndarray, lr: float) -> np.ndarray:
         for n in range(w.shape[0]):
             for c in range(w.shape[1]):
                 slope[n, c] += (p[i, c] - y[i, c]) * z[i, n, c] / len(z)
-    return cast(np.ndarray, w - lr * slope)
+    return w - lr * slope
 
 
 @pytest.mark.parametrize("server", ["sgd", "adam"])

@@ -67,7 +67,7 @@ def synthesise(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if clip < math.inf:
-            torch.nn.utils.clip_grad_norm_(generator.parameters(), clip)
+            torch.nn.utils.clip_grad_norm_(generator.parameters(), clip, foreach=False)
         optimizer.step()
     if least == math.inf:
         raise UserError("the generator's loss is not finite: lower --generator-lr")

@@ -233,7 +233,8 @@ class WeightedEnsemble(nn.Module):
 
 def weighted(answers: Tensor, weights: Tensor) -> Tensor:
     """Σ w_k z_k / Σ w_k (b, K) of logits z (N, b, K)."""
-    return torch.tensordot(weights, answers, 1) / weights.sum()
+    total: Tensor = torch.tensordot(weights, answers, 1)
+    return total / weights.sum()
 
 
 def hard(answers: Tensor, wanted: Tensor, exponent: float) -> Tensor:

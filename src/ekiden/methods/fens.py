@@ -295,14 +295,16 @@ def ridge(sums: Sequence[Sums], penalty: float) -> Tensor:
 
     def validation(weight: Tensor) -> Tensor:
         fit = (slopes.square().sum(1) * (values + 2 * weight) / (values + weight) ** 2).sum()
-        return (rss - fit) / (n - (values / (values + weight)).sum()) ** 2
+        score: Tensor = (rss - fit) / (n - (values / (values + weight)).sum()) ** 2
+        return score
 
     if penalty:
         best = torch.tensor(penalty, dtype=torch.float64)
     else:
         grid = torch.logspace(-4, 4, 81, dtype=torch.float64) * values.mean()
         best = grid[torch.stack([validation(weight) for weight in grid]).argmin()]
-    return start + vectors @ (slopes / (values + best)[:, None])
+    change: Tensor = vectors @ (slopes / (values + best)[:, None])
+    return start + change
 
 
 class Joint(nn.Module):
