@@ -19,7 +19,8 @@ from ekiden.learning.generator import SampleGenerator
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights, mean
 from ekiden.methods import DENSE, dense
-from ekiden.methods.dense import Distilled, Statistics, batches, disagreement, softened
+from ekiden.methods._synthesis import Distilled, batches, softened
+from ekiden.methods.dense import Statistics, disagreement
 from tests.conftest import Tiny
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])
@@ -195,7 +196,7 @@ def test_passes_at_the_server_count(blobs: FederatedData) -> None:
 
 def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
-    softly = dense.softened
+    softly = softened
 
     def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
         seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)

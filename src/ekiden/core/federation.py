@@ -300,12 +300,14 @@ class Fed:
         network.load(model)
         return network.module.eval()
 
-    def feed(self, samples: Tensor, generator: torch.Generator) -> Tensor:
-        """Samples of the server's own (images with values in [0, 1]), augmented and scaled as the clients' are."""
+    def feed(self, samples: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Samples of the server's own (images with values in [0, 1]), scaled as the clients' are.
+
+        With a generator they are augmented as the clients' are, too.
+        """
         dataset = self._agreed.dataset.fed(self._agreed.training)
-        return normalise(dataset.augment(samples, generator), dataset.mean, dataset.std).to(
-            self._agreed.hardware.device
-        )
+        samples = samples if generator is None else dataset.augment(samples, generator)
+        return normalise(samples, dataset.mean, dataset.std).to(self._agreed.hardware.device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of the server's own forward passes: the clients'."""

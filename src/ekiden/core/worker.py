@@ -263,15 +263,16 @@ class Client:
         """An initial model of this client's own: the network with newly drawn values."""
         return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
 
-    def batches(self, *, passes: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled pass over the training data without augmentation: inputs (b, ...) and labels (b,).
+    def batches(self, subset: Subset | None = None, *, passes: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass over `subset` (default: training data), not augmented: inputs (b, ...) and labels (b,).
 
         Counted as so many forward `passes`; 0 where what is done with the batches counts itself.
         """
-        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed("batches")))
+        subset = self.data.train if subset is None else subset
+        order = torch.randperm(len(subset), generator=torch.Generator().manual_seed(self.seed("batches")))
         for rows in torch.split(order, self.training.batch_size):
-            yield self._bench.feed.batch(self.data.train, rows, train=False)
-        self.work.forward += passes * self.n
+            yield self._bench.feed.batch(subset, rows, train=False)
+        self.work.forward += passes * len(subset)
 
     def added(self, before: A | None, own: A) -> A:
         """The sum of what other clients have added up so far, if there is any, and one's own part."""

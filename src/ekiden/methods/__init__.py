@@ -5,6 +5,7 @@ from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.co_boosting import CoBoosting
 from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.criticalfl_server import CriticalFLServer
 from ekiden.methods.deepafl import DeepAFL
@@ -30,6 +31,7 @@ from ekiden.methods.fedpft import FedPFT
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
 from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fens import FENS
 from ekiden.methods.fisher_merging import FisherMerging
 from ekiden.methods.fusefl import FuseFL
 from ekiden.methods.local import Local
@@ -64,10 +66,12 @@ METHODS: tuple[type[Method], ...] = (
     FedFisher,
     FedLPA,
     DENSE,
+    CoBoosting,
     FedOV,
     FedPFT,
     FuseFL,
     DeepAFL,
+    FENS,
     FedAvg,
     FedProx,
     SCAFFOLD,
@@ -128,6 +132,7 @@ def name_of(kind: type[Method]) -> str:
 
 __all__ = [
     "DENSE",
+    "FENS",
     "METHODS",
     "MOON",
     "PFNM",
@@ -136,6 +141,7 @@ __all__ = [
     "UAPDFL",
     "Average",
     "Centralized",
+    "CoBoosting",
     "CriticalFL",
     "CriticalFLServer",
     "DFedAvgM",

@@ -1,12 +1,12 @@
 """DENSE: data-free one-shot federated learning by a generator and distillation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from ekiden.checks import Count, NonNegative, Positive, Range
 from ekiden.core import wire
@@ -18,21 +18,7 @@ from ekiden.learning.fit import Work
 from ekiden.learning.generator import SampleGenerator
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights, mean
-
-
-@dataclass(frozen=True)
-class Distilled(State):
-    """Where the server stands.
-
-    Attributes:
-        teachers: the clients' models.
-        pool: all synthetic samples so far: images as bytes, others as they are.
-        momentum: (P,) of the student's optimiser.
-    """
-
-    teachers: tuple[Weights, ...] = ()
-    pool: Tensor | None = None
-    momentum: Tensor | None = None
+from ekiden.methods._synthesis import Distilled, as_made, batches, softened, synthesise
 
 
 @dataclass(frozen=True)
@@ -120,29 +106,23 @@ class DENSE(Method):
         generator = SampleGenerator(fed.shape, self.noise, self.width, draw).to(device)
         z = torch.randn(self.batch, self.noise, generator=draw).to(device).requires_grad_()
         wanted = torch.randint(fed.layout.classes, (self.batch,), generator=draw).sort().values.to(device)
-        optimizer = torch.optim.Adam([*generator.parameters(), z], self.generator_lr, betas=(0.5, 0.999))
         statistics = Statistics(teacher)
-        best, least = torch.empty(0), float("inf")
         student.eval()
-        for _ in range(self.steps_per_batch):
+
+        def loss_of(raw: Tensor) -> Tensor:
             statistics.terms.clear()
             with fed.autocast():
-                raw = generator(z).float()
                 x = fed.feed(raw, draw)
                 answers, own = teacher(x).float(), student(x).float()
             loss = self.ce * F.cross_entropy(answers, wanted)
             loss = loss + self.bn * statistics.loss(len(teacher.members))
-            loss = loss + self.adv * disagreement(answers, own)
-            if float(loss.detach()) < least:
-                best, least = raw.detach().clone(), float(loss.detach())
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            return loss + self.adv * disagreement(answers, own)
+
+        made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
         samples = self.steps_per_batch * self.batch * (len(teacher.members) + 2)  # generator and student
         fed.work.add(Work(samples, samples))
-        best = best.cpu().contiguous()
-        return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
+        return made
 
     def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
         """One pass of the student over the pool."""
@@ -151,8 +131,7 @@ class DENSE(Method):
         with torch.random.fork_rng(devices=[]):  # dropout of the student
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=draw)))
             for rows in batches(len(pool), self.batch, draw):
-                raw = pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
-                x = fed.feed(raw, draw)
+                x = fed.feed(as_made(pool, rows), draw)
                 student.grad.zero_()
                 with fed.autocast():
                     with torch.no_grad():
@@ -178,20 +157,6 @@ def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
     differ = teacher.argmax(1) != student.argmax(1)
     kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
     return -(kl * differ).mean()
-
-
-def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """L_KD = T²·KL(softmax(t/T) ‖ softmax(s/T)), mean of the batch."""
-    t, s = ((logits / temperature).log_softmax(1) for logits in (teacher, student))
-    return F.kl_div(s, t, reduction="batchmean", log_target=True) * temperature**2
-
-
-def batches(n: int, size: int, generator: Generator) -> Sequence[Tensor]:
-    """A shuffled pass over n samples; a last batch of one joins the one before it: BatchNorm cannot treat it."""
-    parts = list(torch.split(torch.randperm(n, generator=generator), size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
 
 
 class Statistics:
