@@ -28,8 +28,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def blobs() -> FederatedData:
+def make_blobs() -> FederatedData:
     """Four silos of 40 to 70 points each in three Gaussian classes, of different mix."""
     generator = torch.Generator().manual_seed(7)
     centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
@@ -40,6 +39,12 @@ def blobs() -> FederatedData:
 
     mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
     return federate([draw(40 + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
+
+
+@pytest.fixture(scope="session")
+def blobs() -> FederatedData:
+    """The silos of `make_blobs`, the same for all tests."""
+    return make_blobs()
 
 
 class Tiny(nn.Module):
