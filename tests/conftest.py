@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ekiden.data import FederatedData, federate
+from tests.warm import warm_processes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -19,6 +20,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EKIDEN_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> Iterator[None]:
+    """Worker processes start at once; see `tests.warm`."""
+    with warm_processes():
         yield
 
 

@@ -1,7 +1,6 @@
 """Runs that are killed by SIGKILL, again and again, end as if nothing had happened."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.cli import main
+from tests.warm import WarmProcess
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
@@ -39,9 +39,7 @@ class Process:
     def __init__(self, args: list[str], log: Path, *, warm: bool) -> None:
         self.log = log
         if warm:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["ekiden.cli", "sklearn.datasets", __name__])
-            self._process = context.Process(target=command, args=(args, str(log)))
+            self._process = WarmProcess(target=command, args=(args, str(log)))
             self._process.start()
             self.poll: Callable[[], int | None] = lambda: self._process.exitcode
             self.pid = self._process.pid or 0
