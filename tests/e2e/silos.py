@@ -20,7 +20,7 @@ from ekiden import run as run_here
 from ekiden.api import Result
 from ekiden.core.method import Method
 from ekiden.data import load, parse, split
-from ekiden.transports.flower import certificates, commands
+from ekiden.transports.flower import certificates, superlink
 from ekiden.transports.flower import federation as federations
 
 NAMES = ("client-0", "client-1", "client-2")
@@ -85,7 +85,7 @@ class Federation:
             shutil.copy(self.folder / f"{name}.key.pub", self.folder / "keys" / f"{name}.pub")
 
     def start_link(self) -> None:
-        self.start("link", commands.superlink(self.parts))
+        self.start("link", superlink.command_of(self.parts))
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1):

@@ -4,15 +4,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ekiden import api
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, SERVER, Ref
+from ekiden.core.method import SERVER
 from ekiden.core.outline import Outline
 from ekiden.core.store import FolderJournal
-from ekiden.core.worker import Job, Outcome, Worker, payload_types, task_of
+from ekiden.core.worker import Job, Outcome, Worker, task_of
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.learning import fit as fitting
@@ -20,9 +19,10 @@ from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, keys, measured, policy, request_log, sealing
+from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
 from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.arguments import Given
 from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, pack, signed_text, unpack
@@ -53,21 +53,6 @@ class Agreed:
     sealer: Sealer
     plan: Outline | None
     admission: Admission
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a task gets.
-
-    Attributes:
-        args: its arguments.
-        taken: which values are among them.
-        own: those of them that are this silo's own, encoded, by their keys.
-    """
-
-    args: tuple[Any, ...]
-    taken: tuple[Taken, ...]
-    own: Mapping[str, bytes]
 
 
 class Silo:
@@ -344,43 +329,14 @@ class Silo:
     def _arguments(
         self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, bytes] | None = None
     ) -> Given:
-        """The task's arguments: from the message, from this silo's own values, and the initial model.
+        """The task's arguments; `own` are values of this silo that are at hand.
 
         Raises:
             UserError: they are not what the task takes.
         """
-        worker = run.worker
-        method = worker.setup.method
-        taken: dict[Taken, None] = {}
-        mine = dict(own or {})
-
-        def fetch(ref: Ref[Any]) -> Any:
-            if ref.owner == EVERYONE:
-                initial = api.initial_weights(worker.setup)
-                digest = custody.digest(wire.chunks(initial))
-                taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
-                return initial
-            _, kind = payload_types(method, ref.key.split("-", 2)[-1])
-            if ref.owner == self._file.name:
-                data = mine[ref.key] if ref.key in mine else self._value(run, shelf, ref.key)[1]
-                mine[ref.key] = data
-                digest = custody.digest([data])
-            elif (name := (ref.owner, ref.key)) in contents.values:
-                data, digest = contents.values[name], contents.digests[name]
-            else:
-                raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
-            try:
-                value = wire.decode(data, kind)
-                check(value, worker.network, whole=False)
-            except wire.WireError as error:
-                raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
-            taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
-            return value
-
-        kinds, _ = payload_types(method, task)
-        args = wire.decode(contents.arguments, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
-        check(args, worker.network, whole=False)
-        return Given(tuple(args), tuple(taken), mine)
+        return arguments.gather(
+            run.worker, self._file.name, task, contents, lambda key: self._value(run, shelf, key)[1], own or {}
+        )
 
     def _evaluate(self, run: Agreed, ask: Ask, body: memoryview) -> bytes:
         """What each model answers on this silo's test samples: the run's result where only silos read the others."""
