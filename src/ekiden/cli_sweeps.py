@@ -14,7 +14,7 @@ from ekiden import api
 from ekiden.cli import console, no_run, parse
 from ekiden.core.files import write
 from ekiden.errors import UserError
-from ekiden.experiments import export, launch, ledger, records, results, sweep
+from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
@@ -58,7 +58,7 @@ def run_sweep(args: Sequence[str]) -> None:
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
-    cells = sweep.select(swept.experiment.cells, options.only, options.without)
+    cells = selection.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)
     if options.dry_run:
