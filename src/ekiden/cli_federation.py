@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.cli import console, parse
+from ekiden.cli_console import console, parse
 from ekiden.errors import UserError, unknown
 from ekiden.transports.flower import commands, superlink
 from ekiden.transports.flower import federation as federations

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.cli import console, first_line, parse
+from ekiden.cli_console import console, first_line, parse
 from ekiden.core.method import EVERYONE, Method
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary

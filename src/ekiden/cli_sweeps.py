@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from ekiden import api
-from ekiden.cli import console, no_run, parse
+from ekiden import machine
+from ekiden.cli_console import console, no_run, parse
 from ekiden.core.files import write
 from ekiden.errors import UserError
 from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
@@ -97,7 +97,7 @@ def run_sweep(args: Sequence[str]) -> None:
 
     keep(content)
     if jobs:
-        _do(runs, jobs, options.cores or api.cores(), ended)
+        _do(runs, jobs, options.cores or machine.cores(), ended)
     wrong = len(failed) + _show(swept, cells, elsewhere, failed)
     if unkept:
         keep()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ekiden.api import Given, Made, Named, as_module, builder, describe_model, widened
+from ekiden.api import Given, Made, Named, builder, describe_model, widened
 from ekiden.core.folder import read_config
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
@@ -17,6 +17,7 @@ from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.learning.augment import normalise
 from ekiden.methods import method_named
+from ekiden.modules import as_module
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 

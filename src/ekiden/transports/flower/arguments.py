@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ekiden import api
 from ekiden.core import wire
 from ekiden.core.method import EVERYONE, Ref
 from ekiden.core.worker import Worker, payload_types
+from ekiden.modules import initial_weights
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.contents import Contents, check
 from ekiden.transports.flower.custody import Taken
@@ -55,7 +55,7 @@ def gather(
 
     def fetch(ref: Ref[Any]) -> Any:
         if ref.owner == EVERYONE:
-            initial = api.initial_weights(worker.setup)
+            initial = initial_weights(worker.setup)
             digest = custody.digest(wire.chunks(initial))
             taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
             return initial

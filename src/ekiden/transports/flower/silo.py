@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ekiden import api
+from ekiden import machine
 from ekiden._version import __version__
 from ekiden.core import wire
 from ekiden.core.method import SERVER
@@ -18,6 +18,7 @@ from ekiden.learning import fit as fitting
 from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
+from ekiden.modules import initial_weights, model_bytes
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
@@ -156,7 +157,7 @@ class Silo:
         setup = terms.setup(dataset, file.hardware)
         policy.check_size(file, terms)
         plan = policy.plan_of(file, terms, setup)
-        setup = replace(setup, hardware=api.resolve(file.hardware, 1, setup.build))
+        setup = replace(setup, hardware=machine.resolve(file.hardware, 1, setup.build))
         admission = Admission(file, terms)
         first = not admission.folder.exists()
         admission.bind()
@@ -346,13 +347,13 @@ class Silo:
         changed, clients = setup.method.changes_network, len(run.terms.clients)
         if ask.clients != clients:
             raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
-        if changed and clients * api.model_bytes(setup) > self._most:  # before it is built: a network for each client
+        if changed and clients * model_bytes(setup) > self._most:  # before it is built: a network for each client
             raise UserError(f"a result of {clients} clients may be larger than {self._file.name} takes: refused")
         plan = self._plan(run, ask)
         once = run.terms.sealed and plan is not None
         digests = [custody.digest(wire.chunks(model)) for model in models]
         if once and plan is not None:
-            initial = custody.digest(wire.chunks(api.initial_weights(setup)))
+            initial = custody.digest(wire.chunks(initial_weights(setup)))
             policy.check_result(run.terms, plan, initial, digests, ask.records)
         found, digest = measured.Measured(run.admission.folder), custody.digest([repr((ask.results, digests)).encode()])
         counts = found.find(digest)
