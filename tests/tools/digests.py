@@ -69,13 +69,15 @@ def cases() -> dict[str, Case]:
         for method in (FedAvg(rounds=3, epochs=1), FedPer(rounds=3, epochs=1)):
             if method.skips or "absent" not in options:
                 found[f"run {name}, {method.title()}"] = simulated(method, **options)
-    for i, method in enumerate(IMAGE_METHODS):
-        found[f"images {i} {method.title()}"] = simulated(method, images(), Picture)
-    for i, method in enumerate(OPTIONS):
-        found[f"options {i} {method.title()}"] = simulated(method, network=Wide)
-    for kind in (FedELMY, FedTasuki, MetaFed, FedDC, DisPFL):
+    for i, with_images in enumerate(IMAGE_METHODS):
+        found[f"images {i} {with_images.title()}"] = simulated(with_images, images(), Picture)
+    for i, with_options in enumerate(OPTIONS):
+        found[f"options {i} {with_options.title()}"] = simulated(with_options, network=Wide)
+    stopping: tuple[type[Method], ...] = (FedELMY, FedTasuki, MetaFed, FedDC, DisPFL)
+    for kind in stopping:
         found[f"resumed {kind.title()}"] = resumed(small(kind))
-    for kind in (FedSeq, FedAvg, FedTasuki, MetaFed, MOON):
+    between_silos: tuple[type[Method], ...] = (FedSeq, FedAvg, FedTasuki, MetaFed, MOON)
+    for kind in between_silos:
         found[f"silos {kind.title()}"] = over_silos(remote.small(kind))
     found["silos that skip"] = over_silos(FedDyn(rounds=3, epochs=1), missing=True, absent="skip", patience=0.01)
     found["silos that measure"] = over_silos(FedAvg(rounds=3, epochs=1), evaluate_every=1)

@@ -38,7 +38,7 @@ class _Report:
         if self._folder:
             self._folder.transfer(row)
 
-    def counted(self, work: Work) -> Row:
+    def counted(self, work: Work) -> dict[str, int]:
         """Add the compute of a step; what the run has moved and computed so far."""
         marks = self._marks
         self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
