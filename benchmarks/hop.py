@@ -26,7 +26,7 @@ from ekiden.core.folder import read_lines
 from ekiden.core.method import Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights
-from ekiden.transports.flower import client_app, commands, guard, session, silo_file
+from ekiden.transports.flower import client_app, commands, guard, session, silo_file, supernode
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
 from ekiden.transports.flower.parcel import Ask, unpack
@@ -163,7 +163,7 @@ def start_silo(federation: Federation, name: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["silo"]:
         install()
-        commands.GUARD = "benchmarks.hop"
+        supernode.GUARD = "benchmarks.hop"
         cli_silos.start(sys.argv[2:])
     elif sys.argv[1:2] == ["serve"]:
         install()

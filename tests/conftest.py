@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ekiden.data import FederatedData, federate
+from tests.warm import warm_processes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -22,15 +23,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> Iterator[None]:
+    """Worker processes start at once; see `tests.warm`."""
+    with warm_processes():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Tests run side by side: one thread each."""
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def blobs() -> FederatedData:
-    """Four silos of 40 to 70 points each in three Gaussian classes, of different mix."""
+def make_blobs(least: int = 40) -> FederatedData:
+    """Four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, of different mix."""
     generator = torch.Generator().manual_seed(7)
     centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
 
@@ -39,7 +46,19 @@ def blobs() -> FederatedData:
         return centres[y] + torch.randn(n, 4, generator=generator), y
 
     mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
-    return federate([draw(40 + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
+    return federate([draw(least + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
+
+
+@pytest.fixture(scope="session")
+def blobs() -> FederatedData:
+    """The silos of `make_blobs`, the same for all tests."""
+    return make_blobs()
+
+
+@pytest.fixture(scope="session")
+def few() -> FederatedData:
+    """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one at others."""
+    return make_blobs(12)
 
 
 class Tiny(nn.Module):

@@ -1,13 +1,11 @@
 """The Python interface: `ekiden.run(FedELMY(models=3), silos, model)`."""
 
 import copy
-import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +13,28 @@ import torch
 from torch import nn
 
 from ekiden import models, outside
-from ekiden.checks import Count, CountOrZero, checked, require
-from ekiden.core import identity, wire
+from ekiden.checks import Count, CountOrZero, checked
+from ekiden.core import identity
 from ekiden.core.federation import Transfer
-from ekiden.core.files import Damaged
-from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import EVERYONE, SERVER, Method, Size, State
-from ekiden.core.run import Row, drive
-from ekiden.core.run import models as models_of
+from ekiden.core.folder import RunFolder
+from ekiden.core.method import Method, Size, State
+from ekiden.core.run import Row
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Setup, Watch, Worker
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.learning.elastic import adapted
-from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
+from ekiden.machine import resolve
 from ekiden.models.widen import Widened
+from ekiden.modules import as_module, model_bytes
+from ekiden.parties import check_clients, holders
+from ekiden.simulated import Simulated
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes, refuse_within_worker
-from ekiden.transports.simulation import Executor, Simulation
-
-log = logging.getLogger("ekiden")
+from ekiden.transports.simulation import Executor
 
 
 @dataclass(frozen=True)
@@ -165,60 +161,15 @@ def run(
     parallel = workers > 1 if processes is None else processes
     executor: Executor = Processes(setup, held, workers) if parallel else InProcess(worker)
     test = TestSet(worker, data, len(held), evaluate_on)
-
-    def go() -> tuple[State, Weights | None, list[Weights], Trace]:
-        state, marks = (run_folder.load(type(method.start())) if run_folder else None) or (
-            method.start(),
-            Marks(),
-        )
-        transport = Simulation(
-            executor,
-            method,
-            lambda: initial_weights(setup),
-            folder=run_folder.path / "clients" if run_folder else None,
-            state=state,
-            absent=absent,
-            written=run_folder.written if run_folder else {},
-        )
-        trace = Trace()
-
-        def evaluate(model: Weights | None, personal: list[Weights]) -> Row:
-            return test(model, personal, transport.trained)
-
-        steps = drive(
-            method, tuple(held), transport, evaluate, seed, state, marks, trace, run_folder, evaluate_every, setup
-        )
-        try:
-            for state in islice(steps, stop_after):  # noqa: B007
-                on_step(trace.metrics[-1])
-        finally:  # also when training failed: the last good model
-            weights, personal = models_of(state, transport)
-            if run_folder:
-                write_models(run_folder, setup.build, test.build, tuple(held), weights, personal)
-        return state, weights, personal, trace
-
+    simulated = Simulated(setup, tuple(held), executor, test, run_folder, evaluate_every, absent, on_step, stop_after)
     with closing(executor), closing(run_folder) if run_folder else nullcontext():
-        try:
-            state, weights, personal, trace = go()
-        except Damaged as damage:
-            if run_folder is None:
-                raise
-            log.warning("%s; the run goes back to its first step and gives the same result", damage)
-            run_folder.forget()
-            state, weights, personal, trace = go()
-        if run_folder:
-            trace = run_folder.trace()
+        end = simulated.run()
+        trace = run_folder.trace() if run_folder else end.trace
     if trace.metrics and (line := divergence(trace.metrics[-1], len(data.dataset.classes), setup.training.lr)):
         warnings.warn(line, DivergenceWarning, stacklevel=2)
-    return Result(
-        state,
-        weights,
-        tuple(personal),
-        tuple(trace.metrics),
-        tuple(trace.ledger),
-        run_folder.path if run_folder else None,
-        test.build,
-    )
+    path = run_folder.path if run_folder else None
+    metrics, ledger = tuple(trace.metrics), tuple(trace.ledger)
+    return Result(end.state, end.weights, tuple(end.personal), metrics, ledger, path, test.build)
 
 
 def _method(method: Any, data: Any) -> Method:
@@ -335,23 +286,6 @@ def of_method(
     return OfMethod(build, method, shape, classes, seed)
 
 
-def initial_weights(setup: Setup) -> Weights:
-    """The model that all parties build from the seed."""
-    return Network(setup.build(), setup.hardware.device).weights()
-
-
-def model_bytes(setup: Setup) -> int:
-    """M, the content in bytes of one model on the wire."""
-    return wire.size(initial_weights(setup))
-
-
-def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
-    """A module that holds `weights`, in evaluation mode."""
-    network = Network(adapted(build(), weights))
-    network.load(weights)
-    return network.module.eval()
-
-
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
     """What a run folder says of a run."""
     from ekiden.methods import name_of  # noqa: PLC0415  (`import ekiden` stays light)
@@ -394,47 +328,6 @@ def network_name(build: Callable[[], nn.Module]) -> str | None:
     return build.name if isinstance(build, Named) else None
 
 
-def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
-    """Refuse to measure a run on other data than it was made with, where its folder has digests of these.
-
-    Raises:
-        UserError: the data of some clients differ.
-    """
-    before = {k: v for k, v in config.get("digests", {}).items() if k == "data"}
-    if before and (different := identity.unlike(before, {"data": identity.data_digests(holders(method, data))})):
-        raise UserError(
-            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or name the data to "
-            "measure on, `ekiden evaluate RUN --data DATA`"
-        )
-
-
-def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
-    """Return the clients that take part: all of them, or the one place that all data are brought to."""
-    return _pool(data) if method.pools_data else data.clients
-
-
-def check_clients(clients: Sequence[ClientData], method: Method) -> None:
-    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs.
-
-    Raises:
-        UserError: no client, one name twice, or a client without such samples.
-    """
-    if not clients:
-        raise UserError("there is no client: give at least one data set")
-    names = [c.name for c in clients]
-    for client in clients:
-        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
-            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
-        if names.count(client.name) > 1:
-            raise UserError(f"two clients are called {client.name!r}: give each its own name")
-        if not len(client.train):
-            raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
-        if method.needs_validation and not len(client.val):
-            raise UserError(
-                f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
-            )
-
-
 def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data.
 
@@ -467,56 +360,3 @@ def check_model(worker: Worker, data: FederatedData) -> None:
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
     """The outputs per sample of the network as the user knows it, without those that the method added."""
     return (*outputs[:-1], outputs[-1] - extra) if outputs else ()
-
-
-def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
-    """Settle what depends on the machine and the network, so that the run folder says what was used.
-
-    Raises:
-        UserError: the device is not there.
-    """
-    require(workers > 0, "workers", workers, "1 or more")
-    if reason := missing(hardware.device):
-        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device cpu")
-    if hardware.threads:
-        return hardware
-    small = sum(p.numel() for p in build().parameters()) < 1_000_000
-    return replace(hardware, threads=1 if small else max(1, cores() // workers))
-
-
-def missing(device: str) -> str:
-    """Why `device` cannot be used on this machine; empty if it can."""
-    try:
-        torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        return str(error).split("\n")[0]
-    return ""
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _pool(data: FederatedData) -> tuple[ClientData, ...]:
-    """One client that holds everything."""
-
-    def union(part: Callable[[ClientData], Subset]) -> Subset:
-        return Subset(part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients]))
-
-    return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
-
-
-def write_models(
-    folder: RunFolder,
-    own: Callable[[], nn.Module],
-    build: Callable[[], nn.Module],
-    clients: Sequence[str],
-    model: Weights | None,
-    personal: Sequence[Weights],
-) -> None:
-    """Write results as named state dicts; the global model last, so that where it is, all are."""
-    for name, weights in zip(clients, personal, strict=False):
-        folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
-    if model is not None:
-        folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))

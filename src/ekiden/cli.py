@@ -1,11 +1,7 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
-import contextlib
 import errno
-import io
-import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,29 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import tyro
-from rich.console import Console
 from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models, outside
 from ekiden._version import __version__
-from ekiden.api import check_same_data
-from ekiden.core.folder import read_config, read_lines
+from ekiden.cli_console import console, first_line, no_run, parse
+from ekiden.cli_evaluate import evaluate
+from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
-from ekiden.experiments.plan import Plan, judge, read_model, stored
+from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.presets import PRESETS, preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
 
 M = TypeVar("M", bound=Method)
-T = TypeVar("T")
-_LISTS = ("--seeds", "--mean", "--std", "--only", "--without")
-# Labels, paths and names of classes may hold square brackets and colons.
-console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -63,20 +54,6 @@ class TrustOptions:
 
     files: Positional[tuple[Path, ...]]
     """Python files; each is executed only as long as it stays as it is"""
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
-
-    run: Positional[Path]
-    """run folder"""
-    data: str = ""
-    """another data set, folder or Parquet file with the same classes; by default the run's own"""
-    client: str = ""
-    """the personal model of this client instead of the global one"""
-    json: bool = False
-    """print JSON instead of tables"""
 
 
 @dataclass(frozen=True)
@@ -134,7 +111,7 @@ def run(args: Sequence[str]) -> None:
     kind = method_named(args[0])
     args, on = _take(args, "--on")
     if on == "flower":
-        from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+        from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
 
         return cli_silos.run(kind, args[1:])
     if on:
@@ -164,7 +141,7 @@ def run(args: Sequence[str]) -> None:
 
 def resume(args: Sequence[str]) -> None:
     """`ekiden resume RUN...`."""
-    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
 
     options = parse(ResumeOptions, args, "ekiden resume")
     if not options.runs:
@@ -184,72 +161,37 @@ def trust(args: Sequence[str]) -> None:
 
 def verify(args: Sequence[str]) -> None:
     """`ekiden verify RUN [--keys FOLDER]`."""
-    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
 
     cli_silos.verify(args)
 
 
 def federation(args: Sequence[str]) -> None:
     """`ekiden federation init|start FOLDER`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
 
     cli_federation.federation(args)
 
 
 def ps(args: Sequence[str]) -> None:
     """`ekiden ps --federation FOLDER`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
 
     cli_federation.ps(args)
 
 
 def stop(args: Sequence[str]) -> None:
     """`ekiden stop RUN`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
 
     cli_federation.stop(args)
 
 
 def silo(args: Sequence[str]) -> None:
     """`ekiden silo start|keys|register`."""
-    from ekiden import cli_silos  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
 
     cli_silos.silo(args)
-
-
-def evaluate(args: Sequence[str]) -> None:
-    """`ekiden evaluate RUN [--data ...]`."""
-    options = parse(EvaluateOptions, args, "ekiden evaluate")
-    plan = stored(options.run)
-    own = plan.federation()
-    if not options.data:
-        check_same_data(read_config(options.run), plan.method, own, options.run)
-    other = datasets.load(options.data, size=own.dataset.shape[-1]) if options.data else None
-    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
-    if len(data.dataset.classes) != len(own.dataset.classes):
-        raise UserError(
-            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
-            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
-        )
-    test = judge(plan, own, data)
-    name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
-    build = test.own if options.client else test.build
-    scores = test.scores(read_model(options.run, name, build), personal=bool(options.client))
-    groups = {"client": test.by_client(scores) if other is None else {}}
-    groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
-    run = summary.summarise(options.run)
-    if run.metrics and not run.finished:
-        steps = plan.method.steps(len(run.config["clients"]))
-        line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
-        print(line, file=sys.stderr if options.json else sys.stdout)
-    if options.json:
-        print(json.dumps({"accuracy": scores.accuracy(), "samples": len(scores.right), **groups}))
-        return
-    kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
-    console.print(f"accuracy {100 * scores.accuracy():.2f} % on {len(scores.right)} {kind}")
-    for group, rows in groups.items():
-        if rows:
-            console.print(_accuracies(group, rows))
 
 
 def show(args: Sequence[str]) -> None:
@@ -310,35 +252,35 @@ def list_all(args: Sequence[str]) -> None:
 
 def sweep(args: Sequence[str]) -> None:
     """`ekiden sweep FILE`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
 
     cli_sweeps.run_sweep(args)
 
 
 def topology(args: Sequence[str]) -> None:
     """`ekiden topology NAME`."""
-    from ekiden import cli_topology  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_topology  # noqa: PLC0415  (most commands do without it)
 
     cli_topology.show_topology(args)
 
 
 def results(args: Sequence[str]) -> None:
     """`ekiden results SWEEP...`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
 
     cli_sweeps.list_results(args)
 
 
 def export(args: Sequence[str]) -> None:
     """`ekiden export RUN... OUT`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
 
     cli_sweeps.export_runs(args)
 
 
 def report(args: Sequence[str]) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
-    from ekiden import cli_report  # noqa: PLC0415  (it imports this module)
+    from ekiden import cli_report  # noqa: PLC0415  (most commands do without it)
 
     cli_report.report(args)
 
@@ -440,28 +382,6 @@ def _launch(jobs: list[launch.Job]) -> None:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
 
 
-def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
-    """Flags as a dataclass; what tyro prints of an error becomes one line."""
-    for flag, value in zip(args, [*args[1:], "--"], strict=False):
-        if flag in _LISTS and value.startswith("--"):  # an empty list to tyro
-            raise UserError(f"{flag} needs a value. Try {prog} --help")
-    printed = io.StringIO()
-    extra: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(printed):
-            parsed: T = tyro.cli(
-                kind, args=list(args), prog=prog, description=about, config=(OmitArgPrefixes,), **extra
-            )
-            return parsed
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-    lines = [re.sub("[│─]+|-{3,}", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰+"]
-    text = re.sub(r"\s+", " ", " ".join(lines)).strip()
-    text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
-    raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
-
-
 def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
     """The arguments without `flag` and its value, and the value ("" if absent).
 
@@ -481,27 +401,6 @@ def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
         if not value:
             raise UserError(f"{flag} needs a value: see --help")
     return rest, value
-
-
-def no_run(action: str, paths: Sequence[Path]) -> UserError:
-    """The error where there is no run to do something with."""
-    if not paths:
-        return UserError(f"name the run folders or sweep folders to {action}")
-    return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
-
-
-def first_line(method: type[Method]) -> str:
-    return (method.__doc__ or "").strip().split("\n")[0]
-
-
-def _accuracies(kind: str, rows: dict[str, tuple[int, float]]) -> Table:
-    table = Table()
-    table.add_column(kind)
-    table.add_column("samples", justify="right")
-    table.add_column("accuracy %", justify="right")
-    for name, (n, accuracy) in rows.items():
-        table.add_row(name, str(n), f"{100 * accuracy:.2f}" if n else "-")
-    return table
 
 
 if __name__ == "__main__":

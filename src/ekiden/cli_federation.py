@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.cli import console, parse
+from ekiden.cli_console import console, parse
 from ekiden.errors import UserError, unknown
-from ekiden.transports.flower import commands
+from ekiden.transports.flower import commands, superlink
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation
@@ -97,7 +97,7 @@ def start(args: Sequence[str]) -> None:
     options = parse(StartOptions, args, "ekiden federation start")
     found = federations.read(options.folder)
     try:
-        commands.start_link(found, _say)
+        superlink.start(found, _say)
     except KeyboardInterrupt:
         _say("stopped; silos connect again when it is started again")
 

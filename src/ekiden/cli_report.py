@@ -9,7 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from ekiden.checks import require
-from ekiden.cli import console, parse
+from ekiden.cli_console import console, parse
 from ekiden.report import report as write
 
 

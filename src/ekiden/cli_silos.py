@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.cli import console, first_line, parse
+from ekiden.cli_console import console, first_line, parse
 from ekiden.core.method import EVERYONE, Method
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
-from ekiden.transports.flower import commands, keys, silo_file
+from ekiden.transports.flower import commands, keys, silo_file, supernode
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
@@ -117,7 +117,7 @@ def start(args: Sequence[str]) -> None:
         raise UserError(f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo keys`')
     if file.link.key and not file.beside(file.link.key).is_file():
         raise UserError(f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys {file.path}`")
-    with commands.alone(file):
+    with supernode.alone(file):
         _start(file, security)
 
 
@@ -126,7 +126,7 @@ def _start(file: SiloFile, security: Security) -> None:
         dataset, client = file.load()
     except UserError:
         with suppress(KeyboardInterrupt):
-            commands.tell(file, security, _say)
+            supernode.tell(file, security, _say)
         raise
     _say(
         f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
@@ -139,7 +139,7 @@ def _start(file: SiloFile, security: Security) -> None:
     if file.link.key and not file.link.peers:
         _say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
     try:
-        commands.start_silo(file, security, _say)
+        supernode.start(file, security, _say)
     except KeyboardInterrupt:
         _say("stopped; the silo goes on where it was when it is started again")
 

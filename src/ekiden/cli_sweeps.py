@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from ekiden import api
-from ekiden.cli import console, no_run, parse
+from ekiden import machine
+from ekiden.cli_console import console, no_run, parse
 from ekiden.core.files import write
 from ekiden.errors import UserError
-from ekiden.experiments import export, launch, ledger, records, results, sweep
+from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
@@ -58,7 +58,7 @@ def run_sweep(args: Sequence[str]) -> None:
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
-    cells = sweep.select(swept.experiment.cells, options.only, options.without)
+    cells = selection.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = sweep.jobs(swept, runs, options.device)
     if options.dry_run:
@@ -97,7 +97,7 @@ def run_sweep(args: Sequence[str]) -> None:
 
     keep(content)
     if jobs:
-        _do(runs, jobs, options.cores or api.cores(), ended)
+        _do(runs, jobs, options.cores or machine.cores(), ended)
     wrong = len(failed) + _show(swept, cells, elsewhere, failed)
     if unkept:
         keep()

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from tyro.conf import Positional
 
 from ekiden.checks import require
-from ekiden.cli import console, parse
+from ekiden.cli_console import console, parse
 from ekiden.learning import topology
 
 

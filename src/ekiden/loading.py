@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ekiden import outside
-from ekiden.api import Given, Made, Named, as_module, builder, describe_model, of_method
+from ekiden.api import Given, Made, Named, builder, describe_model, of_method
 from ekiden.core.folder import read_config
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
@@ -18,6 +18,7 @@ from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.learning.augment import normalise
 from ekiden.methods import method_named
+from ekiden.modules import as_module
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 

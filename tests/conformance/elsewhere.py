@@ -24,7 +24,7 @@ below autograd. Tensors that PyTorch makes inside an operation of its own go whe
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -128,16 +128,21 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for out in _all(Tensor, result):
                     self._note(out, _UNDECIDED)
             return result
-        device = self._common(func, name, args, tensors)
         before = [self._noted(t) for t in tensors]
-        for tensor, noted in zip(tensors, before, strict=True):
-            if noted == _UNDECIDED:
-                self._note(tensor, device)
+        alike = before.count(before[0]) == len(before)
+        device = before[0] if alike else self._common(func, name, args, tensors)
+        if device != _UNDECIDED:
+            for tensor, noted in zip(tensors, before, strict=True):
+                if noted == _UNDECIDED:
+                    self._note(tensor, device)
         if device.type == "cuda":
             self.seen.add(f"aten.{name}")
             if self._cpu_autocast:
                 raise Mixed(f"{func}: autocast of the CPU does nothing for a tensor on {device}")
-        with self._draws(func, args, kwargs, device):
+        if _tagged(func, torch.Tag.nondeterministic_seeded):
+            with self._draws(func, args, kwargs, device):
+                result = func(*args, **kwargs)
+        else:
             result = func(*args, **kwargs)
         if self.rounds and device.type == "cuda" and name in _ROUNDED and result.is_floating_point():
             result.mul_(1 + 2**-20)
@@ -162,7 +167,7 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
             free += [v for v in args[2:3] if v.ndim == 0 and self._noted(v) == CPU]
         elif name in ("masked_fill", "masked_fill_"):
             free = [v for v in args[2:3] if isinstance(v, Tensor) and self._noted(v) == CPU]
-        elif torch.Tag.pointwise in func.tags:
+        elif _tagged(func, torch.Tag.pointwise):
             written = _written(func, args)
             free = [t for t in tensors if t.ndim == 0 and self._noted(t) == CPU and not _among(t, written)]
         bound = {self._noted(t) for t in tensors if not _among(t, free)} - {_UNDECIDED}
@@ -176,9 +181,6 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def _draws(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> Iterator[None]:
         """Let a random operation draw from the generator of its device."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            yield
-            return
         given = _all(torch.Generator, (args, *kwargs.values()))
         own = [self._generators[device.index]] if device.type == "cuda" else []
         if given and not self._asked and any(g is h for g in given for h in self._generators) != bool(own):
@@ -353,6 +355,11 @@ class _Move(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Copy back."""
         return ctx.mode._move(grad, ctx.origin), None, None
+
+
+@cache
+def _tagged(func: Any, tag: torch.Tag) -> bool:
+    return tag in func.tags
 
 
 def _device(tensor: Tensor) -> torch.device:

@@ -3,10 +3,13 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +34,13 @@ from ekiden.methods._hosts import HOSTS
 from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.simulation import Simulation
 from tests.conformance.ridge import Ridge
-from tests.conftest import Tiny
+from tests.conftest import Tiny, make_blobs
 
 ROOT = Path(__file__).parents[2]
-every_method = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
+every_method = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title()) for kind in METHODS],
+)
 
 
 def small(kind: type[Method]) -> Method:
@@ -70,6 +76,83 @@ def files(folder: Path) -> dict[str, bytes]:
     names = ["metrics.jsonl", "ledger.jsonl", "model.safetensors"]
     names += [str(p.relative_to(folder)) for p in sorted(folder.glob("personal/*"))]
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A small run, and what was seen in it.
+
+    Attributes:
+        result: what it gave; models were measured at the end only.
+        config: the configuration that its folder held.
+        requests: what the method asked for.
+        read: the values that somebody asked the transport for.
+        passes: see `watched_passes`.
+        selected: what local training returned, each way that occurred.
+    """
+
+    result: Result
+    config: Mapping[str, Any]
+    requests: Sequence[Request]
+    read: Set[Ref[Any]]
+    passes: Sequence["Passes"]
+    selected: Set[str]
+
+
+@cache
+def plain(kind: type[Method]) -> Result:
+    """The small run in memory, for all tests that compare with it."""
+    return run(small(kind), make_blobs(), Tiny, **settings(kind))
+
+
+@cache
+def seen(kind: type[Method]) -> Seen:
+    """The small run in a folder, for all tests that look into it."""
+    with (
+        TemporaryDirectory() as folder,
+        watched_passes() as passes,
+        watched_transport() as (requests, read),
+        watched_fits() as selected,
+    ):
+        path = Path(folder) / "run"
+        result = run(small(kind), make_blobs(), Tiny, folder=path, evaluate_every=10**9, **settings(kind))
+        return Seen(result, read_config(path), requests, read, passes, selected)
+
+
+@contextmanager
+def watched_transport() -> Iterator[tuple[list[Request], set[Ref[Any]]]]:
+    """Meanwhile: the requests, and the values that were read."""
+    requests: list[Request] = []
+    read: set[Ref[Any]] = set()
+    submit, value = Simulation.submit, Simulation.value
+
+    def spy_submit(self: Simulation, request: Request) -> None:
+        requests.append(request)
+        submit(self, request)
+
+    def spy_value(self: Simulation, ref: Ref[Any]) -> Any:
+        read.add(ref)
+        return value(self, ref)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "submit", spy_submit)
+        patch.setattr(Simulation, "value", spy_value)
+        yield requests, read
+
+
+@contextmanager
+def watched_fits() -> Iterator[set[str]]:
+    """Meanwhile: what local training was told to return."""
+    selected: set[str] = set()
+    train = fitting.fit
+
+    def spy(bench: Bench, *args: Any, **options: Any) -> Weights:
+        selected.add(bench.training.select)
+        return train(bench, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "fit", spy)
+        yield selected
 
 
 @every_method
@@ -109,12 +192,11 @@ def test_its_flags_are_no_other_flags(kind: type[Method]) -> None:
 @every_method
 def test_learns_and_reports(kind: type[Method], blobs: FederatedData) -> None:
     method = small(kind)  # two epochs are too little to learn anything in few communications
-    counts = {name: value for name, value in vars(kind()).items() if type(value) is int and name != "rounds"}
-    long = {name: 20 for name, value in counts.items() if value > 10}
-    method = replace(method, **long)
-    more = replace(method, rounds=8) if "rounds" in vars(method) else method  # type: ignore[call-arg]
-    # Some methods take plain SGD steps, and few; CriticalFL's server gets a fifth of the parameters in a round.
-    attempts = ((method, 0.01), (method, 0.1), (more, 0.1))
+    counts = [name for name, value in vars(kind()).items() if type(value) is int and name != "rounds" and value > 10]
+    short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
+    more = replace(long, rounds=8) if "rounds" in vars(method) else long  # type: ignore[call-arg]
+    # Most need little; CriticalFL's server gets a fifth of the parameters in a round.
+    attempts = ((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01))
     for method, lr in attempts:
         result = run(method, blobs, Tiny, **(settings(kind) | {"training": Training(lr=lr, batch_size=16)}))
         models = [*([result.weights] if result.weights else []), *result.personal]
@@ -141,14 +223,17 @@ class Plain(nn.Module):
         return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Work, Work]]:
-    """Of each task: its name, the work that it reported, and the samples that went through the network.
+Passes = tuple[str, Work, Work]
+
+
+@contextmanager
+def watched_passes() -> Iterator[list[Passes]]:
+    """Meanwhile, of each task: its name, the work that it reported, and the samples that went through the network.
 
     A sample counts once for a pass: where it enters the first layer (the only one of 4 inputs), and on the way back
     where it leaves the first layer, or the last where the first is frozen.
     """
-    seen: list[tuple[str, Work, Work]] = []
+    passes: list[Passes] = []
     forward, execute = nn.Linear.forward, Worker.execute
     measured, reaches_first = Work(), False
 
@@ -170,30 +255,24 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Work, Work]]:
         nonlocal measured
         measured = Work()
         outcome = execute(worker, job, *journal)
-        seen.append((job.task, outcome.work, replace(measured)))
+        passes.append((job.task, outcome.work, replace(measured)))
         return outcome
 
-    monkeypatch.setattr(nn.Linear, "forward", counted)
-    monkeypatch.setattr(Worker, "execute", watched)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", counted)
+        patch.setattr(Worker, "execute", watched)
+        yield passes
 
 
-def check_passes(
-    method: Method, blobs: FederatedData, build: type[nn.Module], passes: list[Any], **training: Any
-) -> None:
-    chosen = settings(type(method))
-    chosen["training"] = replace(chosen["training"], **training)
-    run(method, blobs, build, evaluate_every=10**9, **chosen)
+def check_passes(passes: Sequence[Passes]) -> None:
     assert passes
     for task, reported, measured in passes:
         assert reported == measured, task
 
 
 @every_method
-def test_every_pass_at_a_client_is_counted(
-    kind: type[Method], blobs: FederatedData, passes: list[tuple[str, Work, Work]]
-) -> None:
-    check_passes(small(kind), blobs, Tiny, passes)
+def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
+    check_passes(seen(kind).passes)
 
 
 @pytest.mark.parametrize(
@@ -222,15 +301,17 @@ def test_every_pass_is_counted_with_other_settings_too(
     build: type[nn.Module],
     training: dict[str, Any],
     blobs: FederatedData,
-    passes: list[tuple[str, Work, Work]],
 ) -> None:
-    check_passes(replace(small(kind), **changes), blobs, build, passes, **training)
+    method, chosen = replace(small(kind), **changes), settings(kind)
+    chosen["training"] = replace(chosen["training"], **training)
+    with watched_passes() as passes:
+        run(method, blobs, build, evaluate_every=10**9, **chosen)
+    check_passes(passes)
 
 
 @every_method
-def test_ledger_equals_the_declared_cost(kind: type[Method], blobs: FederatedData) -> None:
-    method = small(kind)
-    result = run(method, blobs, Tiny, **settings(kind))
+def test_ledger_equals_the_declared_cost(kind: type[Method]) -> None:
+    method, result = small(kind), plain(kind)
     size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3)()), (4,))
     assert result.bytes == method.moved(result.state, 4, size)
     assert result.bytes <= method.cost(4, size)
@@ -238,19 +319,19 @@ def test_ledger_equals_the_declared_cost(kind: type[Method], blobs: FederatedDat
 
 @every_method
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+    """Stopped after each step; and, where there are more, after several steps of one process."""
     method = small(kind)
+    steps = method.steps(4)
     run(method, blobs, Tiny, folder=tmp_path / "whole", **settings(kind))
-    for step in range(1, method.steps(4)):
-        folder = tmp_path / f"stopped-{step}"
-        run(method, blobs, Tiny, folder=folder, stop_after=step, **settings(kind))
-        run(method, blobs, Tiny, folder=folder, **settings(kind))
-        assert files(folder) == files(tmp_path / "whole")
+    for name, each in (("each", 1), ("half", -(-steps // 2)))[: 1 if steps <= 2 else 2]:
+        for _ in range(0, steps, each):
+            run(method, blobs, Tiny, folder=tmp_path / name, stop_after=each, **settings(kind))
+        assert files(tmp_path / name) == files(tmp_path / "whole")
 
 
 @every_method
-def test_same_bits_on_every_transport(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
-    here = run(small(kind), blobs, Tiny, **settings(kind))
-    there = run(small(kind), blobs, Tiny, processes=True, **settings(kind))
+def test_same_bits_on_every_transport(kind: type[Method], blobs: FederatedData) -> None:
+    here, there = plain(kind), run(small(kind), blobs, Tiny, processes=True, **settings(kind))
     assert same(here.weights, there.weights)
     assert all(same(a, b) for a, b in zip(here.personal, there.personal, strict=True))
     assert outcome(here) == outcome(there)
@@ -258,43 +339,21 @@ def test_same_bits_on_every_transport(kind: type[Method], blobs: FederatedData, 
 
 @every_method
 def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedData) -> None:
-    one, other = (run(small(kind), blobs, Tiny, **(settings(kind) | {"seed": seed})) for seed in (3, 4))
-    a, b = (result.weights or result.personal[0] for result in (one, other))
+    other = run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"seed": 4}))
+    a, b = (result.weights or result.personal[0] for result in (plain(kind), other))
     assert not torch.equal(a.params, b.params)
 
 
 @every_method
-def test_nothing_is_returned_unused(kind: type[Method], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[Ref[Any]] = set()
-    used: set[Ref[Any]] = set()
-    submit, value = Simulation.submit, Simulation.value
-
-    def spy_submit(self: Simulation, request: Request) -> None:
-        asked.add(Ref(request.client, request.key))
-        submit(self, request)
-
-    def spy_value(self: Simulation, ref: Ref[Any]) -> Any:
-        used.add(ref)
-        return value(self, ref)
-
-    monkeypatch.setattr(Simulation, "submit", spy_submit)
-    monkeypatch.setattr(Simulation, "value", spy_value)
-    run(small(kind), blobs, Tiny, evaluate_every=10**9, **settings(kind))
+def test_nothing_is_returned_unused(kind: type[Method]) -> None:
+    asked: set[Ref[Any]] = {Ref(request.client, request.key) for request in seen(kind).requests}
     assert asked
-    assert asked <= used - {INITIAL}
+    assert asked <= seen(kind).read - {INITIAL}
 
 
 @every_method
-def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
-    submit = Simulation.submit
-
-    def spy(self: Simulation, request: Request) -> None:
-        asked.append(request)
-        submit(self, request)
-
-    monkeypatch.setattr(Simulation, "submit", spy)
-    result = run(small(kind), blobs, Tiny, evaluate_every=10**9, **settings(kind))
+def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -> None:
+    result, asked = seen(kind).result, list(seen(kind).requests)
     setup = Setup(small(kind), Tiny, blobs.dataset, seed=3)
     names = [c.name for c in blobs.clients]
     found = outline(setup, names)
@@ -310,7 +369,7 @@ def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData, m
 
 @pytest.mark.parametrize("kind", [kind for kind in METHODS if kind.skips], ids=lambda kind: kind.title())
 def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
-    present = run(small(kind), blobs, Tiny, **settings(kind))
+    present = plain(kind)
     lost = next(row.target for row in present.ledger if row.step == 1 and row.target != SERVER)
 
     def away(step: int, client: str) -> bool:
@@ -328,27 +387,15 @@ def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedDa
 
 
 @every_method
-@pytest.mark.parametrize("select", ["best", "last"])
-def test_it_declares_what_local_training_returns(
-    kind: type[Method],
-    select: Literal["best", "last"],
-    blobs: FederatedData,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    used: set[str] = set()
-    train = fitting.fit
-
-    def spy(bench: Bench, *args: Any, **options: Any) -> Weights:
-        used.add(bench.training.select)
-        return train(bench, *args, **options)
-
-    monkeypatch.setattr(fitting, "fit", spy)
-    training = Training(lr=0.01, batch_size=16, select=select)
-    result = run(small(kind), blobs, Tiny, folder=tmp_path / "run", **(settings(kind) | {"training": training}))
-    selection = small(kind).selection(select)
-    assert used == ({selection} if result.metrics[-1]["backward"] else set()), "what does not train selects nothing"
-    assert read_config(tmp_path / "run")["selection"] == selection
+def test_it_declares_what_local_training_returns(kind: type[Method], blobs: FederatedData) -> None:
+    best = seen(kind)
+    training = Training(lr=0.01, batch_size=16, select="last")
+    with watched_fits() as last:
+        run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"training": training}))
+    method, trains = small(kind), bool(best.result.metrics[-1]["backward"])
+    assert best.config["selection"] == method.selection("best")
+    assert best.selected == ({method.selection("best")} if trains else set()), "what does not train selects nothing"
+    assert last == ({method.selection("last")} if trains else set())
 
 
 @every_method
@@ -372,20 +419,17 @@ def test_its_tasks_are_fully_annotated(kind: type[Method]) -> None:
     ],
 )
 def test_a_method_that_does_not_train_holds_too(
-    holds: Callable[..., None], blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    holds: Callable[..., None], blobs: FederatedData, tmp_path: Path
 ) -> None:
-    given = {"kind": Ridge, "blobs": blobs, "tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    given = {"kind": Ridge, "blobs": blobs, "tmp_path": tmp_path}
     holds(**{name: given[name] for name in inspect.signature(holds).parameters})
 
 
-def test_passes_that_a_task_does_by_itself_are_in_the_metrics(
-    blobs: FederatedData, passes: list[tuple[str, Work, Work]]
-) -> None:
+def test_passes_that_a_task_does_by_itself_are_in_the_metrics(blobs: FederatedData) -> None:
     test_describes_itself(Ridge)
-    test_ledger_equals_the_declared_cost(Ridge, blobs)
-    passes.clear()
-    check_passes(Ridge(), blobs, Tiny, passes)
-    row = run(Ridge(), blobs, Tiny, **settings(Ridge)).metrics[-1]
+    test_ledger_equals_the_declared_cost(Ridge)
+    test_every_pass_at_a_client_is_counted(Ridge)
+    row = plain(Ridge).metrics[-1]
     assert (row["forward"], row["backward"]) == (sum(len(client.train) for client in blobs.clients), 0)
 
 

@@ -252,13 +252,13 @@ def trained(folder: Path) -> dict[str, bytes]:
 
 
 @every_method
-def test_gives_the_bits_of_the_cpu(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
     """Trains, evaluates, saves, resumes: and nothing is drawn on the device that the CPU would draw otherwise."""
     method = small(kind)
-    here = run(method, blobs, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
+    here = run(method, few, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
     with Elsewhere() as mode:
-        run(method, blobs, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **on("cuda:1"))
-        run(method, blobs, Plain, folder=tmp_path / "there", keep_trained=True, **on("cuda:1"))
+        run(method, few, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **on("cuda:1"))
+        run(method, few, Plain, folder=tmp_path / "there", keep_trained=True, **on("cuda:1"))
     assert files(tmp_path / "there") == files(tmp_path / "cpu")
     assert "aten.addmm" in mode.seen, "it computed there"
     assert not mode.seen & UNORDERED
@@ -268,13 +268,13 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], blobs: FederatedData, tmp
 
 
 @every_method
-def test_resumes_there_bit_for_bit(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
+def test_resumes_there_bit_for_bit(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
     """With dropout, and on a device that rounds in its own way: after a resume, all is computed where it was before."""
     for name, stops in (("whole", [None]), ("stopped", [1, None])):
         for stop in stops:
             with Elsewhere(rounds=True):
                 options = on("cuda:1") | {"stop_after": stop, "evaluate_every": 10**9}
-                run(small(kind), blobs, Tiny, folder=tmp_path / name, **options)
+                run(small(kind), few, Tiny, folder=tmp_path / name, **options)
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
 
 
@@ -340,11 +340,11 @@ OPTIONS = (
 
 @pytest.mark.parametrize("method", OPTIONS, ids=lambda m: m.title())
 @pytest.mark.parametrize("pictures", [False, True], ids=["numbers", "pictures"])
-def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, blobs: FederatedData) -> None:
+def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: FederatedData) -> None:
     """What is off by default."""
     if pictures and isinstance(method, FedTasuki):
         method = replace(method, statistics=False)  # too large for a network of so many features
-    data, network = (images(), Picture) if pictures else (blobs, Wide)
+    data, network = (images(), Picture) if pictures else (few, Wide)
     expected = run(method, data, network, **on("cpu"))
     with Elsewhere():
         found = run(method, data, network, **on("cuda"))

@@ -32,8 +32,12 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
     return [round(v, 2) for v in x.mean(1).tolist()], [round(v, 2) for v in x.std(1).tolist()]
 
 
-@pytest.mark.parametrize(("name", "shape", "train", "test", "classes"), SETS, ids=[s[0] for s in SETS])
+@pytest.mark.parametrize(
+    ("name", "shape", "train", "test", "classes"),
+    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0] == "cifar100" else []) for s in SETS],
+)
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
+    """CIFAR-100 is slow: 60,000 images decoded in the way of CIFAR-10."""
     dataset = real(name)
     assert dataset.name == name
     assert dataset.shape == shape
@@ -58,7 +62,9 @@ def test_cifar10(real: Real) -> None:
     assert (dataset.mean, dataset.std, dataset.augment) == ((0.0,), (1.0,), Augment(crop=4, flip=True))
 
 
+@pytest.mark.slow
 def test_cifar100(real: Real) -> None:
+    """Slow: see `test_sizes`."""
     dataset = real("cifar100")
     assert (dataset.classes[0], dataset.classes[-1]) == ("apple", "worm")
     assert dataset.test.y.bincount().tolist() == [100] * 100

@@ -20,8 +20,9 @@ from ekiden import run as run_here
 from ekiden.api import Result
 from ekiden.core.method import Method
 from ekiden.data import load, parse, split
-from ekiden.transports.flower import certificates, commands
+from ekiden.transports.flower import certificates, superlink
 from ekiden.transports.flower import federation as federations
+from tests.warm import ekiden
 
 NAMES = ("client-0", "client-1", "client-2")
 BIN = Path(sys.executable).parent
@@ -85,7 +86,7 @@ class Federation:
             shutil.copy(self.folder / f"{name}.key.pub", self.folder / "keys" / f"{name}.pub")
 
     def start_link(self) -> None:
-        self.start("link", commands.superlink(self.parts))
+        self.start("link", superlink.command_of(self.parts))
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1):
@@ -119,15 +120,7 @@ class Federation:
         return sum(found.count(text) for text in (*layers, b'"dtype":"F32"'))
 
     def ekiden(self, *arguments: str, timeout: float = 280) -> str:
-        done = subprocess.run(
-            [str(BIN / "ekiden"), *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = ekiden(*arguments, folder=self.folder, environment=self.environment, timeout=timeout)
         return done.stdout + done.stderr
 
     def run(self, method: str, *flags: str, timeout: float = 280) -> str:

@@ -30,6 +30,7 @@ from ekiden.experiments.plan import judge, stored
 from ekiden.experiments.presets import _DATA, PRESETS, preset
 from ekiden.methods import FedELMY, FedSeq, Local
 from tests.conftest import Tiny
+from tests.warm import ekiden
 
 QUICK = ["--epochs", "2", "--threads", "1"]
 
@@ -40,12 +41,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def ekiden(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    command = [sys.executable, "-m", "ekiden.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 Call = Callable[..., str]
@@ -495,8 +490,9 @@ def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.Monkey
 
 
 def test_the_error_of_a_real_process_is_one_line() -> None:
-    for flags in (["--epochs", "0"], ["--clients", "2000"]):
-        done = ekiden("run", "fedseq", *flags)
+    command = [sys.executable, "-m", "ekiden.cli", "run", "fedseq", "--clients", "2000"]
+    real = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    for done in (real, ekiden("run", "fedseq", "--epochs", "0")):
         assert done.returncode == 2
         assert one_line(done.stderr)
     assert nothing_begun()

@@ -1,7 +1,6 @@
 """Runs that are killed by SIGKILL, again and again, end as if nothing had happened."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.cli import main
+from tests.warm import WarmProcess, command
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
@@ -24,24 +23,13 @@ PATIENCE = 120.0
 """Seconds after which something must have happened on the slowest machine."""
 
 
-def command(args: list[str], log: str) -> None:
-    """What a process does: an `ekiden` command, with its output in a file."""
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.argv = ["ekiden", *args]
-    main()
-
-
 class Process:
     """A running `ekiden` command: a fresh interpreter, or a fork of one that has its imports behind it."""
 
     def __init__(self, args: list[str], log: Path, *, warm: bool) -> None:
         self.log = log
         if warm:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["ekiden.cli", "sklearn.datasets", __name__])
-            self._process = context.Process(target=command, args=(args, str(log)))
+            self._process = WarmProcess(target=command, args=(args, Path.cwd(), log, log))
             self._process.start()
             self.poll: Callable[[], int | None] = lambda: self._process.exitcode
             self.pid = self._process.pid or 0

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ekiden.errors import UserError
-from ekiden.experiments import experiment, ledger, sweep
+from ekiden.experiments import experiment, ledger, selection, sweep
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.paired import contrasts, difference
 from ekiden.experiments.results import Result, collect, ranks
@@ -136,7 +136,7 @@ def test_methods_in_rows() -> None:
 def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
     sweep.begin(made, TABLE)
-    cells = sweep.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
+    cells = selection.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
     for run in made.runs(cells)[:4]:
         job = sweep.jobs(made, [run])[0]
         job.plan.run(job.folder, job.plan.federation(), about=job.about)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ekiden import api
 from ekiden.errors import UserError
-from ekiden.experiments import experiment, export, judged, ledger, results, sweep
+from ekiden.experiments import experiment, export, judged, ledger, results, selection, sweep
 from ekiden.experiments.comparison import Comparison, Published
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
@@ -314,7 +314,7 @@ def test_cells_are_named_by_row_and_column() -> None:
     ]
 
     def labels(only: list[str], without: list[str]) -> list[str]:
-        return [cell.label for cell in sweep.select(cells, only, without)]
+        return [cell.label for cell in selection.select(cells, only, without)]
 
     assert len(labels([], [])) == 9
     assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a whole label is no part of others"
@@ -344,7 +344,7 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, m
     api.run(plan.method, data, folder=folder, config=config, stop_after=1)
     early = (folder / "model.safetensors").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("ekiden.api.write_models", lambda *args: None)
+        patch.setattr("ekiden.simulated.write_models", lambda *args: None)
         api.run(plan.method, data, folder=folder, config=config)
     assert summarise(folder).last["step"] == 2
     assert not summarise(folder).finished

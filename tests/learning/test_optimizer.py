@@ -67,7 +67,8 @@ load("digits")
 for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
     del sys.modules[name]
 for optimizer in "adam", "adamw", "sgd", "sam":
-    run(FedSeq(epochs=1), split(load("digits"), parse("iid"), 2, seed=0), training=Training(optimizer=optimizer))
+    data, training = split(load("digits"), parse("iid"), 2, seed=0), Training(optimizer=optimizer, max_steps=2)
+    run(FedSeq(epochs=1), data, training=training)
 print([name for name in ("torch._dynamo", "sympy", "sklearn") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -175,7 +175,7 @@ def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedD
             method(epochs=1, **few, **fields), data, Tiny, training=training, seed=1, hardware=Hardware(threads=1)
         )
 
-    start = Network(builder(Tiny, ten, 1)()).weights().params
+    start = Network(builder(Tiny, ten, 1, Average())()).weights().params
     three = FederatedData(ten.dataset, ten.clients[:3])
     lengths = {}
     for client in three.clients:

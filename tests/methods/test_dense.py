@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.api import as_module
 from ekiden.core.federation import Fed
 from ekiden.data import federate
 from ekiden.learning.ensemble import EnsembleModel
@@ -21,6 +20,7 @@ from ekiden.learning.weights import Weights, mean
 from ekiden.methods import DENSE, dense
 from ekiden.methods._synthesis import Distilled, batches, softened
 from ekiden.methods.dense import Statistics, disagreement
+from ekiden.modules import as_module
 from tests.conftest import Tiny
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.cli import RunOptions, parse
+from ekiden.cli import RunOptions
+from ekiden.cli_console import parse
 from ekiden.core.federation import Transfer
 from ekiden.core.method import Method
 from ekiden.core.store import read_trained

@@ -557,10 +557,10 @@ def test_large_runs_are_refused_before_they_are_built(
     if crowd := more.pop("crowd", 0):
         more = {"clients": ("client-0", *(f"x{i}" for i in range(1, crowd)))}
     terms = replace(terms, method=method.title(), hyperparameters=asdict(method), **more)
-    before, began = files_of(tmp_path / "client-0-silo"), time.perf_counter()
+    before, began = files_of(tmp_path / "client-0-silo"), time.process_time()
     answer, _ = Attacker(nodes, terms).ask(100, "value", key="0-0-train")
     assert re.search(said, answer.error)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert files_of(tmp_path / "client-0-silo") == before
 
 
@@ -568,10 +568,10 @@ def test_an_outline_ends_at_the_limit() -> None:
     terms = Agreement("0" * 16, "", "fedseq", asdict(FedSeq(epochs=1, rounds=10**6)), {}, "mlp", "", (1, 8, 8),
                       tuple("0123456789"), (0.0,), (1.0,), {"crop": 0, "flip": False, "rotation": 0.0}, 0)  # fmt: skip
     setup = terms.setup(no_samples(terms), Hardware(threads=1))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UserError, match="asks for more than 50 tasks"):
         outline(setup, NAMES, most=50)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert len(outline(replace(setup, method=FedSeq(epochs=1)), NAMES, most=3).requests) == 3  # type: ignore[union-attr]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ekiden import cli_federation, cli_silos
 from ekiden.errors import UserError
-from ekiden.transports.flower import commands, federation, keys, silo_file
+from ekiden.transports.flower import commands, federation, keys, silo_file, superlink, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation
 from ekiden.transports.flower.session import ENDED
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_is_named(made: Federation) -> None:
         port = other.getsockname()[1]
         taken = Federation(made.folder, made.host, made.port if made.port != port else 1, port, made.silos)
         with pytest.raises(UserError, match=rf"port {port} is taken"):
-            commands.start_link(taken, print)
+            superlink.start(taken, print)
 
 
 def test_only_the_fleet_api_passes() -> None:
@@ -144,8 +144,8 @@ def test_the_control_api_does_not_leave_loopback() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ekiden.transports.flower import commands, silo_file
-with commands.alone(silo_file.read(Path(sys.argv[1]))):
+from ekiden.transports.flower import silo_file, supernode
+with supernode.alone(silo_file.read(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(100)
 """
@@ -166,7 +166,7 @@ def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -
             cli_silos.start([str(twin)])
         first.kill()
         first.wait()
-    with commands.alone(silo_file.read(file)):
+    with supernode.alone(silo_file.read(file)):
         pass
 
 
@@ -175,7 +175,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 ) -> None:
     """Only where a SuperLink is there to tell; it ends with its reason in both cases."""
     served: list[float | None] = []
-    monkeypatch.setattr(commands, "start_silo", lambda file, security, say, seconds=None: served.append(seconds))
+    monkeypatch.setattr(supernode, "start", lambda file, security, say, seconds=None: served.append(seconds))
     file = made.silo("a") / "silo.toml"
     with socket.socket() as link:
         link.bind(("127.0.0.1", 0))
@@ -184,7 +184,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
         file.write_text(file.read_text().replace(made.address, address))
         with pytest.raises(UserError, match="data"):
             cli_silos.start([str(file)])
-        assert served == [commands._TELL]
+        assert served == [supernode._TELL]
         assert "a cannot take part, and tells the coordinator why" in capsys.readouterr().out
     with pytest.raises(UserError, match="data"):
         cli_silos.start([str(file)])

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden import api
+from ekiden import modules
 from ekiden._version import __version__
 from ekiden.core import wire
 from ekiden.core.method import INITIAL, Method, Ref
@@ -86,7 +86,7 @@ def model(agreed: Agreement = TERMS) -> Weights:
     from ekiden.learning.training import Hardware
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
-    return api.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
+    return modules.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
 
 
 def test_a_good_request_is_done(file: SiloFile) -> None:

@@ -14,7 +14,6 @@ import pytest
 import safetensors.torch
 
 from ekiden import cli_silos
-from ekiden.api import as_module
 from ekiden.core import wire
 from ekiden.core.folder import Marks, read_lines
 from ekiden.core.method import INITIAL, Method, Model, Ref
@@ -24,6 +23,7 @@ from ekiden.errors import UserError
 from ekiden.learning.training import Hardware
 from ekiden.learning.weights import Weights
 from ekiden.methods import FedAvg, FedSeq, Local
+from ekiden.modules import as_module
 from ekiden.transports.flower import custody, keys
 from ekiden.transports.flower.agreement import no_samples
 from ekiden.transports.flower.courier import Lost

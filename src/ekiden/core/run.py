@@ -11,6 +11,7 @@ from ekiden.core.federation import ClientMissing, Fed, Note, Transfer, Transport
 from ekiden.core.folder import Marks, RunFolder, Trace
 from ekiden.core.method import SERVER, HasModel, Method, Model, Ref, State
 from ekiden.core.worker import Setup
+from ekiden.learning.fit import Work
 from ekiden.learning.weights import Weights
 
 log = logging.getLogger("ekiden")
@@ -26,6 +27,37 @@ class Evaluator(Protocol):
 
     def __call__(self, model: Weights | None, personal: list[Weights]) -> Row:
         """What to report about a global model and personal models (one per client, or none)."""
+
+
+class _Report:
+    """What becomes known of a run: in `trace`, and in the run folder if there is one."""
+
+    def __init__(self, trace: Trace, marks: Marks, folder: RunFolder | None) -> None:
+        self._trace = trace
+        self._marks = marks
+        self._folder = folder
+
+    def transfer(self, row: Transfer) -> None:
+        """A value crossed."""
+        self._trace.ledger.append(row)
+        self._marks = replace(self._marks, bytes=self._marks.bytes + row.bytes)
+        if self._folder:
+            self._folder.transfer(row)
+
+    def counted(self, work: Work) -> dict[str, int]:
+        """Add the compute of a step; what the run has moved and computed so far."""
+        marks = self._marks
+        self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
+        return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
+
+    def step(self, state: State, row: Row, written: Mapping[str, str] | None, began: float) -> None:
+        """A step that began at this time is done; `written` says where each client's private state is."""
+        self._trace.metrics.append(row)
+        if folder := self._folder:
+            length = folder.append("metrics.jsonl", row)
+            self._marks = replace(self._marks, metrics=length, ledger=folder.length("ledger.jsonl"))
+            folder.save(state, self._marks, written)
+            folder.append("times.jsonl", {"step": state.step, "seconds": round(time.perf_counter() - began, 3)})
 
 
 def drive(
@@ -52,15 +84,8 @@ def drive(
     hop is left out, that is the state stays as it was and only its step counts on.
     """
     total = method.steps(len(clients))
-
-    def note(row: Transfer) -> None:
-        nonlocal marks
-        trace.ledger.append(row)
-        marks = replace(marks, bytes=marks.bytes + row.bytes)
-        if folder:
-            folder.transfer(row)
-
-    fed = Fed(clients, transport, seed, note, setup, skip=skip)
+    report = _Report(trace, marks, folder)
+    fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
     fed.begin(state.step)
     began = time.perf_counter()
     steps = method.run(fed, state)
@@ -69,7 +94,7 @@ def drive(
             work = transport.commit(after.step, live_refs(after))
         except ClientMissing:
             for transfer in lost(state, after):
-                note(transfer)
+                report.transfer(transfer)
             after = state.next()
             empty = after.step >= total and after.model is None and not after.personal
             if empty or not (skip and method.skips):  # a run does not end without a result
@@ -78,23 +103,18 @@ def drive(
             steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
             work = transport.commit(after.step, live_refs(after))
         work.add(fed.work)
-        marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
+        counted = report.counted(work)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
             model, personal = models(after, transport)
             row |= evaluate(model, personal)
             if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
                 row["parameters"] = len(model.params)
-        row |= {"bytes": marks.bytes, "forward": marks.forward, "backward": marks.backward}
+        row |= counted
         if fed.notes:
             row["notes"] = fed.notes
             log.info("step %d: %s", after.step, told(fed.notes))
-        trace.metrics.append(row)
-        if folder:
-            length = folder.append("metrics.jsonl", row)
-            marks = replace(marks, metrics=length, ledger=folder.length("ledger.jsonl"))
-            folder.save(after, marks, transport.written())
-            folder.append("times.jsonl", {"step": after.step, "seconds": round(time.perf_counter() - began, 3)})
+        report.step(after, row, transport.written(), began)
         transport.settle()
         state = after
         yield after

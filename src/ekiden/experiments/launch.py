@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ekiden import api
+from ekiden import machine
 from ekiden.core.folder import InUse
 from ekiden.core.method import Method
 from ekiden.core.run import Row
@@ -141,7 +141,7 @@ def execute(jobs: Sequence[Job], report: Report, cores: int | None = None, apart
         cores: how many may be busy; all by default.
         apart: give even a single run a process of its own, so that nothing it does can end this one.
     """
-    cores = cores or api.cores()
+    cores = cores or machine.cores()
     if not apart and (len(jobs) == 1 or cores == 1):
         outcomes = []
         for i, job in enumerate(jobs):

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
-from ekiden import api, outside
+from ekiden import api, machine, outside
 from ekiden.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.core.files import Damaged
 from ekiden.core.folder import read_config
@@ -162,8 +162,8 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
         UserError: the network does not fit `data`.
     """
     build = api.builder(plan.model, own, plan.seed, plan.method)
-    device = "cpu" if api.missing(plan.hardware.device) else plan.hardware.device
-    hardware = api.resolve(replace(plan.hardware, device=device), 1, build)
+    device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
+    hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
     worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})

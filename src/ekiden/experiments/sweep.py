@@ -1,9 +1,8 @@
 """Sweeps: the runs of an experiment file, each in a folder of its own, so that any number of attempts add up."""
 
 import json
-import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,39 +10,20 @@ from typing import Any
 from ekiden.core.files import write
 from ekiden.core.method import Method
 from ekiden.data import located
-from ekiden.errors import UserError, unknown
+from ekiden.errors import UserError
 from ekiden.experiments import experiment, records
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import Job
-from ekiden.experiments.plan import Plan, plan_in, stored
+from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.records import Records
+from ekiden.experiments.standing import State, flat, standing, written
 from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
 """What a sweep folder holds beside its run folders: file and budget, the file as it was when last run, what failed."""
 OWN = (MARK, COPY, FAILED)
-
-
-@dataclass(frozen=True)
-class State:
-    """What is there of a run; nothing before it has begun.
-
-    Attributes:
-        result: what it gave, where it is finished and counts.
-        changed: settings of it that are not those wanted, as text.
-        damage: why it cannot be read; empty where it can.
-    """
-
-    result: Summary | None = None
-    changed: tuple[str, ...] = ()
-    damage: str = ""
-
-    @property
-    def why(self) -> str:
-        """Why what is there does not count; empty where it does, or may once it is finished."""
-        return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
 
 
 @dataclass(frozen=True)
@@ -76,9 +56,9 @@ class Run:
     @property
     def state(self) -> State:
         """What is there of it, in its folder or else its record."""
-        found = [_state(lambda: summarise(self.folder), self.plan)] if self.begun else []
+        found = [standing(lambda: summarise(self.folder), self.plan)] if self.begun else []
         if record := self.record:
-            found.append(_state(lambda: record, self.plan))
+            found.append(standing(lambda: record, self.plan))
         return next((state for state in found if state.result), found[0] if found else State())
 
     @property
@@ -153,8 +133,8 @@ def plan_sweep(
 
 def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     """Finished runs of other experiments that this one would repeat bit for bit, by the names of this one's folders."""
-    found = {json.dumps(_flat(_written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
-    same = [(run, found.get(json.dumps(_flat(run.plan), sort_keys=True))) for run in sweep.runs()]
+    found = {json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
+    same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
     return {
         run.folder.name: replace(s, config=s.config | {"sweep": _about(sweep, run) | {"of": _origin(s)}}, recorded=True)
         for run, s in same
@@ -184,31 +164,6 @@ def opened(folder: Path) -> Sweep:
     copy = folder / COPY
     name = Path(mark["file"]).stem
     return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
-
-
-def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
-    """The cells that `only` names, all if empty, less those that `without` names.
-
-    Each is ROW, COLUMN or ROW/COLUMN, where a label or a part of labels stands for a row or column.
-
-    Raises:
-        UserError: a text names none, or nothing is left.
-    """
-
-    def named(texts: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for text in texts:
-            slugs = {c.slug for c in cells if _named(c, text, cells)}
-            if not slugs:
-                raise unknown("cell", text, {t for c in cells for t in (c.row, c.column)})
-            found |= slugs
-        return found
-
-    kept = named(only) if only else {c.slug for c in cells}
-    kept -= named(without)
-    if not kept:
-        raise UserError("--without leaves no cell: name fewer")
-    return tuple(c for c in cells if c.slug in kept)
 
 
 def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
@@ -285,34 +240,6 @@ def failures(sweep: Sweep) -> list[tuple[Run, str]]:
     return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
 
 
-def _state(read: Callable[[], Summary], wanted: Plan[Method]) -> State:
-    """What is there of a run, if it can be read."""
-    try:
-        run = read()
-        if changed := _differ(_written(run), wanted):
-            return State(changed=changed)
-        return State(run if run.finished else None)
-    except UserError as error:
-        return State(damage=str(error))
-
-
-def _written(run: Summary) -> Plan[Method]:
-    """The plan of a run with the data as its experiment file names them: a path there may be relative."""
-    plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
-    named = swept.get("data") if isinstance(swept, dict) else None
-    return replace(plan, data=named) if isinstance(named, str) else plan
-
-
-def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
-    """Settings that are not those wanted, as text; of the hardware only what changes results by more than rounding."""
-    there, here = _flat(found), _flat(wanted)
-    return tuple(
-        f"{k} is {there.get(k)} there, {here.get(k)} in the file"
-        for k in sorted(there.keys() | here.keys())
-        if there.get(k) != here.get(k)
-    )
-
-
 def expand(paths: Iterable[Path]) -> list[Path]:
     """Run folders, from run folders and sweep folders.
 
@@ -370,33 +297,6 @@ def _about(sweep: Sweep, run: Run) -> dict[str, Any]:
         "scaled": [asdict(s) for s in run.cell.scaled],
         "data": run.plan.data,
     }
-
-
-def _flat(plan: Plan[Method]) -> dict[str, Any]:
-    values: dict[str, Any] = plan.to_json()
-    training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
-    values["precision"] = values.pop("hardware")["precision"]
-    values |= training
-    return values | dict(hyperparameters)
-
-
-def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
-    row, slash, column = (part.strip() for part in text.partition("/"))
-    if slash and not any(text.strip() in (c.row, c.column) for c in cells):
-        return _is(row, cell.row, [c.row for c in cells]) and _is(column, cell.column, [c.column for c in cells])
-    text = text.strip()
-    labels = [label for c in cells for label in (c.row, c.column)]
-    return _is(text, cell.row, labels) or _is(text, cell.column, labels)
-
-
-def _is(text: str, label: str, labels: Sequence[str]) -> bool:
-    """Whether a label is meant: the one that is exactly so, or else all that have it as words, or else as a part."""
-    if text in labels:
-        return label == text
-    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
-    if any(words.search(one) for one in labels):
-        return words.search(label) is not None
-    return text.lower() in label.lower()
 
 
 def _mark(folder: Path) -> dict[str, str]:

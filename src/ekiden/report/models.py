@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.api import check_same_data
 from ekiden.core.store import read_trained
 from ekiden.data import Dataset, FederatedData, load
 from ekiden.errors import UserError
@@ -17,6 +16,7 @@ from ekiden.evaluation import TestSet
 from ekiden.experiments.plan import judge, read_model, stored
 from ekiden.experiments.summary import Summary
 from ekiden.learning.weights import Weights, mean
+from ekiden.parties import check_same_data
 
 SHOWN = 400  # test samples in a picture of features
 _GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples

@@ -10,6 +10,7 @@ certificates a certificate authority for one SuperLink
 silo_file    `silo.toml`: what a silo is, holds and allows
 shelf        what a silo keeps of a run, so that nothing is done twice
 contents     what a request holds, opened and checked
+arguments    what a task gets: from the request, from the silo's own values, and the initial model
 policy       what a silo agrees to
 admission    binds a run to its terms at a silo, and counts what it asks for
 measured     what a silo says of models on its test samples, and how often
@@ -24,5 +25,6 @@ client_app   Flower's end at a silo              (imports flwr)
 server_app   Flower's end at the coordinator     (imports flwr)
 guard        starts the silo's end without code from elsewhere (imports flwr)
 link         the SuperLink with a port for silos and one for the coordinator (imports flwr)
-commands     the Flower commands that `ekiden silo` and `ekiden run --on flower` wrap
+commands     the Flower commands that talk to a SuperLink, as `ekiden run --on flower` wraps them
+superlink    the command that runs a federation's SuperLink      supernode    the one that connects a silo
 """

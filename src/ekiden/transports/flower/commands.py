@@ -1,6 +1,5 @@
 """The Flower commands that Ekiden wraps. Each is printed before it is run, and works when typed by hand."""
 
-import fcntl
 import ipaddress
 import json
 import os
@@ -8,13 +7,10 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,48 +19,11 @@ from typing import Any
 from ekiden._version import __version__
 from ekiden.errors import UserError
 from ekiden.transports.flower import keys
-from ekiden.transports.flower.federation import FILE as FEDERATION_FILE
-from ekiden.transports.flower.federation import Federation
 from ekiden.transports.flower.session import ENDED, RemotePlan, as_text
-from ekiden.transports.flower.silo_file import SiloFile
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
-_RESTART = 10.0
-_TELL = 60.0
-"""seconds for which a silo that cannot take part stays connected to say why"""
-LINK = "ekiden.transports.flower.link"
-"""module that runs `flower-superlink` with a port for silos and one for the coordinator"""
-GUARD = "ekiden.transports.flower.guard"
-"""module that answers in the place of `flwr-clientapp`"""
-_SHIM = """import json, os, socket, sys
-link = socket.socket(socket.AF_UNIX)
-try:
-    link.connect({address!r})
-except OSError:
-    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.guard", "run", *sys.argv[1:]])
-link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
-while link.recv(1):
-    pass
-"""
-"""Stands in for `flwr-clientapp`: a Python that starts at once, has the work done by `guard`, and waits for its end."""
-_SUPERNODE = """import os, sys, traceback
-from flwr.supernode.cli import flower_supernode
-code = 1
-try:
-    flower_supernode()
-    code = 0
-except SystemExit as stop:
-    code = stop.code if isinstance(stop.code, int) else 1
-except BaseException:
-    traceback.print_exc()
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(code)
-"""
-"""`flower-supernode` that ends with its main thread: after a broken connection, another thread of its would keep the
-process, which does nothing any more and so is never started again."""
 
 
 @dataclass(frozen=True)
@@ -112,167 +71,6 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
         raise UserError(f"there is no certificate {security.certificate}: get the SuperLink's CA certificate first")
 
 
-def superlink(federation: Federation) -> list[str]:
-    """The command that runs a federation's SuperLink."""
-    folder = federation.folder.absolute()
-    outside = "[::]" if ":" in federation.host else "0.0.0.0"
-    return [
-        *(sys.executable, "-m", LINK, f"{outside}:{federation.port}"),
-        *("--host", "127.0.0.1", "--port", str(federation.control_port)),
-        *("--database", str(folder / "link.db"), "--ssl-ca-certfile", str(folder / "ca.crt")),
-        *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
-        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-    ]
-
-
-def start_link(federation: Federation, say: Say) -> None:
-    """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM).
-
-    Raises:
-        UserError: a port is taken, or the SuperLink ended by itself.
-    """
-    for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
-        if _taken(host, port):
-            where = f"{federation.folder / FEDERATION_FILE}{' and every silo.toml' if port == federation.port else ''}"
-            raise UserError(f"port {port} is taken: does this SuperLink run already? Else change the port in {where}")
-    command = superlink(federation)
-    say(f"$ {shlex.join(command)}")
-    signal.signal(signal.SIGTERM, _interrupt)
-    environment = {**os.environ, **QUIET, "PATH": _path(), "FLWR_HOME": str(federation.folder.absolute() / "flower")}
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            _await_port(process, federation.control_port)
-            security = Security(federation.certificate)
-            for name in federation.silos:
-                register(federation.keys / f"{name}.pub", federation.link, security, say, again=True)
-            say(f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}")
-            process.wait()
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            process.kill()
-    raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
-
-
-def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.3)
-    raise UserError("the SuperLink did not start: the lines above say why")
-
-
-def _taken(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-        return False
-
-
-def supernode(file: SiloFile, security: Security) -> list[str]:
-    """The command that connects a silo."""
-    command = [_flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
-    if file.link.key:
-        command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
-    return [*command, "--port", str(file.link.port or _free_port()), "--node-config", f'silo="{file.path}"']
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def alone(file: SiloFile) -> Iterator[None]:
-    """Keep a second `ekiden silo start` on this machine from serving the same silo, or with the same key.
-
-    Raises:
-        UserError: another one does.
-    """
-    file.folder.mkdir(parents=True, exist_ok=True)
-    locks = [(file.folder / "started", "ab", "stop that one first")]
-    if file.link.key:
-        locks.append((file.beside(file.link.key), "rb", "stop that one first, or give each silo its own key"))
-    with ExitStack() as held:
-        for path, mode, remedy in locks:
-            lock = held.enter_context(open(path, mode))  # its end frees it, however the process ends
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
-        yield
-
-
-def tell(file: SiloFile, security: Security, say: Say) -> None:
-    """Let a silo that cannot take part say so to whoever waits for it, then end; nothing if no SuperLink is there."""
-    host, _, port = file.link.address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except OSError:
-        return
-    say(f"{file.name} cannot take part, and tells the coordinator why for {_TELL:.0f} s; Ctrl-C ends that")
-    start_silo(file, security, say, seconds=_TELL)
-
-
-def start_silo(file: SiloFile, security: Security, say: Say, *, seconds: float | None = None) -> None:
-    """Connect a silo and serve until stopped (Ctrl-C or SIGTERM), or for some seconds.
-
-    A SuperNode that ends is started again.
-    """
-    command = supernode(file, security)
-    say(f"$ {shlex.join(command)}")
-    signal.signal(signal.SIGTERM, _interrupt)
-    with TemporaryDirectory(prefix="ekiden-") as scratch:
-        address, stand_in, shim = (Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py"))
-        shim.write_text(_SHIM.format(address=str(address)), encoding="utf-8")
-        script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n'
-        stand_in.write_text(script, encoding="utf-8")
-        stand_in.chmod(0o755)
-        node = Path(scratch) / "supernode.py"
-        node.write_text(_SUPERNODE, encoding="utf-8")
-        environment = {
-            **os.environ,
-            **QUIET,
-            "PATH": f"{scratch}{os.pathsep}{_path()}",
-            "FLWR_HOME": str(file.folder / "flower"),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        }
-        serve = [sys.executable, "-m", GUARD, "serve", str(address), str(file.path)]
-        with subprocess.Popen(serve, env=environment) as guard:
-            try:
-                _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds)
-            finally:
-                guard.terminate()
-
-
-def _keep_running(command: list[str], environment: Mapping[str, str], say: Say, seconds: float | None) -> None:
-    while True:
-        began = time.monotonic()
-        with subprocess.Popen(command, env=environment) as process:
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                return
-            except KeyboardInterrupt:
-                process.terminate()
-                process.wait()
-                raise
-        if seconds is not None:
-            return
-        # After a crash the SuperLink lets a node in again only when its last heartbeat is old enough.
-        early = time.monotonic() - began < 60
-        hint = " (is its key registered, and is no other silo connected with it?)" if early else ""
-        say(f"flower-supernode ended with code {code}{hint}: starting it again in {_RESTART:.0f} s")
-        time.sleep(_RESTART)
-
-
 def register(public_key: Path, link: str, security: Security, say: Say, *, again: bool = False) -> None:
     """Let the holder of a key connect to the SuperLink.
 
@@ -310,7 +108,7 @@ def run(
     Returns:
         Why it ended before its time; empty where all went well.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     heard = _Heard(say)
     with TemporaryDirectory(prefix="ekiden-") as scratch:
         app = Path(scratch) / "app"
@@ -442,12 +240,13 @@ def _command(
 ) -> tuple[list[str], dict[str, str]]:
     """A command of Flower's for this SuperLink, and its environment."""
     write_connection(home, link, security)
-    command = [_flower("flwr"), *arguments]
+    command = [flower("flwr"), *arguments]
     say(f"$ FLWR_HOME={home} {shlex.join(command)}")
-    return command, {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": _path(), "PYTHONUNBUFFERED": "1"}
+    return command, {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path(), "PYTHONUNBUFFERED": "1"}
 
 
-def _interrupt(number: int, frame: object) -> None:
+def interrupt(number: int, frame: object) -> None:
+    """What SIGTERM does: the same as Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -505,13 +304,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _path() -> str:
+def path() -> str:
     """The path with this Python's commands first, also where its environment is not activated."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-def _flower(command: str) -> str:
-    found = shutil.which(command, path=_path())
+def flower(command: str) -> str:
+    """Where a command of Flower's is.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    found = shutil.which(command, path=path())
     if found is None:
         raise UserError(f"{command} is not installed: pip install 'ekiden[flower]'")
     return found

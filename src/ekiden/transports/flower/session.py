@@ -5,18 +5,19 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from ekiden import api, models
+from ekiden import api, models, modules
 from ekiden._version import __version__
 from ekiden.checks import Checked, CountOrZero, Positive, require
 from ekiden.core import identity
 from ekiden.core.files import Damaged, write
 from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
-from ekiden.core.method import Method, Size
+from ekiden.core.method import Method, Size, State
 from ekiden.core.outline import outline
 from ekiden.core.run import drive, told
 from ekiden.core.run import models as models_of
@@ -122,70 +123,96 @@ def run(
     Raises:
         UserError: something that the user can put right; the run folder then holds the last good state.
     """
-    method, clients = plan.method, plan.names
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
     run_id, before = _run_id(folder), _agreed_before(folder)
-    roll = Roll(nodes, clients, public_keys, patience, say)
-    hellos = roll.gather(all_of_them=before is None or plan.absent != "skip")
+    everybody = before is None or plan.absent != "skip"
+    roll = Roll(nodes, plan.names, public_keys, patience, say)
+    hellos = roll.gather(all_of_them=everybody)
     agreed = before or agree(plan, hellos, run_id, public_keys)
     check_measuring(plan, hellos)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # what the server computes is the same bits on any machine
     check_reading(plan, agreed, setup)
-    method.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
+    plan.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
     roll.introduce(agreed.text())
-    hellos = roll.gather(all_of_them=before is None or plan.absent != "skip")
+    hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
         write(folder / "link.json", [link.encode()])
         write(folder / AGREEMENT, [agreed.text().encode()])
-        try:
-            state, marks = run_folder.load(type(method.start())) or (method.start(), Marks())
-        except Damaged as damage:  # silos have dropped what the first steps need
-            raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
-        if state.step:
-            say(f"going on after step {state.step} of {method.steps(len(clients))}")
-        _cut_custody(folder, state.step)
+        return _go(plan, agreed, setup, run_folder, roll, patience, say)
 
-        def crossed(row: Crossing) -> None:
-            run_folder.append("network.jsonl", asdict(row))
 
-        def note(record: Record | Measured) -> None:
-            run_folder.append(custody.FILE, asdict(record))
-
-        held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
-        courier, void = Courier(roll, patience, crossed, say), _void(folder)
-        remote = Remote(
-            courier, setup, agreed, lambda: api.initial_weights(setup), state, note, void, held, run_folder.written
-        )
-        trace = Trace()
-        steps = drive(
-            method,
-            clients,
-            remote,
-            SiloTests(remote, clients, len(agreed.classes)),
-            plan.seed,
-            state,
-            marks,
-            trace,
-            run_folder,
-            plan.evaluate_every or method.steps(len(clients)),
-            setup,
-            skip=agreed.skips,
-        )
-        for state in steps:
-            accuracy = trace.metrics[-1].get("accuracy")
-            done = f"step {state.step} of {method.steps(len(clients))} done"
-            say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
-            if notes := trace.metrics[-1].get("notes"):
-                say(f"step {state.step}: {told(notes)}")
-        if trace.metrics and (line := divergence(trace.metrics[-1], len(agreed.classes), plan.training.lr)):
-            say(line)
-        build = Built(method, setup.build, len(clients))
-        weights, personal = models_of(state, remote)
-        api.write_models(run_folder, setup.build, build, clients, weights, personal)
-        trace = run_folder.trace()
+def _go(
+    plan: RemotePlan[Method],
+    agreed: Agreement,
+    setup: Setup,
+    run_folder: RunFolder,
+    roll: Roll,
+    patience: Patience,
+    say: Say,
+) -> api.Result:
+    """All steps that are left, and the models."""
+    method, clients, folder, classes = plan.method, plan.names, run_folder.path, len(agreed.classes)
+    total = method.steps(len(clients))
+    state, marks = _begun(run_folder, method)
+    if state.step:
+        say(f"going on after step {state.step} of {total}")
+    _cut_custody(folder, state.step)
+    remote, trace = _remote(agreed, setup, run_folder, roll, patience, say, state), Trace()
+    tests, every = SiloTests(remote, clients, classes), plan.evaluate_every or total
+    steps = drive(
+        method, clients, remote, tests, plan.seed, state, marks, trace, run_folder, every, setup, skip=agreed.skips
+    )
+    for state in steps:
+        accuracy = trace.metrics[-1].get("accuracy")
+        done = f"step {state.step} of {total} done"
+        say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+        if notes := trace.metrics[-1].get("notes"):
+            say(f"step {state.step}: {told(notes)}")
+    if trace.metrics and (line := divergence(trace.metrics[-1], classes, plan.training.lr)):
+        say(line)
+    build = Built(method, setup.build, len(clients))
+    weights, personal = models_of(state, remote)
+    modules.write_models(run_folder, setup.build, build, clients, weights, personal)
+    trace = run_folder.trace()
     return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
+
+
+def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:
+    """Where the run is.
+
+    Raises:
+        UserError: the state is damaged.
+    """
+    try:
+        return folder.load(type(method.start())) or (method.start(), Marks())
+    except Damaged as damage:  # silos have dropped what the first steps need
+        raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
+
+
+def _remote(
+    agreed: Agreement,
+    setup: Setup,
+    run_folder: RunFolder,
+    roll: Roll,
+    patience: Patience,
+    say: Say,
+    state: State,
+) -> Remote:
+    """The transport, which notes in the folder what crosses and what silos sign."""
+
+    def crossed(row: Crossing) -> None:
+        run_folder.append("network.jsonl", asdict(row))
+
+    def note(record: Record | Measured) -> None:
+        run_folder.append(custody.FILE, asdict(record))
+
+    folder = run_folder.path
+    held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
+    courier, void = Courier(roll, patience, crossed, say), _void(folder)
+    initial = partial(modules.initial_weights, setup)
+    return Remote(courier, setup, agreed, initial, state, note, void, held, run_folder.written)
 
 
 def check(plan: RemotePlan[Method]) -> None:
@@ -253,7 +280,7 @@ def _config(
         "seed": plan.seed,
         "dataset": agreed.dataset,
         "clients": samples,
-        "model_bytes": api.model_bytes(setup),
+        "model_bytes": modules.model_bytes(setup),
         **api.describe_model(setup),
         "digests": {"model": identity.model_digest(setup)},  # not of the data: those are the silos' own
         "remote_plan": plan.to_json(),

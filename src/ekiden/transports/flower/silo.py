@@ -6,23 +6,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden import api
+from ekiden import machine
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, SERVER, Ref
+from ekiden.core.method import SERVER
 from ekiden.core.outline import Outline
 from ekiden.core.store import FolderJournal
-from ekiden.core.worker import Job, Outcome, Worker, payload_types, task_of
+from ekiden.core.worker import Job, Outcome, Worker, task_of
 from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.learning import fit as fitting
 from ekiden.learning.elastic import adapted
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
+from ekiden.modules import initial_weights, model_bytes
 from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, keys, measured, policy, request_log, sealing
+from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
 from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.arguments import Given
 from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, pack, signed_text, unpack
@@ -55,21 +57,6 @@ class Agreed:
     plan: Outline | None
     admission: Admission
     data: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a task gets.
-
-    Attributes:
-        args: its arguments.
-        taken: which values are among them.
-        own: those of them that are this silo's own, encoded, by their keys.
-    """
-
-    args: tuple[Any, ...]
-    taken: tuple[Taken, ...]
-    own: Mapping[str, bytes]
 
 
 class Silo:
@@ -173,7 +160,7 @@ class Silo:
         setup = terms.setup(dataset, file.hardware)
         policy.check_size(file, terms)
         plan = policy.plan_of(file, terms, setup)
-        setup = replace(setup, hardware=api.resolve(file.hardware, 1, setup.build))
+        setup = replace(setup, hardware=machine.resolve(file.hardware, 1, setup.build))
         admission = Admission(file, terms)
         first = not admission.folder.exists()
         admission.bind()
@@ -388,43 +375,14 @@ class Silo:
     def _arguments(
         self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, bytes] | None = None
     ) -> Given:
-        """The task's arguments: from the message, from this silo's own values, and the initial model.
+        """The task's arguments; `own` are values of this silo that are at hand.
 
         Raises:
             UserError: they are not what the task takes.
         """
-        worker = run.worker
-        method = worker.setup.method
-        taken: dict[Taken, None] = {}
-        mine = dict(own or {})
-
-        def fetch(ref: Ref[Any]) -> Any:
-            if ref.owner == EVERYONE:
-                initial = api.initial_weights(worker.setup)
-                digest = custody.digest(wire.chunks(initial))
-                taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
-                return initial
-            _, kind = payload_types(method, ref.key.split("-", 2)[-1])
-            if ref.owner == self._file.name:
-                data = mine[ref.key] if ref.key in mine else self._value(run, shelf, ref.key)[1]
-                mine[ref.key] = data
-                digest = custody.digest([data])
-            elif (name := (ref.owner, ref.key)) in contents.values:
-                data, digest = contents.values[name], contents.digests[name]
-            else:
-                raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
-            try:
-                value = wire.decode(data, kind)
-                check(value, worker.network, whole=False)
-            except wire.WireError as error:
-                raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
-            taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
-            return value
-
-        kinds, _ = payload_types(method, task)
-        args = wire.decode(contents.arguments, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
-        check(args, worker.network, whole=False)
-        return Given(tuple(args), tuple(taken), mine)
+        return arguments.gather(
+            run.worker, self._file.name, task, contents, lambda key: self._value(run, shelf, key)[1], own or {}
+        )
 
     def _evaluate(self, run: Agreed, ask: Ask, body: memoryview) -> bytes:
         """What each model answers on this silo's test samples: the run's result where only silos read the others."""
@@ -434,13 +392,13 @@ class Silo:
         changed, clients = setup.method.changes_network, len(run.terms.clients)
         if ask.clients != clients:
             raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
-        if changed and clients * api.model_bytes(setup) > self._most:  # before it is built: a network for each client
+        if changed and clients * model_bytes(setup) > self._most:  # before it is built: a network for each client
             raise UserError(f"a result of {clients} clients may be larger than {self._file.name} takes: refused")
         plan = self._plan(run, ask)
         once = run.terms.sealed and plan is not None
         digests = [custody.digest(wire.chunks(model)) for model in models]
         if once and plan is not None:
-            initial = custody.digest(wire.chunks(api.initial_weights(setup)))
+            initial = custody.digest(wire.chunks(initial_weights(setup)))
             policy.check_result(run.terms, plan, initial, digests, ask.records)
         found, digest = measured.Measured(run.admission.folder), custody.digest([repr((ask.results, digests)).encode()])
         counts = found.find(digest)

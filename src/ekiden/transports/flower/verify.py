@@ -24,6 +24,7 @@ from ekiden.evaluation import Built, consensus
 from ekiden.experiments.plan import read_model
 from ekiden.learning.training import Hardware
 from ekiden.learning.weights import Weights
+from ekiden.modules import initial_weights, model_bytes
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, keys, reported
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, no_samples
@@ -72,7 +73,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         rows, ledger = rows[: state.step], [row for row in ledger if row.step < state.step]
     signed = Signed(agreed, tuple(r.hop for r in records), tuple(m.tally for m in measured))
     plan = _plan(setup, signed, ledger)
-    first = api.initial_weights(setup)
+    first = initial_weights(setup)
     initial = custody.digest(wire.chunks(first))
     config = read_config(folder)
     wrong += [
@@ -100,7 +101,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
 def _follows(setup: Setup) -> dict[str, Any]:
     """What config.json must say because of the signed terms."""
     return {
-        "model_bytes": api.model_bytes(setup),
+        "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),
         **api.describe_model(setup),
         "digests": {"model": identity.model_digest(setup)},

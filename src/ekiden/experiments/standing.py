@@ -1,0 +1,67 @@
+"""What is there of a run of a sweep, and whether it counts: only a run whose plan is the one wanted does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ekiden.core.method import Method
+from ekiden.errors import UserError
+from ekiden.experiments.plan import Plan, plan_in
+from ekiden.experiments.summary import Summary
+
+
+@dataclass(frozen=True)
+class State:
+    """What is there of a run; nothing before it has begun.
+
+    Attributes:
+        result: what it gave, where it is finished and counts.
+        changed: settings of it that are not those wanted, as text.
+        damage: why it cannot be read; empty where it can.
+    """
+
+    result: Summary | None = None
+    changed: tuple[str, ...] = ()
+    damage: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why what is there does not count; empty where it does, or may once it is finished."""
+        return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
+
+
+def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> State:
+    """What is there of a run, if it can be read."""
+    try:
+        run = read()
+        if changed := _differ(written(run), wanted):
+            return State(changed=changed)
+        return State(run if run.finished else None)
+    except UserError as error:
+        return State(damage=str(error))
+
+
+def written(run: Summary) -> Plan[Method]:
+    """The plan of a run with the data as its experiment file names them: a path there may be relative."""
+    plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
+    named = swept.get("data") if isinstance(swept, dict) else None
+    return replace(plan, data=named) if isinstance(named, str) else plan
+
+
+def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
+    """Settings that are not those wanted, as text; of the hardware only what changes results by more than rounding."""
+    there, here = flat(found), flat(wanted)
+    return tuple(
+        f"{k} is {there.get(k)} there, {here.get(k)} in the file"
+        for k in sorted(there.keys() | here.keys())
+        if there.get(k) != here.get(k)
+    )
+
+
+def flat(plan: Plan[Method]) -> dict[str, Any]:
+    """What decides the results of a plan, by the names of the settings."""
+    values: dict[str, Any] = plan.to_json()
+    training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
+    values["precision"] = values.pop("hardware")["precision"]
+    values |= training
+    return values | dict(hyperparameters)

@@ -1,0 +1,96 @@
+"""A run on this machine, once all is checked and made: from its first or last step to its models."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from ekiden.core.files import Damaged
+from ekiden.core.folder import Marks, RunFolder, Trace
+from ekiden.core.method import State
+from ekiden.core.run import Row, drive
+from ekiden.core.run import models as models_of
+from ekiden.core.worker import Setup
+from ekiden.evaluation import TestSet
+from ekiden.learning.weights import Weights
+from ekiden.modules import initial_weights, write_models
+from ekiden.transports.simulation import Executor, Simulation
+
+log = logging.getLogger("ekiden")
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a run ended: its last state, the models of it, and what this process reported."""
+
+    state: State
+    weights: Weights | None
+    personal: list[Weights]
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a run needs.
+
+    Attributes:
+        setup: what the parties agree on.
+        clients: their names.
+        executor: where tasks run.
+        test: measures models.
+        folder: where the run is kept; None: in memory.
+        evaluate_every: steps between evaluations.
+        absent: which clients do not answer in which step.
+        on_step: called after each step with the row of metrics.
+        stop_after: so many steps; None: to the end.
+    """
+
+    setup: Setup
+    clients: tuple[str, ...]
+    executor: Executor
+    test: TestSet
+    folder: RunFolder | None
+    evaluate_every: int
+    absent: Callable[[int, str], bool]
+    on_step: Callable[[Row], None]
+    stop_after: int | None
+
+    def run(self) -> End:
+        """Go on from where the folder is; from the first step where a file that the run needs is damaged or gone."""
+        try:
+            return self._go()
+        except Damaged as damage:
+            if self.folder is None:
+                raise
+            log.warning("%s; the run goes back to its first step and gives the same result", damage)
+            self.folder.forget()
+            return self._go()
+
+    def _go(self) -> End:
+        method, folder = self.setup.method, self.folder
+        found = folder.load(type(method.start())) if folder else None
+        state, marks = found or (method.start(), Marks())
+        transport = Simulation(
+            self.executor,
+            method,
+            lambda: initial_weights(self.setup),
+            folder=folder.path / "clients" if folder else None,
+            state=state,
+            absent=self.absent,
+            written=folder.written if folder else {},
+        )
+        trace = Trace()
+
+        def evaluate(model: Weights | None, personal: list[Weights]) -> Row:
+            return self.test(model, personal, transport.trained)
+
+        seed, every = self.setup.seed, self.evaluate_every
+        steps = drive(method, self.clients, transport, evaluate, seed, state, marks, trace, folder, every, self.setup)
+        try:
+            for state in islice(steps, self.stop_after):  # noqa: B007
+                self.on_step(trace.metrics[-1])
+        finally:  # also when training failed: the last good model
+            weights, personal = models_of(state, transport)
+            if folder:
+                write_models(folder, self.setup.build, self.test.build, self.clients, weights, personal)
+        return End(state, weights, personal, trace)

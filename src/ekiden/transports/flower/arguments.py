@@ -1,0 +1,82 @@
+"""The arguments of a task at a silo: from the message, from the silo's own values, and the initial model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ekiden.core import wire
+from ekiden.core.method import EVERYONE, Ref
+from ekiden.core.worker import Worker, payload_types
+from ekiden.modules import initial_weights
+from ekiden.transports.flower import custody
+from ekiden.transports.flower.contents import Contents, check
+from ekiden.transports.flower.custody import Taken
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a task gets.
+
+    Attributes:
+        args: its arguments.
+        taken: which values are among them.
+        own: those of them that are this silo's own, encoded, by their keys.
+    """
+
+    args: tuple[Any, ...]
+    taken: tuple[Taken, ...]
+    own: Mapping[str, bytes]
+
+
+def gather(
+    worker: Worker,
+    silo: str,
+    task: str,
+    contents: Contents,
+    kept: Callable[[str], bytes],
+    own: Mapping[str, bytes],
+) -> Given:
+    """Put a task's arguments together, each checked and with its digest.
+
+    Args:
+        worker: executes the task.
+        silo: the name of the silo that it is at.
+        task: which one.
+        contents: what the request holds.
+        kept: gives an encoded value of the silo's own by its key.
+        own: those that are at hand.
+
+    Raises:
+        UserError: they are not what the task takes.
+    """
+    method = worker.setup.method
+    taken: dict[Taken, None] = {}
+    mine = dict(own)
+
+    def fetch(ref: Ref[Any]) -> Any:
+        if ref.owner == EVERYONE:
+            initial = initial_weights(worker.setup)
+            digest = custody.digest(wire.chunks(initial))
+            taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
+            return initial
+        _, kind = payload_types(method, ref.key.split("-", 2)[-1])
+        if ref.owner == silo:
+            data = mine[ref.key] if ref.key in mine else kept(ref.key)
+            mine[ref.key] = data
+            digest = custody.digest([data])
+        elif (name := (ref.owner, ref.key)) in contents.values:
+            data, digest = contents.values[name], contents.digests[name]
+        else:
+            raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
+        try:
+            value = wire.decode(data, kind)
+            check(value, worker.network, whole=False)
+        except wire.WireError as error:
+            raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
+        taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
+        return value
+
+    kinds, _ = payload_types(method, task)
+    args = wire.decode(contents.arguments, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+    check(args, worker.network, whole=False)
+    return Given(tuple(args), tuple(taken), mine)

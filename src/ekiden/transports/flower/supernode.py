@@ -1,0 +1,150 @@
+"""The SuperNode of a silo: its command, printed before it is run and started again when it ends."""
+
+import fcntl
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ekiden.errors import UserError
+from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path
+from ekiden.transports.flower.silo_file import SiloFile
+
+_RESTART = 10.0
+_TELL = 60.0
+"""seconds for which a silo that cannot take part stays connected to say why"""
+GUARD = "ekiden.transports.flower.guard"
+"""module that answers in the place of `flwr-clientapp`"""
+_SHIM = """import json, os, socket, sys
+link = socket.socket(socket.AF_UNIX)
+try:
+    link.connect({address!r})
+except OSError:
+    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.guard", "run", *sys.argv[1:]])
+link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+while link.recv(1):
+    pass
+"""
+"""Stands in for `flwr-clientapp`: a Python that starts at once, has the work done by `guard`, and waits for its end."""
+_SUPERNODE = """import os, sys, traceback
+from flwr.supernode.cli import flower_supernode
+code = 1
+try:
+    flower_supernode()
+    code = 0
+except SystemExit as stop:
+    code = stop.code if isinstance(stop.code, int) else 1
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)
+"""
+"""`flower-supernode` that ends with its main thread: after a broken connection, another thread of its would keep the
+process, which does nothing any more and so is never started again."""
+
+
+def command_of(file: SiloFile, security: Security) -> list[str]:
+    """The command that connects a silo."""
+    command = [flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
+    if file.link.key:
+        command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
+    return [*command, "--port", str(file.link.port or _free_port()), "--node-config", f'silo="{file.path}"']
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def alone(file: SiloFile) -> Iterator[None]:
+    """Keep a second `ekiden silo start` on this machine from serving the same silo, or with the same key.
+
+    Raises:
+        UserError: another one does.
+    """
+    file.folder.mkdir(parents=True, exist_ok=True)
+    locks = [(file.folder / "started", "ab", "stop that one first")]
+    if file.link.key:
+        locks.append((file.beside(file.link.key), "rb", "stop that one first, or give each silo its own key"))
+    with ExitStack() as held:
+        for path, mode, remedy in locks:
+            lock = held.enter_context(open(path, mode))  # its end frees it, however the process ends
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
+        yield
+
+
+def tell(file: SiloFile, security: Security, say: Say) -> None:
+    """Let a silo that cannot take part say so to whoever waits for it, then end; nothing if no SuperLink is there."""
+    host, _, port = file.link.address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return
+    say(f"{file.name} cannot take part, and tells the coordinator why for {_TELL:.0f} s; Ctrl-C ends that")
+    start(file, security, say, seconds=_TELL)
+
+
+def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None = None) -> None:
+    """Connect a silo and serve until stopped (Ctrl-C or SIGTERM), or for some seconds.
+
+    A SuperNode that ends is started again.
+    """
+    command = command_of(file, security)
+    say(f"$ {shlex.join(command)}")
+    signal.signal(signal.SIGTERM, interrupt)
+    with TemporaryDirectory(prefix="ekiden-") as scratch:
+        address, stand_in, shim = (Path(scratch) / name for name in ("socket", "flwr-clientapp", "shim.py"))
+        shim.write_text(_SHIM.format(address=str(address)), encoding="utf-8")
+        script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(shim))} "$@"\n'
+        stand_in.write_text(script, encoding="utf-8")
+        stand_in.chmod(0o755)
+        node = Path(scratch) / "supernode.py"
+        node.write_text(_SUPERNODE, encoding="utf-8")
+        environment = {
+            **os.environ,
+            **QUIET,
+            "PATH": f"{scratch}{os.pathsep}{path()}",
+            "FLWR_HOME": str(file.folder / "flower"),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        }
+        serve = [sys.executable, "-m", GUARD, "serve", str(address), str(file.path)]
+        with subprocess.Popen(serve, env=environment) as guard:
+            try:
+                _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds)
+            finally:
+                guard.terminate()
+
+
+def _keep_running(command: list[str], environment: Mapping[str, str], say: Say, seconds: float | None) -> None:
+    while True:
+        began = time.monotonic()
+        with subprocess.Popen(command, env=environment) as process:
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                return
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+                raise
+        if seconds is not None:
+            return
+        # After a crash the SuperLink lets a node in again only when its last heartbeat is old enough.
+        early = time.monotonic() - began < 60
+        hint = " (is its key registered, and is no other silo connected with it?)" if early else ""
+        say(f"flower-supernode ended with code {code}{hint}: starting it again in {_RESTART:.0f} s")
+        time.sleep(_RESTART)
