@@ -1,4 +1,4 @@
-"""What aggregation costs for N perceptrons 784-400-200-100-10: seconds beside those of the MA-Echo paper, and memory.
+"""What aggregation costs for N perceptrons 784-400-200-100-10: seconds next to those of the MA-Echo paper, and memory.
 
     python -m benchmarks.aggregation
 

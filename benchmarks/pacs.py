@@ -31,7 +31,7 @@ def measure(seed: int, threads: int = 1) -> float:
 
 
 def main() -> None:
-    """Print samples a second beside the released code's."""
+    """Print samples a second next to the released code's."""
     alone, both = measure(0), measure(0, threads=2)
     with get_context("spawn").Pool(2) as pool:
         together = sum(pool.map(measure, (0, 1)))

@@ -136,7 +136,7 @@ def bare_seconds(samples: int, start: float) -> float:
 
 
 def scaling(clients: int, workers: int, turns: int) -> None:
-    """A round in one and in several processes, beside bare loops alone and side by side."""
+    """A round in one and in several processes, next to bare loops alone and side by side."""
     data = federation(clients, EACH)
     seconds: dict[int, list[float]] = {1: [], workers: []}
     loops: dict[int, list[float]] = {1: [], workers: []}

@@ -318,7 +318,7 @@ _HELP = """usage: ekiden COMMAND [arguments]
   list            methods, networks, data sets
   topology NAME   a graph of clients: its mixing matrix, checked, and spectral gap
   sweep FILE      run a published table             ekiden sweep --help
-  results SWEEP.. what sweeps gave, beside the printed values
+  results SWEEP.. what sweeps gave, next to the printed values
   export RUN.. OUT  metrics as Parquet or CSV
   report RUN...   one page of tables and figures, from runs and sweeps
   federation init certificates, keys and a folder for each silo, for runs between machines

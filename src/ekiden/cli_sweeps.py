@@ -102,7 +102,7 @@ def run_sweep(args: Sequence[str]) -> None:
     if unkept:
         keep()
     if wrong:
-        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): mend it and run the same command again")
+        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same command")
 
 
 def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed: Mapping[str, str]) -> int:
@@ -186,7 +186,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """The ledger of reproduction: what finished runs of sweeps gave, beside the printed values."""
+    """The ledger of reproduction: what finished runs of sweeps gave, next to the printed values."""
 
     sweeps: Positional[tuple[Path, ...]]
     """sweep folders, and files that `ekiden sweep --records` made"""

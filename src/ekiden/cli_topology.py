@@ -32,7 +32,7 @@ def show_topology(args: Sequence[str]) -> None:
     matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))
     drawn = topology.is_drawn(options.topology)
     degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
-    console.print(f"{options.topology}, {options.clients} clients{', drawn anew each round' if drawn else ''}")
+    console.print(f"{options.topology}, {options.clients} clients{', redrawn each round' if drawn else ''}")
     console.print(f"each hears {_range(degree)} others; {int(degree.sum())} models sent a round")
     console.print(
         f"mixing matrix{' of one round' if drawn else ''}: "

@@ -241,7 +241,7 @@ def test_graphs(call: Call) -> None:
     assert "spectral gap: 0.1953" in printed
     assert printed.count("0.3333") == 24
     drawn = call("topology", "matching", "--clients", "8")
-    assert "drawn anew each round" in drawn
+    assert "redrawn each round" in drawn
     assert "not connected" in drawn
     assert "mean over 100 rounds: 0.2" in drawn
 

@@ -90,7 +90,7 @@ def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> N
     """A run that fails and a metric that is not there cost their cells only; labels and paths are shown as they are."""
     Path("table.toml").write_text(QUICK)
     code, out, err = call("sweep", "table.toml", "--out", "runs[/x]")
-    assert (code, err) == (2, "ekiden: 2 of 3 runs failed (listed above): mend it and run the same command again\n")
+    assert (code, err) == (2, "ekiden: 2 of 3 runs failed (listed above): fix the cause and rerun the same command\n")
     assert "sweep folder: runs[/x]" in out
     assert "failed: none--accuracy--seed0: " in out
     assert "B [bold] :smile: / accuracy %, seed 0 does not count: runs[/x]/B-bold-smile" in out
@@ -177,7 +177,7 @@ def test_killed_resumed_failing_and_changed(
 
     code, out, err = ekiden("sweep", "table.toml")
     assert code == 2
-    assert err == "ekiden: 1 of 2 runs failed (listed above): mend it and run the same command again\n"
+    assert err == "ekiden: 1 of 2 runs failed (listed above): fix the cause and rerun the same command\n"
     assert "failed: apart--accuracy--seed0: erdos_renyi:0.0 falls into" in out
     assert re.search(r"FedSeq .*\d\d\.\d\d", out)
     code, page, _ = ekiden("results", "runs/table")

@@ -75,8 +75,8 @@ def test_mistakes(tmp_path: Path, text: str, reason: str) -> None:
         ("", "own.py", "FILE.py:FUNCTION"),
         ("", "own.py:f", "has no function 'f'"),
         ("def f(): return 3", "own.py:f", "returned a int"),
-        ("def f(): raise ValueError('x')", "own.py:f", "silo.toml: own.py:f failed with ValueError: x: mend it"),
-        ("import nowhere", "own.py:f", "own.py:f failed with ModuleNotFoundError: No module named 'nowhere': mend it"),
+        ("def f(): raise ValueError('x')", "own.py:f", "silo.toml: own.py:f failed with ValueError: x: fix it"),
+        ("import nowhere", "own.py:f", "own.py:f failed with ModuleNotFoundError: No module named 'nowhere': fix it"),
     ],
 )
 def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: str, reason: str) -> None:

@@ -272,7 +272,7 @@ class Fed:
         """All clients in the order that the user wants.
 
         Args:
-            order: "given", "reversed", "random" (drawn anew each round) or client names separated by commas.
+            order: "given", "reversed", "random" (redrawn each round) or client names separated by commas.
             round: which round it is for.
 
         Raises:

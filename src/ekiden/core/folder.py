@@ -72,7 +72,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Marks:
-    """Where a run stands beside its state: how much of the growing files belongs to the steps that are done."""
+    """How much of the growing files belongs to the steps that are done; kept with the state."""
 
     metrics: int = 0
     ledger: int = 0
@@ -143,7 +143,7 @@ class RunFolder:
             except wire.WireError:
                 raise UserError(
                     f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete "
-                    f"{self.path} to run it anew"
+                    f"{self.path} to run it again"
                 ) from None
             said = metadata_of(file.read_bytes())
             self.written = json.loads(said[_WRITTEN]) if _WRITTEN in said else None

@@ -40,7 +40,7 @@ class Setup:
         training: how clients train.
         hardware: on what.
         seed: of everything random.
-        keep_trained: whether each client keeps, beside what the method needs, the models that its last task trained.
+        keep_trained: whether each client also keeps the models that its last task trained.
         show_trained: whether an outcome has the model that its task trained last, to measure it.
     """
 
@@ -230,7 +230,7 @@ class Client:
         return torch.ones(1, *self._bench.feed.dataset.shape, device=self._bench.feed.device)
 
     def gradient(self, model: Weights) -> Tensor:
-        """The gradient (P,) of the loss at `model` on one batch of training data, drawn anew by each task."""
+        """The gradient (P,) of the loss at `model` on one batch of training data, redrawn by each task."""
         draw = torch.Generator().manual_seed(self.seed("gradient"))
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
@@ -320,7 +320,7 @@ class Worker:
             digest: distinguishes jobs of other arguments in the journal.
 
         Raises:
-            UserError: the task is not one that clients run, or it failed for a reason the user can mend.
+            UserError: the task is not one that clients run, or it failed for a reason the user can fix.
         """
         task = task_of(self.setup.method, job.task)
         bench = self.bench(f"step {job.step + 1}, client {job.client}")

@@ -1,4 +1,4 @@
-"""Which copies of the data results were made with: what their files hold, what is noted beside them, duplicates."""
+"""Which copies of the data results were made with: what their files hold, what is noted next to them, duplicates."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def _encoding(parts: Iterable[Raw]) -> str:
 
 
 def _noted(folder: Path) -> list[str]:
-    """What is noted beside the files."""
+    """What is noted next to the files."""
     try:
         notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -167,7 +167,7 @@ def _parquet(path: Path, columns: Columns) -> Raw:
         table = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{path} cannot be read as Parquet, copy or write it anew ({reason})") from error
+        raise UserError(f"{path} cannot be read as Parquet, copy or write it again ({reason})") from error
     return from_table(table, str(path), columns)
 
 

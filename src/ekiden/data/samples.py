@@ -89,7 +89,7 @@ class Subset:
 
     @property
     def x(self) -> Tensor:
-        """(k, ...) raw samples, gathered anew at each call."""
+        """(k, ...) raw samples, gathered at each call."""
         return self.samples.x[self.rows]
 
     def class_counts(self, classes: int) -> Tensor:

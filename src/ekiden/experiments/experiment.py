@@ -1,4 +1,4 @@
-"""Experiment files: a published table as a grid of runs, with the printed values beside it (docs/experiments.md)."""
+"""Experiment files: a published table as a grid of runs, with the printed values (docs/experiments.md)."""
 
 import re
 import tomllib
@@ -116,7 +116,7 @@ def read(path: Path, budget: str = PAPER) -> Experiment:
     """The experiment in a file, at one of its budgets.
 
     Raises:
-        UserError: one line that names the file and the entry to mend.
+        UserError: one line that names the file and the entry to fix.
     """
     return parse(_content(path), path.stem, budget, str(path))
 
@@ -125,7 +125,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
     """The experiment in the text of a file.
 
     Raises:
-        UserError: one line that begins with `where` and names the entry to mend.
+        UserError: one line that begins with `where` and names the entry to fix.
     """
     with at(where):
         try:

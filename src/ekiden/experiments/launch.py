@@ -47,7 +47,7 @@ class Event:
 
     Attributes:
         run: which one.
-        text: what to show beside the bar.
+        text: what to show next to the bar.
         step: steps done, where that changed.
         total: steps of the run, where that became known.
     """
@@ -162,7 +162,7 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
-    """Do one run; an error that the user can mend becomes its outcome."""
+    """Do one run; an error that the user can fix becomes its outcome."""
 
     def on_step(row: Row) -> None:
         report(Event(run, f"accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else "", row["step"]))

@@ -1,4 +1,4 @@
-"""What came out of a sweep beside what was printed: mean, spread, difference, verdict; as a table in the terminal."""
+"""What came out of a sweep next to what was printed: mean, spread, difference, verdict; a table for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -22,7 +22,7 @@ from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""What a sweep folder holds beside its run folders: file and budget, the file as it was when last run, what failed."""
+"""What a sweep folder holds besides its run folders: file and budget, the file as it was when last run, what failed."""
 OWN = (MARK, COPY, FAILED)
 
 
@@ -177,10 +177,10 @@ def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
     if changed:
         run, different = changed[0]
         more = f" (and {len(changed) - 1} other runs)" if len(changed) > 1 else ""
-        where, hint = f"{run.folder} was run", "that folder to run it anew, or give another one for the sweep by --out"
+        where, hint = f"{run.folder} was run", "that folder to run it again, or give another one for the sweep by --out"
         if not run.begun:
             where = f"{run.folder.name} was recorded"
-            hint = "its line in the records to run it anew, or give another file by --records"
+            hint = "its line in the records to run it again, or give another file by --records"
         raise UserError(f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete {hint}")
     return [_job(sweep, run, device) for run, state in states if not state.result and not state.damage]
 
@@ -346,4 +346,4 @@ def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({error}): run the sweep again, it writes it anew") from None
+        raise UserError(f"cannot read {path} ({error}): run the sweep again, it rewrites it") from None

@@ -105,7 +105,7 @@ class Paper:
         return offsets, torch.linalg.vector_norm(offsets, dim=1) ** 2
 
     def block_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
-        """For a large one: differences anew, block by block, so that no second pool is in memory."""
+        """For a large one: differences computed again, block by block, so that no second pool is in memory."""
 
         def differences() -> Iterator[tuple[slice, Tensor]]:
             for begin in range(0, len(params), _BLOCK):

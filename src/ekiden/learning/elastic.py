@@ -114,7 +114,7 @@ class Elastic(nn.Module):
         if widths is not None:
             values = sum(t.numel() for name, t in state_dict.items() if name.startswith(prefix)) - widths.numel()
             if not self.fits(widths.flatten().tolist(), values):
-                raise RuntimeError(f"widths {widths.tolist()} do not belong to the {values} values beside them")
+                raise RuntimeError(f"widths {widths.tolist()} do not belong to the {values} values next to them")
             self.adapt(widths.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -100,7 +100,7 @@ def match(
     """Match the units of all clients.
 
     The client with most units comes first; then each in turn, in random order in every sweep, is taken out and matched
-    anew. The units of a single client are the atoms.
+    again. The units of a single client are the atoms.
 
     Args:
         units: for each client (L_j, D).

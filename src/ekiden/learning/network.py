@@ -19,7 +19,7 @@ class Network:
 
     Attributes:
         module: call it as usual.
-        forward: the same, compiled if so wished.
+        forward: the same, compiled if asked for.
         params: (P,) all trainable parameters.
         grad: (P,) their gradients; `backward` adds into it.
         buffers: (B,) floating-point buffers and frozen parameters.

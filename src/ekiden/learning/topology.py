@@ -150,7 +150,7 @@ def contraction(topology: str, clients: int, rounds: int = 100) -> float:
     """What a round of gossip leaves of the distance between clients at most, in the mean over so many rounds.
 
     √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of entries 1/N. Of a fixed
-    symmetric W this is 1 - `spectral_gap`; graphs drawn anew each round have it too, though one of them alone may not
+    symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have it too, though one of them alone may not
     even be connected. Gossip reaches agreement if it is below 1.
     """
     generator = Generator().manual_seed(0)

@@ -116,7 +116,7 @@ class Host(Checked):
     numbers: ClassVar[int] = 0  # numbers likewise
 
     def penalty(self, local: Local, model: Weights) -> Penalty | None:
-        """What the local loss has beside that of the labels, in closed form, from `model` on."""
+        """What the local loss has in addition to that of the labels, in closed form, from `model` on."""
         return None
 
     def objective(self, local: Local, base: Objective) -> Objective:

@@ -25,7 +25,7 @@ class FedELMY(Method):
     Each client trains S models one after the other, each from the mean of its pool and held apart from the pool
     (d1) and near the received model (d2), and hands on the mean of the pool.
 
-    Departures from the paper: `order` is the given one, not drawn anew each round, as in the authors' code; otherwise
+    Departures from the paper: `order` is the given one, not redrawn each round, as in the authors' code; otherwise
     none with `form = "paper"`, the text (each distance brought to one order of magnitude
     below the loss), which measures no worse on PACS and better on digits. `form = "released"` computes the distances as
     the authors' code does: squared, the start point counted as a member of the pool, one divisor for both, taken from
@@ -45,7 +45,7 @@ class FedELMY(Method):
     rounds: Count = 1
     """T, passes over all clients (shots)"""
     order: str = "given"
-    """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
     form: Literal["paper", "released"] = "paper"
     """distances and their scale as in the text, or as in the authors' code"""
     measure: Measure = "l2"

@@ -22,7 +22,7 @@ class FedSeq(Method):
 
     Departures from the paper: all clients take part in every round; local training is counted in epochs and selects
     the best validation epoch, as where FedELMY's authors compare with it; statistics of normalisation layers travel
-    with the parameters, and the optimiser starts anew at each client. Beyond the paper: GLAM, the loss of SPFL.
+    with the parameters, and the optimiser restarts at each client. Beyond the paper: GLAM, the loss of SPFL.
     """
 
     rounds: Count = 1
@@ -30,7 +30,7 @@ class FedSeq(Method):
     epochs: Count = 200
     """E_local, epochs at each client"""
     order: str = "given"
-    """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
     align_previous: NonNegative = 0.0
     """τ, weight of GLAM's alignment with the received model (see SPFL)"""
     align_global: NonNegative = 0.0
@@ -59,7 +59,7 @@ class FedSeq(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
-        """Training from the received model, near what it and that of the round's beginning answer if so wished."""
+        """Training from the received model, near its outputs (τ) and those of the round's first model (ρ)."""
         origin = model if origin is None else origin  # the first of a round receives it
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         return client.fit(model, epochs=self.epochs, objective=objective)

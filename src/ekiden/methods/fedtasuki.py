@@ -28,8 +28,8 @@ class Handoff(NamedTuple):
     Attributes:
         model: as it has been trained so far.
         seen: N, the number of training samples behind it.
-        statistics: of these samples' features, if so wished.
-        inputs: their mean of each class, if so wished.
+        statistics: of these samples' features, if asked for.
+        inputs: their mean of each class, if asked for.
     """
 
     model: Weights
@@ -94,7 +94,7 @@ class FedTasuki(Method):
     rounds: Count = 1
     """T, passes over all clients (shots); 1: one-shot"""
     order: str = "given"
-    """order of the clients: given, reversed, random (drawn anew each round), or names separated by commas"""
+    """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
 
     skips: ClassVar[bool] = True  # a hop is left out
 
@@ -203,13 +203,13 @@ class FedTasuki(Method):
         return class_means.size(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
-        """The shape of a class's mean input that travels beside statistics of at least the features' means."""
+        """The shape of a class's mean input that travels with statistics of at least the features' means."""
         layout = model.layout
         taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
         return class_means.mean_shape(layout.classes, model.shape, model, taken)
 
     def rank(self, model: Size) -> int:
-        """r, the directions of the covariance that travel beside a model.
+        """r, the directions of the covariance that travel with a model.
 
         Raises:
             UserError: the classifier is no linear layer with biases, or even the means of the classes are too much.

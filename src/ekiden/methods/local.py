@@ -17,7 +17,7 @@ class Local(Method):
     The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan, Xie: UA-PDFL.
     Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674. No algorithm of its own.
 
-    Departures from the paper: none. The optimiser starts anew each round, as in the methods compared with. Local
+    Departures from the paper: none. The optimiser restarts each round, as in the methods compared with. Local
     training ends with the epoch that --select names, by default the best on validation data.
     """
 

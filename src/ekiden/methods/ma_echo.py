@@ -154,7 +154,7 @@ class MAEcho(Method):
         return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
 
     def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
-        """Align if so wished, choose the start, aggregate."""
+        """Align if asked for, choose the start, aggregate."""
         layout = Network(network).layout
         if self.align:
             sent = [aligned(c, sent[0].model, layout) for c in sent]

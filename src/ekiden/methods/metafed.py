@@ -26,7 +26,7 @@ class MetaFed(Method):
 
     Departures from the paper: a client that is not yet good copies its teacher once a visit, not once an epoch, which
     would lose all epochs but the last. Logits and features come from one pass. Normalisation layers are copied with the
-    rest. The optimiser starts anew at each visit. The global model is that of the last client visited in the ring.
+    rest. The optimiser restarts at each visit. The global model is that of the last client visited in the ring.
     Local training ends with the epoch that --select names, by default the best on validation data.
     """
 

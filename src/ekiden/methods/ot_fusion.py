@@ -38,7 +38,7 @@ class OTFusion(Method):
     of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)); biases count as one more input of a unit, and
     normalisation layers follow their units. There are no shared samples in one-shot federated learning: activations are
     those on standard normal inputs. Networks with shortcuts are refused, which the code can fuse; its cost
-    normalisations, marginals by importance and activations taken anew after each aligned layer are not offered. Local
+    normalisations, marginals by importance and activations taken again after each aligned layer are not offered. Local
     training ends with the epoch that --select names, by default the best on validation data.
     """
 

@@ -67,7 +67,7 @@ class UAPDFL(Method):
 
     Departures from the paper: the auxiliary penalty is recomputed with the current weights in each step (a stored
     value, as printed, has no gradient) and is the mean over the extractor's outputs, as in the authors' code; the unit
-    input is ones after normalisation; extractor and head are the declared parts of the model; the optimiser starts anew
+    input is ones after normalisation; extractor and head are the declared parts of the model; the optimiser restarts
     each round. The divergence is printed as half of Jeffreys' and called Jensen-Shannon. Its toy values for like and
     unlike clients, 0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no bound:
     13.8 where each of two clients gives the other's class a probability of 1e-6. So Jensen-Shannon is the default.

@@ -9,7 +9,7 @@ from ekiden.models.split import SplitNetwork
 
 
 class Block(nn.Module):
-    """The basic residual block: two 3x3 convolutions beside a shortcut.
+    """The basic residual block: two 3x3 convolutions next to a shortcut.
 
     Attributes:
         conv1: 3x3, with the stride.

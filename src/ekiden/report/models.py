@@ -1,4 +1,4 @@
-"""What is computed anew from the models that a run has written."""
+"""What is computed again from the models that a run has written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -164,7 +164,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> ResultTable:
-    """Ours beside the printed values."""
+    """Ours next to the printed values."""
     places = ranks(experiment, done)
     entries: dict[tuple[str, str], Entry | str] = {}
     for result in done:

@@ -407,4 +407,4 @@ def _made(ref: Ref[Any]) -> tuple[str, int]:
 
 
 def _unusable(client: str, what: str, why: str) -> UserError:
-    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): mend that silo or run without it")
+    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it")

@@ -229,7 +229,7 @@ class Courier:
             self._alive(message.client)  # it is connected again
 
     def _alive(self, client: str) -> None:
-        """Patience with a silo begins anew: it gave a sign of life."""
+        """Patience with a silo restarts: it gave a sign of life."""
         self._silent.pop(client, None)
         for message in self._open:
             if message.client == client and message.since is not None:

@@ -13,7 +13,7 @@ def generate(private: Path) -> Path:
     """Make a key pair (P-384); the private key is readable by its owner only.
 
     Returns:
-        The public key's file, beside the private one.
+        The public key's file, next to the private one.
 
     Raises:
         UserError: the file exists.

@@ -102,7 +102,7 @@ class SiloFile:
     path: Path
     name: str
     folder: Path
-    """where the silo keeps what a run needs; `NAME-silo` beside the file by default"""
+    """where the silo keeps what a run needs; `NAME-silo` next to the file by default"""
     data: Data = field(default_factory=Data)
     limits: Limits = field(default_factory=Limits)
     hardware: Hardware = field(default_factory=Hardware)
@@ -154,7 +154,7 @@ class SiloFile:
             raise
         except Exception as error:  # the silo's own code may raise anything
             what = f"{type(error).__name__}: {error}"
-            raise UserError(f"{self.path}: {self.data.python} failed with {what}: mend it") from error
+            raise UserError(f"{self.path}: {self.data.python} failed with {what}: fix it") from error
         if not isinstance(found, (Dataset, FederatedData)):
             raise UserError(
                 f"{self.path}: {self.data.python} returned a {type(found).__name__}: return what "
@@ -172,7 +172,7 @@ def read(path: Path) -> SiloFile:
     """The file at `path`, every field checked.
 
     Raises:
-        UserError: says which line of it to mend.
+        UserError: says which line of it to fix.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
