@@ -23,8 +23,8 @@ class DFedSAM(Method):
     The result is one model per client, as it is after the last exchange.
 
     Departures from the paper: local training is counted in epochs, and --momentum may be added to its gradients, from
-    zero in each round; statistics of normalisation layers are averaged like parameters and updated in the first of the two
-    passes only. One round over the complete graph is the one-shot form that FedELMY's authors compare with; there Q > 1
+    zero in each round; statistics of normalisation layers are averaged like parameters and updated in the first of the
+    two passes only. One round over the complete graph is the one-shot form that FedELMY compares with; there Q > 1
     changes nothing. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
