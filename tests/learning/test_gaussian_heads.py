@@ -83,6 +83,18 @@ def test_the_penalty_is_that_of_generalised_cross_validation(samples: tuple[Tens
     assert head.freedom * N == pytest.approx(gcv(z_of(x), one_hot(y), heads.GRID[best])[1], rel=1e-9)
 
 
+def test_copies_of_samples_do_not_undo_the_penalty() -> None:
+    """100 noisy samples in 150 dimensions, five of them twice: without penalty the copies predict each other."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (100,), generator=draw)
+    x = (25 * torch.randn(100, 150, generator=draw) + 12 * y[:, None]).round().clamp(-127, 127)
+    x, y = torch.cat([x, x[:5]]), torch.cat([y, y[:5]])
+    head = heads.ridge(heads.moments(totals(x, y, 2)))
+    errors = [gcv(z_of(x), np.eye(2)[y.numpy()], share)[0] for share in heads.GRID]
+    assert int(np.argmin(errors)) == 0, "the least is at the end of the grid"
+    assert head.penalty > 0.01
+
+
 def test_generalised_cross_validation_is_near_leaving_out_each_sample(samples: tuple[Tensor, Tensor]) -> None:
     """Brute force: fit without a sample, predict it. GCV replaces each leverage by the mean one."""
     x, y = samples

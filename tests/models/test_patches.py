@@ -224,3 +224,13 @@ def test_width_and_filters() -> None:
 def test_what_does_not_fit_is_refused(shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Patches(shape, made, pool=pool)
+
+
+def test_rounded_products_are_refused() -> None:
+    module = Patches((3, 12, 12), [dictionary((3, 12, 12), 5, 6)])
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(UserError, match="highest"):
+            module(images(3, 3, 12, 12))
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -94,7 +94,9 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
     """Ridge regression of one-hot labels y on z; the constant is not penalised.
 
     Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a penalty, λ/n is the one of `GRID` with the least error of generalised
-    cross-validation, n·RSS/(n - df)². All of it follows from the totals. With Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
+    cross-validation, n·RSS/(n - df)², among those with df ≤ n/2: where nearly as many parameters as samples are free,
+    copies of samples predict each other, and the error falls to 0. All of it follows from the totals. With
+    Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
 
         RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
 
@@ -114,9 +116,9 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
 
     def error(share: float) -> float:
         rest, freedom = residual(share)
-        return m.n * rest / (m.n - freedom) ** 2 if freedom < m.n else float("inf")
+        return rest / (1 - freedom / m.n) ** 2 if freedom <= m.n / 2 else float("inf")
 
-    chosen = penalty or min(GRID, key=error)
+    chosen = penalty or min(GRID[::-1], key=error)
     weight = (vectors @ (turned / (values + chosen * m.n)[:, None])).T
     return Head(weight, m.counts / m.n, chosen, residual(chosen)[1] / m.n)
 

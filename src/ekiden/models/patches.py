@@ -107,6 +107,11 @@ class Patches(nn.Module):
     @torch.no_grad()
     def sums(self, x: Tensor) -> Tensor:
         """(b, D) float32 pooled responses (or their roots) before they are scaled to seven bits."""
+        if torch.get_float32_matmul_precision() != "highest":
+            raise UserError(
+                "patch features are sums of integers that float32 must hold exactly: "
+                'call torch.set_float32_matmul_precision("highest")'
+            )
         out = x.new_empty(len(x), self.width, dtype=torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             banks = list(self._banks())
@@ -130,14 +135,14 @@ class Patches(nn.Module):
         for count, size in self._sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
-            rows, columns = (_regions(side - size + 1, self.pool) for side in (height, width))
-            area = torch.tensor([[(bottom - top) * (right - left) for left, right in columns] for top, bottom in rows])
+            rows, columns = (_regions(side - size + 1, self.pool).to(self.filters) for side in (height, width))
+            area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
             most = LEVELS * depth * unit  # no response is larger
             thresholds = (self.gain[first : first + count] * (self.threshold * unit)).round_().clamp_(max=most)
             q = q.permute(0, 3, 2, 1)  # columns, rows, channels
             parts = _halves(q) if self.mirror else (q.flatten(1),)
-            yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area.to(q))
+            yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
             first, start = first + count, start + count * depth
 
     def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
@@ -151,29 +156,32 @@ class Patches(nn.Module):
         step = max(1, _CHUNK // (faces * len(inverse)))
         for first in range(0, count, step):
             chunk = slice(first, first + step)
-            v = self._responses([part[chunk] for part in bank.parts], read).mul_(inverse).round_()
+            v, spare = self._responses([part[chunk] for part in bank.parts], read)
+            v.mul_(inverse).round_()
             t, shape = bank.thresholds[chunk], v.shape[:2]
-            lines = v.new_empty(2, *shape, g, width, b)  # sign, face, filter
-            for sign, part in enumerate((torch.maximum(v, t), torch.minimum(v, -t))):
-                image = part.view(*shape, height, -1)
-                for i, (top, bottom) in enumerate(bank.rows):
-                    lines[sign, :, :, i] = image[:, :, top:bottom].sum(2).view(*shape, width, b)
-            sums = torch.stack([lines[..., left:right, :].sum(-2) for left, right in bank.columns], -2)
-            both = sums[:, 0] + sums[:, 1].flip(-2) if self.mirror else sums[:, 0]  # mirrored: right to left
-            out[chunk] = both.transpose(0, 1)
+            for sign, clip, bound in ((0, torch.maximum, t), (1, torch.minimum, -t)):
+                clip(v, bound, out=spare)
+                lines = bank.rows @ spare.view(-1, height, width * b)
+                sums = (bank.columns @ lines.view(-1, width, b)).view(*shape, g, g, b)
+                if self.mirror:  # the second is from right to left
+                    torch.add(sums[0], sums[1].flip(2), out=out[chunk, sign])
+                else:
+                    out[chunk, sign] = sums[0]
         out[:, 1].neg_()
         return out.sub_((len(read) * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
 
-    def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> Tensor:
-        """(faces, F, positions) products of filters with the image, and with its mirror image from right to left."""
-        products = [part @ pixels for part, pixels in zip(parts, read, strict=True)]
+    def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """(faces, F, positions) products with the image, and with its mirror image from right to left; and room."""
+        products = parts[0].new_empty(len(parts), len(parts[0]), read[0].shape[1])
+        for part, pixels, product in zip(parts, read, products, strict=True):
+            torch.mm(part, pixels, out=product)
+        room = torch.empty_like(products)
         if not self.mirror:
-            return products[0][None]
+            return products, room
         even, odd = products
-        v = even.new_empty(2, *even.shape)
-        torch.add(even, odd, out=v[0])
-        torch.sub(even, odd, out=v[1])
-        return v
+        torch.add(even, odd, out=room[0])
+        torch.sub(even, odd, out=room[1])
+        return room, products
 
 
 class _Bank(NamedTuple):
@@ -184,8 +192,8 @@ class _Bank(NamedTuple):
         parts: (F, ·) filters, or their even and odd parts.
         thresholds: (F, 1) T.
         unit: of the responses.
-        rows: begin and end of each region.
-        columns: begin and end of each region.
+        rows: (g, height) 1 where a region has a row of positions.
+        columns: (g, width) likewise.
         area: (g, g) positions in each region.
     """
 
@@ -193,8 +201,8 @@ class _Bank(NamedTuple):
     parts: tuple[Tensor, ...]
     thresholds: Tensor
     unit: float
-    rows: list[tuple[int, int]]
-    columns: list[tuple[int, int]]
+    rows: Tensor
+    columns: Tensor
     area: Tensor
 
 
@@ -231,9 +239,12 @@ def _unit(depth: int, positions: int) -> float:
     return 2.0 ** min(0, 24 - ceil(log2(2 * 127 * depth * positions) + 1e-9))
 
 
-def _regions(positions: int, pool: int) -> list[tuple[int, int]]:
-    """Begin and end of regions as equal as can be; the same from both ends, so that they suit mirror images."""
-    return [(i * positions // pool, -(-(i + 1) * positions // pool)) for i in range(pool)]
+def _regions(positions: int, pool: int) -> Tensor:
+    """(pool, positions) 1 where a region has a position; as equal as can be, and the same from both ends."""
+    out = torch.zeros(pool, positions)
+    for i in range(pool):
+        out[i, i * positions // pool : -(-(i + 1) * positions // pool)] = 1
+    return out
 
 
 def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
