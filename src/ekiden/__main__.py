@@ -1,0 +1,5 @@
+"""`python -m ekiden`: the command line, where its script is not on the path."""
+
+from ekiden.cli import main
+
+main()
