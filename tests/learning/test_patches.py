@@ -78,7 +78,7 @@ def test_the_seed_decides() -> None:
 def test_large_filters_keep_sums_exact() -> None:
     flat = torch.randint(256, (3, 3, 14, 14), generator=seeded(), dtype=torch.uint8)
     filters, _ = from_images(flat, 4, seeded(), 14)  # 588 numbers each
-    assert 30_000 < int(filters.long().abs().sum((1, 2, 3)).max()) < 2**24 / 510
+    assert 30_000 < int(filters.long().abs().sum((1, 2, 3)).max()) < 2**23 / 255
 
 
 def test_more_filters_than_patches() -> None:
@@ -141,7 +141,7 @@ def test_wrong_images_are_refused_in_one_line() -> None:
         (lambda: from_images(photos()[0], 4, seeded()), "images as bytes"),
         (lambda: measure_patches(torch.rand(5, 8)), "images as bytes"),
         (lambda: from_images(photos(side=5), 4, seeded()), "images of 5x5 pixels are smaller than patches of 6x6"),
-        (lambda: from_images(photos(), 4, seeded(), 1), "2 pixels"),
+        (lambda: from_images(photos(), 4, seeded(), 1), "out of range: choose a size from 2 to 74"),
         (lambda: from_images(photos()[:0], 4, seeded()), "no images"),
         (lambda: from_sums(PatchSums(torch.tensor(0), sums.gram), 4, seeded(), 3), "no images"),
         (lambda: sums.plus(measure_patches(photos(2, 1))), "cannot be added"),

@@ -231,6 +231,36 @@ def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
         assert torch.equal(load_model(tmp_path / "whole")(x), whole.model(x.float() / 255))
 
 
+def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
+    method, options = FedGram(width=32, patch="3,6", dictionary="all"), {"model": "lenet", "seed": 3}
+    whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
+    assert [row["step"] for row in whole.metrics] == [1, 2, 3, 4, 5, 6, 7]
+    assert whole.accuracy > 0.9
+    star = run(replace(method, shape="star"), pictures(), **options)  # type: ignore[arg-type]
+    assert bits(star) == bits(whole)
+    other = run(replace(method, order="client-2,client-0,client-1"), pictures(), **options)  # type: ignore[arg-type]
+    filters = [features_of(result.model).tell()[0] for result in (whole, other)]
+    assert torch.equal(*filters)
+    first = run(replace(method, dictionary="first"), pictures(), **options)  # type: ignore[arg-type]
+    assert not torch.equal(filters[0], features_of(first.model).tell()[0])
+    for stop in (2, 4, 6):
+        run(method, pictures(), folder=tmp_path / f"{stop}", stop_after=stop, **options)  # type: ignore[arg-type]
+        assert bits(run(method, pictures(), folder=tmp_path / f"{stop}", **options)) == bits(whole)  # type: ignore[arg-type]
+    moments = 8 + 8 * 27**2 + 8 + 8 * 108**2
+    assert whole.bytes == first.bytes + 3 * moments
+    lenet = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
+    for made in (whole, star):
+        assert replace(method, shape="star" if made is star else "chain").cost(3, lenet) == made.bytes
+    with pytest.raises(UserError, match="--dictionary all is for patches of images"):
+        go(silos([torch.arange(60, 300)]), replace(METHOD, dictionary="all"))
+
+
+def test_filters_from_all_are_not_drawn_from_one_in_their_stead() -> None:
+    method = FedGram(width=32, dictionary="all")
+    with pytest.raises(UserError, match="lost the moments of all clients' patches"):
+        run(method, pictures(), "lenet", absent=lambda step, client: step < 3)
+
+
 @pytest.mark.parametrize(
     ("mirror", "channels", "expected"),
     [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],

@@ -101,9 +101,9 @@ def test_a_response_by_hand() -> None:
     """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to 5."""
     q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
     x = torch.tensor([[[[0, 0], [0, 40]]]], dtype=torch.uint8)
-    module = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, mirror=False, threshold=0.25)
+    module = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, mirror=False, threshold=0.25, root=False)
     assert module.sums(x).tolist() == [[3.0, 0.0]]  # 5 - 8·0.25
-    mirrored = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, threshold=0.25)
+    mirrored = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, threshold=0.25, root=False)
     assert mirrored.sums(x).tolist() == [[3.0, 0.0]]  # -40/√310 = -2.27, whose size is no more than 2
     assert mirrored.sums(255 - x).tolist() == [[0.0, 3.0]]
 
@@ -121,9 +121,9 @@ def test_bits_do_not_depend_on_batches_blocks_or_threads(
     monkeypatch.setattr(patches, "_BLOCK", 3)
     monkeypatch.setattr(patches, "_CHUNK", 5000)
     assert torch.equal(module.sums(x), whole)
+    assert torch.equal(module.sums(x.contiguous(memory_format=torch.channels_last)), whole)
     torch.set_num_threads(2)
     assert torch.equal(module.sums(x), whole)
-    assert torch.equal(module.sums(x.contiguous(memory_format=torch.channels_last)), whole)
 
 
 def test_bits_are_those_of_double_precision() -> None:
@@ -136,7 +136,9 @@ def test_bits_are_those_of_double_precision() -> None:
     x[0, :, ::2], x[1, :, :, ::2] = 255, 255
     x[2] = images(3, *shape)[0]
     made = [Dictionary(q, torch.ones(2))]
-    assert np.array_equal(Patches(shape, made).sums(x).numpy(), by_loops(x, made, 2, True, 0.25, False))
+    assert np.array_equal(
+        Patches(shape, made, threshold=0.25, root=False).sums(x).numpy(), by_loops(x, made, 2, True, 0.25, False)
+    )
 
 
 def test_roots_are_rounded_right() -> None:
@@ -183,9 +185,9 @@ def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
     """Averaging makes an image and its mirror image one."""
     shape = (3, 13, 14)
     x = images(5, *shape)
-    module = Patches(shape, [dictionary(shape, 5, 6)])
+    module = Patches(shape, [dictionary(shape, 5, 6)], root=False)
     assert torch.equal(module.sums(x), module.sums(x.flip(3)))
-    plain = Patches(shape, [dictionary(shape, 5, 6)], mirror=False)
+    plain = Patches(shape, [dictionary(shape, 5, 6)], mirror=False, root=False)
     assert not torch.equal(plain.sums(x), plain.sums(x.flip(3)))
     assert torch.equal(plain.sums(x) + plain.sums(x.flip(3)), module.sums(x))
 

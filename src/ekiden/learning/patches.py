@@ -1,5 +1,6 @@
 """Filters for patch features, from the images of one client or from sums over all clients."""
 
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ WHITENING = 0.1
 SAMPLE = 20_000
 """most patches that the whitening is measured on"""
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
-_REACH = 32_000  # most Σ|q| of a filter: 2·255·Σ|q| < 2^24 keeps all sums of the features exact
+_REACH = 32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
 
 
 class Dictionary(NamedTuple):
@@ -131,8 +132,9 @@ def _check(images: Tensor, size: int) -> None:
             f"patch features need images as bytes (n, channels, height, width); these samples are {images.dtype} of "
             f"shape {tuple(images.shape[1:])}: choose features for vectors, or give images as bytes"
         )
-    if size < 2:
-        raise UserError(f"patches have 2 pixels a side or more; the size is {size}")
+    most = isqrt(_REACH // 2 // images.shape[1])
+    if not 2 <= size <= most:
+        raise UserError(f"patches of {size}x{size} pixels are out of range: choose a size from 2 to {most}")
     if min(images.shape[2:]) < size:
         height, width = images.shape[2:]
         raise UserError(
@@ -169,7 +171,8 @@ def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int
     """Filters W·d/|d| less their means, as int8 that sum to exactly zero."""
     folded = (directions / directions.norm(dim=1, keepdim=True)) @ whitening
     folded -= folded.mean(1, keepdim=True)
-    gain = torch.minimum(127 / folded.abs().amax(1), _REACH / folded.abs().sum(1))  # finite: no direction is flat
+    reach = _REACH - folded.shape[1]  # rounding moves each entry by one at most
+    gain = torch.minimum(127 / folded.abs().amax(1), reach / folded.abs().sum(1))
     scaled = folded * gain[:, None]
     filters = _balanced(scaled).to(torch.int8)
     return Dictionary(filters.view(-1, *shape), gain.float())

@@ -15,6 +15,7 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning import gaussian_heads as heads
 from ekiden.learning.network import Network
+from ekiden.learning.patches import PatchSums
 from ekiden.learning.sums import Sums, measure, size, widest
 from ekiden.learning.weights import Weights
 from ekiden.models.split import SplitNetwork, as_split
@@ -42,11 +43,22 @@ class Handoff(NamedTuple):
     sums: Sums
 
 
+class PatchMoments(NamedTuple):
+    """Second moments of all clients' patches of each size."""
+
+    parts: tuple[PatchSums, ...]
+
+    def plus(self, other: "PatchMoments") -> "PatchMoments":
+        """Those of the patches of both."""
+        return PatchMoments(tuple(a.plus(b) for a, b in zip(self.parts, other.parts, strict=True)))
+
+
 @dataclass(frozen=True)
 class Summing(State):
     """The state with what has been added up; there is no model before the last step."""
 
     model: Ref[Weights] | Weights | None = None
+    moments: Ref[PatchMoments] | PatchMoments | None = None
     totals: Ref[Handoff] | None = None
     settled: Ref[Settled] | None = None
 
@@ -84,6 +96,9 @@ class FedGram(Method):
     """D, number of features; 0: as many as `bytes` allows"""
     patch: str = "6"
     """p, side of the patches in pixels, or several that share the features, as in 5,8"""
+    dictionary: Literal["first", "all"] = "first"
+    """filters: patches of the first client's images; or random directions among patches, whitened by the moments of all
+    clients' patches, for which the clients are passed twice, so that no patch travels"""
     pool: Count = 2
     """g, answers are averaged in g x g parts of the image"""
     mirror: Literal["colour", "always", "never"] = "colour"
@@ -114,6 +129,11 @@ class FedGram(Method):
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
         in_order(self.order, clients)
+
+    def check_network(self, model: Size) -> None:
+        """Only patches have a dictionary."""
+        if self.dictionary == "all" and not isinstance(features_of(model.network.module), PatchFeatures):
+            raise UserError("--dictionary all is for patches of images: leave it out")
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Fixed features and a linear head."""
@@ -189,9 +209,16 @@ class FedGram(Method):
         if self.shape == "star":
             yield from self._star(fed, s)
             return
-        while s.step < len(fed.clients):
-            client = fed.order(self.order)[s.step]
-            s = s.next(totals=fed.sum(self.add, [client], INITIAL, plus=s.totals))
+        order, before = fed.order(self.order), self._passes(len(fed.clients))
+        while s.step < before:
+            s = s.next(
+                moments=fed.sum(self.whiten, [order[s.step]], INITIAL, plus=cast("Ref[PatchMoments] | None", s.moments))
+            )
+            yield s
+        while s.step < before + len(order):
+            moments = s.moments if s.totals is None else None  # for who settles the features
+            client = order[s.step - before]
+            s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=s.totals))
             yield s
         if s.model is None:
             if s.totals is None:
@@ -200,36 +227,52 @@ class FedGram(Method):
             yield s
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
-        order = fed.order(self.order)
-        if s.step == 0:
-            s = s.next(settled=fed.call(self.settle, order[0], INITIAL))
+        order, before = fed.order(self.order), self._passes(1)
+        if s.step < before:
+            s = s.next(moments=fed.sum(self.whiten, order, INITIAL, at="server"))
+            yield s
+        if s.step == before:
+            s = s.next(settled=fed.call(self.settle, order[0], INITIAL, s.moments))
             yield s
         if s.model is None:
             # Where the first client was away, the second settles the features.
-            settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL)
+            settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             totals = Handoff(fed.get(settled), sums)
             s = s.next(model=self.solved(fed.network(fed.get(INITIAL)), totals))
             yield s
 
     @on_client
-    def add(self, client: Client, model: Weights, before: Handoff | None) -> Handoff:
+    def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
+        """Add the moments of own patches to those received."""
+        features = cast(PatchFeatures, features_of(client.network(model)))
+        own = features.moments((x for x, _ in client.batches(passes=0)), client.scaling)
+        return client.added(before, PatchMoments(own))
+
+    @on_client
+    def add(self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None) -> Handoff:
         """Add the own sums to those received; the first client settles the features."""
-        settled = before.settled if before else self.settle(client, model)
+        settled = before.settled if before else self.settle(client, model, moments)
         return Handoff(settled, self.measure(client, model, settled, before.sums if before else None))
 
     @on_client
-    def settle(self, client: Client, model: Weights) -> Settled:
+    def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
         """Settle what depends on data from some own samples."""
         features = features_of(client.network(model))
+        if self.dictionary == "all" and moments is None:
+            raise UserError("--dictionary all lost the moments of all clients' patches: begin the run again")
         seen: list[Tensor] = []
         for x, _ in client.batches(passes=0):
             seen.append(x)
             if sum(map(len, seen)) >= _SAMPLES:
                 break
         samples = torch.cat(seen)
+        draw = torch.Generator().manual_seed(client.seed("features"))
         with torch.no_grad():
-            features.settle(samples, client.scaling, torch.Generator().manual_seed(client.seed("features")))
+            if moments is not None and isinstance(features, PatchFeatures):
+                features.settle(samples, client.scaling, draw, moments.parts)
+            else:
+                features.settle(samples, client.scaling, draw)
         client.work.forward += len(samples)
         return features.tell()
 
@@ -268,19 +311,32 @@ class FedGram(Method):
             linear.bias.copy_(rows[:, -1])
         return Network(network, linear.weight.device).weights()
 
+    def _passes(self, steps: int) -> int:
+        """The steps before features are settled, where moments of patches are added up in so many."""
+        return steps if self.dictionary == "all" else 0
+
     def steps(self, clients: int) -> int:
-        """N hops and the solution; in a star 2."""
-        return clients + 1 if self.shape == "chain" else 2
+        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1."""
+        if self.shape == "star":
+            return 2 + self._passes(1)
+        return clients + 1 + self._passes(clients)
 
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S).
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u.
         In a star the sums of all go to the server, and S to the others and the server.
+
+        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²).
         """
-        features = features_of(model.network.module)
-        sums, settled = size(model.layout.classes, features.width), features.told_bytes()
-        return clients * (sums + settled) if self.shape == "star" else (clients - 1) * (sums + settled)
+        features, star = features_of(model.network.module), self.shape == "star"
+        each = size(model.layout.classes, features.width) + features.told_bytes()
+        if self.dictionary == "first" or not isinstance(features, PatchFeatures):
+            return (clients if star else clients - 1) * each
+        moments = sum(8 + 8 * (model.shape[0] * side**2) ** 2 for _, side in features.sizes)
+        if star:
+            return clients * each + (clients + 1) * moments
+        return (clients - 1) * each + (clients * moments if clients > 1 else 0)
 
 
 def features_of(network: nn.Module) -> WholeFeatures:

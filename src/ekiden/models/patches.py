@@ -24,7 +24,8 @@ class Patches(nn.Module):
     ICML 2011. https://icml.cc/Conferences/2011/papers/485_icmlpaper.pdf
 
     Departures from the paper: bytes times int8 filters, rounded responses and seven-bit features, so that no sum is
-    ever rounded and the order of adding does not matter; each image is averaged with its mirror image.
+    ever rounded and the order of adding does not matter; each image is averaged with its mirror image; square roots of
+    the pooled responses.
 
     A response is v = ⌊unit·(q·x)/√(σ² + 10)⌉, with the standard deviation σ of the patch x; with q = s·f and the
     threshold t, max(±v - T, 0) with T = ⌊unit·s·t⌉ is summed over each of g x g regions. Neighbouring regions share a
@@ -51,8 +52,8 @@ class Patches(nn.Module):
         std: Sequence[float] = (1.0,),
         pool: int = 2,
         mirror: bool = True,
-        threshold: float = 0.25,
-        root: bool = False,
+        threshold: float = 0.5,
+        root: bool = True,
     ) -> None:
         """Prepare for images of `shape`.
 

@@ -1,14 +1,14 @@
 """Fixed features that are small whole numbers, so that sums over them are exact."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.errors import UserError
-from ekiden.learning.patches import from_images
+from ekiden.learning.patches import PatchSums, from_images, from_sums, measure_patches
 from ekiden.learning.sums import LARGEST
 from ekiden.models.patches import Patches, blank, filters_of
 
@@ -221,6 +221,7 @@ class PatchFeatures(WholeFeatures):
             root=root,
         )
         self.width = self.patches.width
+        self.seed = torch.initial_seed()  # the run's, where its network is made
 
     def get_buffer(self, target: str) -> Tensor:
         """That of the patches."""
@@ -247,16 +248,47 @@ class PatchFeatures(WholeFeatures):
             if not bool((self.get_buffer(name) > 0).all()):
                 raise UserError(f"the features received have a {name} that is not positive: refused")
 
-    def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
-        """Draw patches from these images, and let the largest answer to each be 127."""
+    def settle(
+        self, x: Tensor, scaling: Scaling, draw: torch.Generator, moments: Sequence[PatchSums] | None = None
+    ) -> None:
+        """Make filters, and let the largest answer of these images to each be 127.
+
+        Filters are patches of these images; or, given second `moments` of patches of each size, random directions
+        among patches whitened by these, which are the same whatever `x` and `draw`.
+        """
+        images = self._images(x, scaling)
+        if moments is None:
+            found = [from_images(images, count, draw, size) for count, size in self.sizes]
+        else:
+            drawn = torch.Generator().manual_seed(self.seed)
+            channels = images.shape[1]
+            found = [
+                from_sums(PatchSums(*(part.cpu() for part in of)), count, drawn, channels)
+                for of, (count, _) in zip(moments, self.sizes, strict=True)
+            ]
+        self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
+        self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
+        self.patches.measure_scale(iter([x]))
+
+    def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[PatchSums, ...]:
+        """Second moments of the patches of each size in batches of inputs, on the CPU."""
+        total: tuple[PatchSums, ...] = ()
+        for x in batches:
+            images = self._images(x, scaling)
+            own = tuple(measure_patches(images, size) for _, size in self.sizes)
+            total = tuple(a.plus(b) for a, b in zip(total, own, strict=True)) if total else own
+        return total
+
+    def _images(self, x: Tensor, scaling: Scaling) -> Tensor:
+        """The bytes (b, C, H, W) behind inputs, on the CPU.
+
+        Raises:
+            UserError: they do not come from bytes.
+        """
         for name, values in zip(("mean", "std"), scaling, strict=True):
             buffer = self.get_buffer(name)
             buffer.copy_(torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer))
         pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
         if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
             raise UserError("patch features need images of bytes, or of numbers from 0 to 1: choose --features random")
-        images = self.patches.bytes(x).to(torch.uint8).cpu()
-        found = [from_images(images, count, draw, size) for count, size in self.sizes]
-        self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
-        self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
-        self.patches.measure_scale(iter([x]))
+        return self.patches.bytes(x).to(torch.uint8).cpu()
