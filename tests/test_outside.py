@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ekiden
-from ekiden import UserError, cli, outside
+from ekiden import UserError, app, outside
 from ekiden.data import load, silos
 from ekiden.methods import method_named, name_of
 
@@ -79,7 +79,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["ekiden", *args])
         code = 0
         try:
-            cli.main()
+            app.main()
         except SystemExit as stop:
             code = int(stop.code or 0)
         out, error = capsys.readouterr()

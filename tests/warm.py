@@ -40,7 +40,7 @@ class WarmContext(ForkServerContext):
 @contextmanager
 def warm_processes() -> Iterator[None]:
     """Let the product make its processes so. Tests that start a script, or `ekiden` by its name, have it as it is."""
-    multiprocessing.set_forkserver_preload(["ekiden.cli", "pytest", "sklearn.datasets"])
+    multiprocessing.set_forkserver_preload(["ekiden.cli", "ekiden.app", "pytest", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ekiden.transports.processes.SpawnProcess", WarmProcess)
         patch.setattr("ekiden.experiments.launch.get_context", lambda method: WarmContext())
@@ -49,7 +49,7 @@ def warm_processes() -> Iterator[None]:
 
 def command(args: list[str], folder: Path, out: Path, error: Path) -> None:
     """What a process does: an `ekiden` command in a folder, with its output added to files."""
-    from ekiden.cli import main
+    from ekiden.app import main
 
     os.chdir(folder)
     for file, number in ((out, 1), (error, 2)):

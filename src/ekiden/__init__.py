@@ -1,12 +1,35 @@
 """Ekiden: federated learning with few communications."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ekiden._version import __version__
-from ekiden.api import Result, run
-from ekiden.data import Dataset, FederatedData, federate, load, split
-from ekiden.errors import DivergenceWarning, UserError
-from ekiden.learning.augment import Augment
-from ekiden.learning.training import Hardware, Training
-from ekiden.loading import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from ekiden.api import Result, run
+    from ekiden.data import Dataset, FederatedData, federate, load, split
+    from ekiden.errors import DivergenceWarning, UserError
+    from ekiden.learning.augment import Augment
+    from ekiden.learning.training import Hardware, Training
+    from ekiden.loading import LoadedModel, load_model
+
+_WHERE = {
+    "Augment": "learning.augment",
+    "Dataset": "data",
+    "DivergenceWarning": "errors",
+    "FederatedData": "data",
+    "Hardware": "learning.training",
+    "LoadedModel": "loading",
+    "Result": "api",
+    "Training": "learning.training",
+    "UserError": "errors",
+    "federate": "data",
+    "load": "data",
+    "load_model": "loading",
+    "run": "api",
+    "split": "data",
+}
+"""Modules are loaded when a name of theirs is used, so that `ekiden --version` does not wait for PyTorch."""
 
 __all__ = [
     "Augment",
@@ -25,3 +48,14 @@ __all__ = [
     "run",
     "split",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module."""
+    if name in _WHERE:
+        return getattr(import_module(f"ekiden.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

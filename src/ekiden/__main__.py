@@ -1,6 +1,6 @@
 """`python -m ekiden`: the command line, where its script is not on the path."""
 
-from ekiden.cli import main
+from ekiden.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,7 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
-import errno
 import os
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,9 +11,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models, outside
-from ekiden._version import __version__
 from ekiden.cli_console import console, first_line, no_run, parse
-from ekiden.cli_evaluate import evaluate
 from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
@@ -159,41 +154,6 @@ def trust(args: Sequence[str]) -> None:
         print(f"runs that name {file} may execute it, as it is now")
 
 
-def verify(args: Sequence[str]) -> None:
-    """`ekiden verify RUN [--keys FOLDER]`."""
-    from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
-
-    cli_silos.verify(args)
-
-
-def federation(args: Sequence[str]) -> None:
-    """`ekiden federation init|start FOLDER`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
-
-    cli_federation.federation(args)
-
-
-def ps(args: Sequence[str]) -> None:
-    """`ekiden ps --federation FOLDER`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
-
-    cli_federation.ps(args)
-
-
-def stop(args: Sequence[str]) -> None:
-    """`ekiden stop RUN`."""
-    from ekiden import cli_federation  # noqa: PLC0415  (most commands do without it)
-
-    cli_federation.stop(args)
-
-
-def silo(args: Sequence[str]) -> None:
-    """`ekiden silo start|keys|register`."""
-    from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
-
-    cli_silos.silo(args)
-
-
 def show(args: Sequence[str]) -> None:
     """`ekiden show RUN`."""
     options = parse(ShowOptions, args, "ekiden show")
@@ -250,119 +210,6 @@ def list_all(args: Sequence[str]) -> None:
     console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
 
 
-def sweep(args: Sequence[str]) -> None:
-    """`ekiden sweep FILE`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
-
-    cli_sweeps.run_sweep(args)
-
-
-def topology(args: Sequence[str]) -> None:
-    """`ekiden topology NAME`."""
-    from ekiden import cli_topology  # noqa: PLC0415  (most commands do without it)
-
-    cli_topology.show_topology(args)
-
-
-def results(args: Sequence[str]) -> None:
-    """`ekiden results SWEEP...`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
-
-    cli_sweeps.list_results(args)
-
-
-def export(args: Sequence[str]) -> None:
-    """`ekiden export RUN... OUT`."""
-    from ekiden import cli_sweeps  # noqa: PLC0415  (most commands do without it)
-
-    cli_sweeps.export_runs(args)
-
-
-def report(args: Sequence[str]) -> None:
-    """`ekiden report RUN... [-o FOLDER]`."""
-    from ekiden import cli_report  # noqa: PLC0415  (most commands do without it)
-
-    cli_report.report(args)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "run": run,
-    "resume": resume,
-    "evaluate": evaluate,
-    "show": show,
-    "compare": compare,
-    "trust": trust,
-    "verify": verify,
-    "data": data,
-    "list": list_all,
-    "sweep": sweep,
-    "topology": topology,
-    "results": results,
-    "export": export,
-    "report": report,
-    "federation": federation,
-    "silo": silo,
-    "ps": ps,
-    "stop": stop,
-}
-_HELP = """usage: ekiden COMMAND [arguments]
-
-  run METHOD      train over many data silos            ekiden run fedelmy --help
-  resume RUN      go on with an interrupted run
-  evaluate RUN    accuracy per client, domain and class
-  show RUN        what a run folder holds
-  compare RUN...  runs side by side
-  trust FILE      let runs made elsewhere execute a Python file that they name
-  verify RUN      check a run between machines against what the silos signed
-  data NAME       who holds what, as a table and a picture
-  list            methods, networks, data sets
-  topology NAME   a graph of clients: its mixing matrix, checked, and spectral gap
-  sweep FILE      run a published table             ekiden sweep --help
-  results SWEEP.. what sweeps gave, next to the printed values
-  export RUN.. OUT  metrics as Parquet or CSV
-  report RUN...   one page of tables and figures, from runs and sweeps
-  federation init certificates, keys and a folder for each silo, for runs between machines
-  federation start  the SuperLink that these silos connect to
-  silo start      take part in runs between machines    ekiden silo --help
-  ps              runs between machines: which, and whether they still go on
-  stop RUN        end one of them, by its folder or number
-"""
-
-
-def main() -> None:
-    """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
-    warnings.filterwarnings("ignore")
-    args = sys.argv[1:]
-    try:
-        if not args or args[0] in ("-h", "--help"):
-            print(_HELP, end="")
-        elif args[0] == "--version":
-            print(__version__)
-        elif args[0] in COMMANDS:
-            COMMANDS[args[0]](args[1:])
-        else:
-            raise unknown("command", args[0], COMMANDS)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
-        if error.filename is None:  # what is left of the output is nobody's: else Python complains of it at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # as in `ekiden results ... | head`
-            sys.exit(141)
-        what = "the output" if error.filename is None else error.filename
-        print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        resume = "; `ekiden resume RUN_FOLDER` goes on from the last saved step"
-        hints = {"run": resume, "resume": resume, "sweep": "; the same command goes on from the last saved step"}
-        print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
-        sys.exit(130)
-
-
 def _launch(jobs: list[launch.Job]) -> None:
     """Do the runs and print what came out.
 
@@ -401,7 +248,3 @@ def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
         if not value:
             raise UserError(f"{flag} needs a value: see --help")
     return rest, value
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.cli import main
+from ekiden.app import main
 from ekiden.core.files import safetensors_chunks
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup, Worker

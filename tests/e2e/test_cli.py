@@ -22,7 +22,7 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, federate, run
 from ekiden.api import Result
-from ekiden.cli import COMMANDS, main
+from ekiden.app import COMMANDS, main
 from ekiden.core.folder import RunFolder, read_lines
 from ekiden.core.method import Method
 from ekiden.errors import UserError
@@ -185,7 +185,8 @@ def test_ctrl_c_tells_of_resume_only_where_it_helps(
     def stopping(args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, command, stopping)
+    module, _, function = COMMANDS[command].partition(":")
+    monkeypatch.setattr(f"ekiden.{module}.{function}", stopping)
     monkeypatch.setattr(sys, "argv", ["ekiden", command])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -348,7 +349,7 @@ def test_digests_do_not_depend_on_where_the_data_are(call: Call) -> None:
 
 
 def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
-    command = [sys.executable, "-m", "ekiden.cli", "run", "fedseq", "--clients", "3", "--seeds", "4", *QUICK]
+    command = [sys.executable, "-m", "ekiden", "run", "fedseq", "--clients", "3", "--seeds", "4", *QUICK]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
@@ -490,7 +491,7 @@ def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.Monkey
 
 
 def test_the_error_of_a_real_process_is_one_line() -> None:
-    command = [sys.executable, "-m", "ekiden.cli", "run", "fedseq", "--clients", "2000"]
+    command = [sys.executable, "-m", "ekiden", "run", "fedseq", "--clients", "2000"]
     real = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     for done in (real, ekiden("run", "fedseq", "--epochs", "0")):
         assert done.returncode == 2

@@ -35,7 +35,7 @@ class Process:
             self.pid = self._process.pid or 0
         else:
             with open(log, "ab") as output:
-                other = subprocess.Popen([sys.executable, "-m", "ekiden.cli", *args], stdout=output, stderr=output)
+                other = subprocess.Popen([sys.executable, "-m", "ekiden", *args], stdout=output, stderr=output)
             self.poll, self.pid = other.poll, other.pid
 
     def wait_until(self, happened: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.cli import main
+from ekiden.app import main
 from ekiden.core.files import disk_error
 from ekiden.core.folder import read_lines
 from ekiden.experiments import experiment, launch, records
@@ -161,7 +161,7 @@ def test_killed_resumed_failing_and_changed(
 
     folder = Path("runs/table/FedSeq--accuracy--seed0")
     killed = subprocess.Popen(
-        [sys.executable, "-m", "ekiden.cli", "sweep", "table.toml", "--only", "FedSeq"], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--only", "FedSeq"], stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
     while not read_lines(folder / "metrics.jsonl") and killed.poll() is None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ekiden import Training
-from ekiden.cli import main
+from ekiden.app import main
 from ekiden.core.folder import read_lines
 from ekiden.errors import UserError
 from ekiden.experiments import sweep
