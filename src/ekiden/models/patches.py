@@ -124,10 +124,10 @@ class Patches(nn.Module):
         return out.double().sqrt_().float() if self.root else out  # a double's root rounds right, see the tests
 
     def bytes(self, x: Tensor) -> Tensor:
-        """Float32 bytes 0 to 255 of normalised inputs; bytes stay as they are."""
+        """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as they are."""
         if x.dtype == torch.uint8:
             return x.float()
-        return (x.float() * self.std).add_(self.mean).mul_(255).round_()
+        return (x.float() * self.std).add_(self.mean).mul_(255).round_().clamp_(0, 255)
 
     def _banks(self) -> Iterator["_Bank"]:
         """What the forward pass needs of each patch size."""
