@@ -2,7 +2,8 @@
 
 from ekiden.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
 from ekiden.core.federation import ClientMissing, Fed
-from ekiden.core.method import INITIAL, SERVER, Method, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.refs import SERVER, Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.fit import Objective, Penalty, Work, cross_entropy

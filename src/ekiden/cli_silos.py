@@ -11,7 +11,8 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.cli_console import console, first_line, parse
-from ekiden.core.method import EVERYONE, Method
+from ekiden.core.method import Method
+from ekiden.core.refs import EVERYONE
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.transports.flower import commands, keys, silo_file, supernode

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ekiden.core import identity
-from ekiden.core.method import EVERYONE, SERVER, Method
+from ekiden.core.method import Method
+from ekiden.core.refs import EVERYONE, SERVER
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.errors import UserError
 

@@ -21,8 +21,9 @@ from ekiden.cli import RunOptions
 from ekiden.cli_silos import RemoteOptions
 from ekiden.core.federation import Request, live_refs
 from ekiden.core.folder import read_config
-from ekiden.core.method import INITIAL, SERVER, Method, Ref, Size
+from ekiden.core.method import INITIAL, Method, Size
 from ekiden.core.outline import outline
+from ekiden.core.refs import SERVER, Ref
 from ekiden.core.worker import Job, Outcome, Setup, Worker, payload_types
 from ekiden.experiments.plan import Plan
 from ekiden.learning import fit as fitting

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.federation import ClientMissing, Fed, Request, Transfer, in_order, refs, resolve
-from ekiden.core.method import EVERYONE, INITIAL, SERVER, Method, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.refs import EVERYONE, SERVER, Ref
 from ekiden.core.run import told
 from ekiden.core.wire import size
 from ekiden.core.worker import Client, Job, Setup, Worker

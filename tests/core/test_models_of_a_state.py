@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple, cast
 
 from ekiden.core.federation import Transport
-from ekiden.core.method import Ref, State
+from ekiden.core.method import State
+from ekiden.core.refs import Ref
 from ekiden.core.run import models
 from ekiden.learning.weights import Weights
 from tests.methods.toys import weights

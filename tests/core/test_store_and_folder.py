@@ -25,7 +25,8 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core import files, wire
 from ekiden.core.federation import Fed, Transfer
 from ekiden.core.folder import Marks, RunFolder, read_config, read_lines
-from ekiden.core.method import Method, Ref, State, on_client
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.store import FolderJournal, Store, read
 from ekiden.core.worker import Client
 from ekiden.errors import UserError

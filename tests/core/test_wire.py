@@ -19,7 +19,8 @@ from ekiden.checks import require
 from ekiden.core import wire
 from ekiden.core.federation import live_refs
 from ekiden.core.folder import Marks
-from ekiden.core.method import INITIAL, Ref, State
+from ekiden.core.method import INITIAL, State
+from ekiden.core.refs import Ref
 from ekiden.core.wire import WireError, decode, encode, size
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights

@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ekiden.core.method import SERVER
+from ekiden.core.refs import SERVER
 from ekiden.core.wire import WireError
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import sealing

@@ -10,7 +10,8 @@ from torch import Tensor
 from ekiden import Training
 from ekiden.core import wire
 from ekiden.core.federation import Fed, Request, Transfer, resolve
-from ekiden.core.method import INITIAL, Method, Ref, State
+from ekiden.core.method import INITIAL, Method, State
+from ekiden.core.refs import Ref
 from ekiden.core.worker import task_of
 from ekiden.learning.fit import Objective, Penalty, Work, cross_entropy
 from ekiden.learning.weights import Weights

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.federation import Fed, Transport
-from ekiden.core.method import Ref
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning import diversity
 from ekiden.learning.diversity import Measure, Paper, Released, paper_scale, released_divisor

@@ -6,7 +6,7 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.federation import Fed, Transfer
-from ekiden.core.method import Ref
+from ekiden.core.refs import Ref
 from ekiden.methods import FedSeq
 from tests.methods.rounds import Table, quadratic, weights
 

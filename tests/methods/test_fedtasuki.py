@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
 from ekiden.core import wire
-from ekiden.core.method import Ref, Size
+from ekiden.core.method import Size
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client, Setup, Worker
 from ekiden.data import federate
 from ekiden.experiments.plan import Plan

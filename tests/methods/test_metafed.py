@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Training, UserError, run
 from ekiden.core import wire
 from ekiden.core.federation import Fed, Transfer
-from ekiden.core.method import Ref, State
+from ekiden.core.method import State
+from ekiden.core.refs import Ref
 from ekiden.data import federate
 from ekiden.learning.weights import Weights
 from ekiden.methods import MetaFed

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Ref, Size
+from ekiden.core.method import Size
+from ekiden.core.refs import Ref
 from ekiden.learning.distillation import kl
 from ekiden.learning.network import Network
 from ekiden.methods import FedSeq, SFedKD

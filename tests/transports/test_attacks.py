@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from ekiden.core import wire
-from ekiden.core.method import INITIAL, SERVER, Ref
+from ekiden.core.method import INITIAL
 from ekiden.core.outline import outline
+from ekiden.core.refs import SERVER, Ref
 from ekiden.errors import UserError
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware

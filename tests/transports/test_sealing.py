@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ekiden import cli_silos
 from ekiden.core.folder import read_lines
-from ekiden.core.method import SERVER
+from ekiden.core.refs import SERVER
 from ekiden.core.wire import WireError
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights

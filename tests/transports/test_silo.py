@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ekiden import modules
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import INITIAL, Method, Ref
+from ekiden.core.method import INITIAL, Method
+from ekiden.core.refs import Ref
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Weights

@@ -16,7 +16,8 @@ import safetensors.torch
 from ekiden import cli_silos
 from ekiden.core import wire
 from ekiden.core.folder import Marks, read_lines
-from ekiden.core.method import INITIAL, Method, Model, Ref
+from ekiden.core.method import INITIAL, Method, Model
+from ekiden.core.refs import Ref
 from ekiden.core.store import read
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import Method, Ref, State, on_client
+from ekiden.core.method import Method, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights, mean
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, INITIAL, SERVER, Addable, Ref, State
+from ekiden.core.method import INITIAL, Addable, State
+from ekiden.core.refs import EVERYONE, SERVER, Ref
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError, unknown

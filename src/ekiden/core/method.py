@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from torch import nn
 
 from ekiden.checks import Checked
 from ekiden.core import wire
+from ekiden.core.refs import EVERYONE, Ref
 from ekiden.learning.layout import Layout
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
@@ -18,23 +19,6 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
-
-SERVER = "server"
-EVERYONE = "*"
-
-
-@dataclass(frozen=True)
-class Ref(Generic[T_co]):
-    """A value that lives at its owner and moves only when another party uses it.
-
-    Attributes:
-        owner: name of the client that holds it, or `EVERYONE` for what all can derive from the seed.
-        key: its name there.
-    """
-
-    owner: str
-    key: str
-
 
 INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 """The initial model: everyone builds it from the seed, so it never travels."""

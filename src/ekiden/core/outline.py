@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from ekiden.core.federation import Fed, Request, Transfer, live_refs, refs
-from ekiden.core.method import INITIAL, Method, Model, Ref, State
+from ekiden.core.method import INITIAL, Method, Model, State
+from ekiden.core.refs import Ref
 from ekiden.core.run import lost
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from ekiden.core.federation import ClientMissing, Fed, Note, Transfer, Transport, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace
-from ekiden.core.method import SERVER, HasModel, Method, Model, Ref, State
+from ekiden.core.method import HasModel, Method, Model, State
+from ekiden.core.refs import SERVER, Ref
 from ekiden.core.worker import Setup
 from ekiden.learning.fit import Work
 from ekiden.learning.weights import Weights

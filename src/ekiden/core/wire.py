@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ekiden.core.files import DTYPES, safetensors_chunks
-from ekiden.core.method import Ref
+from ekiden.core.refs import Ref
 from ekiden.errors import UserError
 
 FORMAT = "ekiden-1"

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ekiden import evaluation, outside
 from ekiden.core.folder import read_config, read_ledger, read_lines
-from ekiden.core.method import SERVER, Method
+from ekiden.core.method import Method
+from ekiden.core.refs import SERVER
 from ekiden.core.run import told
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at

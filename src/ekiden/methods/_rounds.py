@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import HasModel, Method, Model, OwnSamples, Ref
+from ekiden.core.method import HasModel, Method, Model, OwnSamples
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning.fit import kept
 from ekiden.learning.robust import Rule, clipped, combine, refuse

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ekiden.checks import BelowOne, Count, Fraction
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, Ref, State, on_client
+from ekiden.core.method import INITIAL, Method, Model, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning import topology
 from ekiden.learning.weights import Weights, mean

@@ -11,7 +11,8 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import Count, NonNegative, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, OwnSamples, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.fit import Diverged

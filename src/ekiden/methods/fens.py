@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import BelowOne, Count, NonNegative, Positive, Range
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.data.samples import Subset
 from ekiden.errors import UserError

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ekiden.checks import Count, Positive, Range
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.ccvr import ClassGaussians, calibrate, drawn, measure

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ekiden.checks import Count, Fraction, NonNegative, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, OwnSamples, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning.distillation import kl, without
 from ekiden.learning.fit import Forward

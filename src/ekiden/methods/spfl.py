@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, require
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Model, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.fit import Objective

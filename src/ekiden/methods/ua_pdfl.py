@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 
 from ekiden.checks import Count, Fraction, NonNegative
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Ref, Size, State, on_client
+from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning import topology
 from ekiden.learning.divergence import Divergence, divergence

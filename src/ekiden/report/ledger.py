@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
 from ekiden.core.folder import read_ledger
-from ekiden.core.method import SERVER
+from ekiden.core.refs import SERVER
 from ekiden.experiments.summary import Summary, size
 from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group

@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ekiden.core.folder import read_ledger
-from ekiden.core.method import SERVER
+from ekiden.core.refs import SERVER
 from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank

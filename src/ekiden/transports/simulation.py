@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 from ekiden.core import wire
 from ekiden.core.federation import ClientMissing, Request, live_refs, resolve
-from ekiden.core.method import INITIAL, Method, Ref, State
+from ekiden.core.method import INITIAL, Method, State
+from ekiden.core.refs import Ref
 from ekiden.core.store import Store
 from ekiden.core.worker import Job, Outcome, payload_types
 from ekiden.learning.fit import Work

@@ -12,7 +12,8 @@ from torch import nn
 
 from ekiden._version import __version__
 from ekiden.api import Named, of_method
-from ekiden.core.method import EVERYONE, SERVER, Method
+from ekiden.core.method import Method
+from ekiden.core.refs import EVERYONE, SERVER
 from ekiden.core.worker import Setup
 from ekiden.data.samples import Dataset, Samples
 from ekiden.errors import UserError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ekiden.core import wire
-from ekiden.core.method import EVERYONE, Ref
+from ekiden.core.refs import EVERYONE, Ref
 from ekiden.core.worker import Worker, payload_types
 from ekiden.modules import initial_weights
 from ekiden.transports.flower import custody

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ekiden.core import wire
-from ekiden.core.method import SERVER, OwnSamples
+from ekiden.core.method import OwnSamples
+from ekiden.core.refs import SERVER
 from ekiden.learning.network import Network
 from ekiden.learning.weights import Weights
 from ekiden.transports.flower import custody

@@ -11,8 +11,9 @@ from typing import Any
 
 from ekiden.core import wire
 from ekiden.core.federation import ClientMissing, Request, live_refs, refs
-from ekiden.core.method import EVERYONE, INITIAL, SERVER, Ref, State
+from ekiden.core.method import INITIAL, State
 from ekiden.core.outline import Outline, outline
+from ekiden.core.refs import EVERYONE, SERVER, Ref
 from ekiden.core.worker import Setup, payload_types
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work

@@ -17,7 +17,7 @@ import torch
 
 from ekiden.core import wire
 from ekiden.core.files import disk_error, write_once
-from ekiden.core.method import Ref
+from ekiden.core.refs import Ref
 from ekiden.data.samples import ClientData
 from ekiden.errors import UserError
 from ekiden.learning.weights import Weights

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ekiden.core import wire
-from ekiden.core.method import INITIAL, SERVER, Ref
+from ekiden.core.method import INITIAL
 from ekiden.core.outline import Outline, TooLong, outline
+from ekiden.core.refs import SERVER, Ref
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError
 from ekiden.transports.flower import custody, keys

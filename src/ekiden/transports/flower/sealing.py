@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ekiden.core import wire
 from ekiden.core.files import write_once
-from ekiden.core.method import SERVER
+from ekiden.core.refs import SERVER
 from ekiden.errors import UserError
 from ekiden.transports.flower import keys
 

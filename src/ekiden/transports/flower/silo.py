@@ -9,8 +9,8 @@ from typing import Any
 from ekiden import machine
 from ekiden._version import __version__
 from ekiden.core import wire
-from ekiden.core.method import SERVER
 from ekiden.core.outline import Outline
+from ekiden.core.refs import SERVER
 from ekiden.core.store import FolderJournal
 from ekiden.core.worker import Job, Outcome, Worker, task_of
 from ekiden.errors import UserError

@@ -15,8 +15,9 @@ from ekiden import api
 from ekiden.core import identity, wire
 from ekiden.core.federation import Transfer, refs
 from ekiden.core.folder import Marks, read_config, read_lines
-from ekiden.core.method import EVERYONE, INITIAL, Model, Ref, State
+from ekiden.core.method import INITIAL, Model, State
 from ekiden.core.outline import Outline, outline
+from ekiden.core.refs import EVERYONE, Ref
 from ekiden.core.store import read
 from ekiden.core.worker import Setup
 from ekiden.errors import UserError
