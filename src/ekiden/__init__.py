@@ -7,6 +7,7 @@ from ekiden.errors import DivergenceWarning, UserError
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Hardware, Training
 from ekiden.loading import LoadedModel, load_model
+from ekiden.revision import forget, join
 
 __all__ = [
     "Augment",
@@ -20,6 +21,8 @@ __all__ = [
     "UserError",
     "__version__",
     "federate",
+    "forget",
+    "join",
     "load",
     "load_model",
     "run",

@@ -159,6 +159,20 @@ def trust(args: Sequence[str]) -> None:
         print(f"runs that name {file} may execute it, as it is now")
 
 
+def forget(args: Sequence[str]) -> None:
+    """`ekiden forget RUN --client NAME`."""
+    from ekiden import cli_revision  # noqa: PLC0415  (most commands do without it)
+
+    cli_revision.forget(args)
+
+
+def join(args: Sequence[str]) -> None:
+    """`ekiden join RUN --client NAME`."""
+    from ekiden import cli_revision  # noqa: PLC0415  (most commands do without it)
+
+    cli_revision.join(args)
+
+
 def verify(args: Sequence[str]) -> None:
     """`ekiden verify RUN [--keys FOLDER]`."""
     from ekiden import cli_silos  # noqa: PLC0415  (most commands do without it)
@@ -291,6 +305,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
+    "forget": forget,
+    "join": join,
     "trust": trust,
     "verify": verify,
     "data": data,
@@ -312,6 +328,8 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
+  forget RUN      take one client out of a run of fedgram, exactly
+  join RUN        add one client to a run of fedgram, exactly
   trust FILE      let runs made elsewhere execute a Python file that they name
   verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
