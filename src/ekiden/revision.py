@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ekiden.api import Result, builder, check_model, describe
 from ekiden.core import identity
@@ -230,38 +230,39 @@ def _revised(
     left_out = [c.name for c in held.clients if c.name not in order]
     data = held.without(*left_out)
     clients = tuple(c.name for c in data.clients)
-    setup = _setup(run, _ordered(run, order, clients), data, network)
-    check_clients(data.clients, setup.method)
+    method = _ordered(run, order, clients)
+    check_clients(data.clients, method)
+    setup = _setup(run, method, data, network)
     # A client that is forgotten takes part, too.
     worker = Worker(setup, {c.name: c for c in held.clients if c.name in (*run.clients, *order)})
     check_model(worker, data)
     config = {k: v for k, v in run.config.items() if k not in _OWN_WORDS} | describe(setup, data.clients)
     config["revisions"] = [*run.config.get("revisions", []), about]
     if run.plan:
-        config["plan"] = replace(run.plan, method=setup.method, without=",".join(left_out)).to_json()
+        config["plan"] = replace(run.plan, method=method, without=",".join(left_out)).to_json()
     _check_same_network(run, config)
     test = TestSet(worker, data, len(clients), run.config.get("evaluate_on", "all"))
     with _staged(out) as staged, closing(RunFolder(staged, config)) as folder:
         folder.load(Summing)
-        state = _driven(run, worker, test, clients, folder, loop)
+        state, weights = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    assert isinstance(state.model, Weights), "fetched"
-    return Result(state, state.model, (), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
+    return Result(state, weights, (), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
 
 
 def _driven(
     run: _Finished, worker: Worker, test: TestSet, clients: tuple[str, ...], folder: RunFolder, loop: Loop
-) -> Summing:
-    """The last state of `loop`, with its model as a value; all of it is written."""
+) -> tuple[State, Weights | None]:
+    """The last state of `loop` and its model, once both are written."""
     setup, kept = worker.setup, folder.path / "clients"
-    assert isinstance(setup.method, FedGram)
-    method = setup.method
+    method = cast(FedGram, setup.method)
     for ref in live_refs(replace(run.state, model=None)):  # the totals, where a client holds them
         name = f"value-{ref.key}.safetensors"
+        if not (totals := run.folder / "clients" / ref.owner / name).exists():
+            raise UserError(f"{totals} is gone, the totals of the run: run again")
         (kept / ref.owner).mkdir(parents=True)
-        shutil.copyfile(run.folder / "clients" / ref.owner / name, kept / ref.owner / name)
+        shutil.copyfile(totals, kept / ref.owner / name)
     # As if all steps but the last two were done.
-    state = replace(run.state, step=method.steps(len(clients)) - 2, model=None)
+    state: State = replace(run.state, step=method.steps(len(clients)) - 2, model=None)
     transport = Simulation(
         InProcess(worker), method, lambda: initial_weights(setup), folder=kept, state=state, written={}
     )
@@ -279,7 +280,7 @@ def _driven(
         1,
         setup,
         skip=False,
-        loop=lambda fed, s: loop(method, fed, s),
+        loop=lambda fed, s: loop(method, fed, cast(Summing, s)),
     )
     with closing(transport):
         for state in steps:  # noqa: B007
@@ -289,7 +290,7 @@ def _driven(
     for place in kept.iterdir() if kept.exists() else ():
         if not any(place.iterdir()):  # of the client that held the totals
             place.rmdir()
-    return replace(state, model=weights)
+    return state, weights
 
 
 def _ordered(run: _Finished, order: Sequence[str], clients: tuple[str, ...]) -> FedGram:

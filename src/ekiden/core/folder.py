@@ -44,6 +44,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "classes": list,
     "input": dict,
     "steps": int,
+    "revisions": list,
 }
 _ABOUT = ("method", "network", "classes", "input")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"

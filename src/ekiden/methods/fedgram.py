@@ -227,7 +227,7 @@ class FedGram(Method):
         else:
             assert s.totals is not None, "a run that has ended has totals"
             holder = s.totals.owner
-            part = fed.call(self.measure, client, INITIAL, fed.call(self.settled, holder, s.totals), None)
+            part = fed.call(self.measure, client, INITIAL, fed.call(self.tell, holder, s.totals), None)
             rest = fed.call(self.without, holder, s.totals, part)
             s = s.next(model=None, totals=fed.call(self.keep, heir, rest) if holder == client else rest)
         yield s
@@ -276,8 +276,8 @@ class FedGram(Method):
         return client.added(before, own)
 
     @on_client
-    def settled(self, client: Client, totals: Handoff) -> Settled:
-        """What a client that measures its sums again needs."""
+    def tell(self, client: Client, totals: Handoff) -> Settled:
+        """What a client that measures its sums needs to know of the features."""
         return totals.settled
 
     @on_client
