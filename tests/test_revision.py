@@ -219,6 +219,28 @@ def test_patches_of_images(tmp_path: Path) -> None:
             assert torch.equal(load_model(result.folder or "")(x), result.model(x.float() / 255))
 
 
+def test_clients_left_out_take_their_test_data_with_them() -> None:
+    x = torch.arange(24.0).reshape(12, 2)
+    y = torch.tensor([0, 1] * 6)
+    held = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+    data = federate(held, test=(x, y), val_fraction=0.25, names=["a", "b", "c"])
+    # Each class is divided evenly: four samples a client.
+    assert [c.test.rows.tolist() for c in data.clients] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    left = data.without("b")
+    assert [c.name for c in left.clients] == ["a", "c"]
+    assert left.dataset.test.x[:, 0].tolist() == [0, 2, 4, 6, 16, 18, 20, 22]
+    assert [c.test.rows.tolist() for c in left.clients] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert left.clients[1].test.x.tolist() == data.clients[2].test.x.tolist()
+    assert [c.train.x.tolist() for c in left.clients] == [c.train.x.tolist() for c in data.clients if c.name != "b"]
+    tuned = left.for_tuning().dataset.test
+    assert tuned.x.tolist() == data.for_tuning().without("b").dataset.test.x.tolist()
+    assert len(tuned) == 2
+    with pytest.raises(UserError, match="unknown client 'd'"):
+        data.without("a", "d")
+    with pytest.raises(UserError, match="no client would be left: name fewer"):
+        data.without("a", "b", "c")
+
+
 def edited(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -377,7 +399,9 @@ def test_the_command_line(commands: Commands) -> None:
     new, old = (read_lines(file.parent / "metrics.jsonl")[-1] for file in files)
     assert {k: v for k, v in new.items() if k not in COUNTS} == {k: v for k, v in old.items() if k not in COUNTS}
     assert json.loads(call(f"evaluate {run}-without-client-1 --json"))["accuracy"] == new["accuracy"]
-    assert "fedgram (width=32), client-1 forgot" in call(f"show {run}-without-client-1").replace("\n", " ")
+    assert "fedgram (width=32), client-1 forgotten" in call(f"show {run}-without-client-1").replace("\n", " ")
+    call(f"report {run}-without-client-1 -o page")
+    assert "client-2,client-1," in " ".join(file.read_text() for file in Path("page").rglob("*.csv"))
     call(f"resume {run}-without-client-1")
     assert tensors(files[0]) == tensors(files[1])
     call(f"join {run}-without-client-1 --client client-1 --out again")

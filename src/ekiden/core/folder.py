@@ -264,6 +264,8 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     kinds = _NEEDED | {key: kind for key, kind in _LATER.items() if key in config}
     if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
         raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: {_DAMAGED}")
+    if not all(isinstance(made, dict) for made in config.get("revisions", [])):
+        raise UserError(f"{path / 'config.json'} has a wrong revisions: {_DAMAGED}")
     return config
 
 

@@ -20,6 +20,7 @@ from ekiden.learning.training import Hardware, Training
 from ekiden.methods import known
 
 _STEPS_TOLD = 20
+_CHANGES = {"forgot": "forgotten", "joined": "joined"}
 COUNTED = ("bytes", "forward", "backward")
 """What every row of metrics counts."""
 
@@ -209,8 +210,8 @@ def label(config: dict[str, Any]) -> str:
 
 def _revised(config: dict[str, Any]) -> str:
     """Who left or joined since the run that all began with."""
-    names = [f"{revision[key]} {key}" for revision in config.get("revisions", []) for key in revision if key != "from"]
-    return "".join(f", {name}" for name in names)
+    changes = [(change, who) for made in config.get("revisions", []) for change, who in made.items()]
+    return "".join(f", {who} {_CHANGES[change]}" for change, who in changes if change in _CHANGES)
 
 
 def selection(config: dict[str, Any]) -> str:
