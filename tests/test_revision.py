@@ -72,7 +72,7 @@ def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, shape: Any, 
     method = replace(METHOD, shape=shape, order=order)
     first = "client-0" if order == "given" else "client-4"
     whole = go(five(), method, folder=tmp_path / "run")
-    for client in rest(first):
+    for client in rest(first) if order == "given" else ("client-0", "client-1"):
         result = ekiden.forget(tmp_path / "run", client, five(), network=Tiny)
         left = order if order == "given" else ",".join(c for c in order.split(",") if c != client)
         same(result, alone(*rest(client), order=left))
@@ -99,7 +99,7 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_joining_gives_the_bits_of_a_run_with(tmp_path: Path, shape: Any) -> None:
     method = replace(METHOD, shape=shape)
-    for client in rest("client-0"):
+    for client in rest("client-0")[:: 1 if shape == "chain" else 2]:
         go(five(rest(client)), method, folder=tmp_path / client)
         result = ekiden.join(tmp_path / client, client, five(), network=Tiny)
         same(result, alone(*CLIENTS))
@@ -116,8 +116,7 @@ def test_who_joins_does_not_settle_even_if_it_comes_first_in_the_data(tmp_path: 
     assert bits(result) != bits(alone(*CLIENTS))
 
 
-@pytest.mark.parametrize("shape", ["chain", "star"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("shape", "seed"), [("chain", 0), ("star", 1)])
 def test_any_sequence_of_leaving_and_joining(tmp_path: Path, shape: Any, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     present, folder = list(CLIENTS), tmp_path / "run"
@@ -209,14 +208,13 @@ def client_at(step: int) -> Client:
 def test_patches_of_images(tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
     ekiden.run(FedGram(width=32), pictures(), folder=tmp_path / "run", **options)
-    for client in ("client-1", "client-2"):
-        result = ekiden.forget(tmp_path / "run", client, pictures())
-        same(result, ekiden.run(FedGram(width=32), pictures().without(client), **options))
-        again = ekiden.join(result.folder or "", client, pictures())
-        assert bits(again) == bits(ekiden.run(FedGram(width=32), pictures(), **options))
-        x = pictures().dataset.test.x
-        with torch.no_grad():
-            assert torch.equal(load_model(result.folder or "")(x), result.model(x.float() / 255))
+    result = ekiden.forget(tmp_path / "run", "client-1", pictures())
+    same(result, ekiden.run(FedGram(width=32), pictures().without("client-1"), **options))
+    again = ekiden.join(result.folder or "", "client-1", pictures())
+    assert bits(again) == bits(ekiden.run(FedGram(width=32), pictures(), **options))
+    x = pictures().dataset.test.x
+    with torch.no_grad():
+        assert torch.equal(load_model(result.folder or "")(x), result.model(x.float() / 255))
 
 
 def test_clients_left_out_take_their_test_data_with_them() -> None:
