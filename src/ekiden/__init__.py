@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ekiden.learning.augment import Augment
     from ekiden.learning.training import Hardware, Training
     from ekiden.loading import LoadedModel, load_model
+    from ekiden.revision import forget, join
 
 _WHERE = {
     "Augment": "learning.augment",
@@ -24,6 +25,8 @@ _WHERE = {
     "Training": "learning.training",
     "UserError": "errors",
     "federate": "data",
+    "forget": "revision",
+    "join": "revision",
     "load": "data",
     "load_model": "loading",
     "run": "api",
@@ -43,6 +46,8 @@ __all__ = [
     "UserError",
     "__version__",
     "federate",
+    "forget",
+    "join",
     "load",
     "load_model",
     "run",

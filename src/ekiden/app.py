@@ -22,6 +22,8 @@ COMMANDS = {
     "topology": "cli_topology:show_topology",
     "sweep": "cli_sweeps:run_sweep",
     "results": "cli_sweeps:list_results",
+    "forget": "cli_revision:forget",
+    "join": "cli_revision:join",
     "trust": "cli:trust",
     "federation": "cli_federation:federation",
     "silo": "cli_silos:silo",
@@ -42,6 +44,9 @@ look
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps
   export RUN... OUT metrics as Parquet, CSV or TensorBoard files
+leave or join, exactly: runs of fedgram
+  forget RUN        take one client out
+  join RUN          add one client
 data, networks, methods
   list              all of them
   data NAME         who holds what, as a table and a picture

@@ -85,7 +85,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     config = read_config(path)
     with at(str(path)):
         outside.refuse_changed(config.get("plan", {}).get("code", {}))
-        method = _method(config)
+        method = method_in(config)
         about = _about(config, path)
         own = _builder(config, about, method, network)
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
@@ -97,7 +97,8 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     return LoadedModel(module, tuple(about["classes"]), shape, mean, std)
 
 
-def _method(config: Mapping[str, Any]) -> Method:
+def method_in(config: Mapping[str, Any]) -> Method:
+    """Return the method in the configuration of a run."""
     try:
         return method_named(config["method"])(**config["hyperparameters"])
     except (TypeError, ValueError) as error:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -35,6 +35,7 @@ from ekiden.core.method import State
 from ekiden.core.store import read
 from ekiden.errors import UserError
 
+S = TypeVar("S", bound=State)
 FORMAT = 1
 # Not in folders of older runs.
 _LATER: dict[str, type | tuple[type, ...]] = {
@@ -43,10 +44,11 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "classes": list,
     "input": dict,
     "steps": int,
+    "revisions": list,
 }
 _ABOUT = ("method", "network", "classes", "input")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"
-_BESIDE = {"ekiden", "sweep", "selection"}
+_BESIDE = {"ekiden", "sweep", "selection", "revisions"}
 """What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""
 _CONFIG = "config"
 _WRITTEN = "written"
@@ -109,7 +111,7 @@ class RunFolder:
             raise UserError(f"{path} is not empty and no run folder: choose another folder")
         if not fresh:
             _check(path, config)
-        self._config = _digest(json.loads(_json(config)) if fresh else read_config(path))
+        self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / "lock", "a")  # noqa: SIM115
@@ -136,20 +138,8 @@ class RunFolder:
             UserError: it is foreign, or `config.json` is not the one that the state was written under.
         """
         state, marks, self.written = None, Marks(), {}
-        file = self.path / "state.safetensors"
-        if file.exists():
-            try:
-                state, marks = read(file, tuple[kind, Marks])  # type: ignore[valid-type]
-            except wire.WireError:
-                raise UserError(
-                    f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete "
-                    f"{self.path} to run it again"
-                ) from None
-            said = metadata_of(file.read_bytes())
-            self.written = json.loads(said[_WRITTEN]) if _WRITTEN in said else None
-            if said.get(_CONFIG, self._config) != self._config:
-                changed = self.path / "config.json"
-                raise UserError(f"{changed} was changed after the run began: restore it from a backup")
+        if (self.path / "state.safetensors").exists():
+            state, marks, self.written = read_state(self.path, kind, self._config)
         lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
         transfers = read_ledger(self.path)
         self.append(
@@ -274,7 +264,35 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     kinds = _NEEDED | {key: kind for key, kind in _LATER.items() if key in config}
     if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
         raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: {_DAMAGED}")
+    if not all(isinstance(made, dict) for made in config.get("revisions", [])):
+        raise UserError(f"{path / 'config.json'} has a wrong revisions: {_DAMAGED}")
     return config
+
+
+def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
+    """Return the state in a run folder, where the run stands, and `Transport.written`.
+
+    Args:
+        path: the run folder.
+        kind: of the state.
+        config: digest of the configuration that it must have been written under, from `config_digest`.
+
+    Raises:
+        Damaged: the file is not as it was written.
+        UserError: it is foreign, or of another configuration.
+    """
+    file = path / "state.safetensors"
+    try:
+        state, marks = read(file, tuple[kind, Marks])  # type: ignore[valid-type]
+    except wire.WireError:
+        raise UserError(
+            f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete {path} to run it "
+            "anew"
+        ) from None
+    said = metadata_of(file.read_bytes())
+    if said.get(_CONFIG, config) != config:
+        raise UserError(f"{path / 'config.json'} was changed after the run began: restore it from a backup")
+    return state, marks, json.loads(said[_WRITTEN]) if _WRITTEN in said else None
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
@@ -330,7 +348,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _digest(config: Mapping[str, Any]) -> str:
+def config_digest(config: Mapping[str, Any]) -> str:
     """Names a configuration, without what does not decide the result."""
     decisive = {key: value for key, value in config.items() if key not in _BESIDE}
     return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=16).hexdigest()

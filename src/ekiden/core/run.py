@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -75,6 +75,7 @@ def drive(
     setup: Setup | None = None,
     *,
     skip: bool = True,
+    loop: Callable[[Fed, State], Iterator[State]] | None = None,
 ) -> Iterator[State]:
     """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
 
@@ -83,13 +84,15 @@ def drive(
 
     With `skip`, a run whose method allows it goes on without clients that do not answer: a round has fewer replies, a
     hop is left out, that is the state stays as it was and only its step counts on.
+
+    `loop` is an outer loop to go through instead of the method's own.
     """
-    total = method.steps(len(clients))
+    total, loop = method.steps(len(clients)), loop or method.run
     report = _Report(trace, marks, folder)
     fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
     fed.begin(state.step)
     began = time.perf_counter()
-    steps = method.run(fed, state)
+    steps = loop(fed, state)
     while (after := next(steps, None)) is not None:
         try:
             work = transport.commit(after.step, live_refs(after))
@@ -101,7 +104,7 @@ def drive(
             if empty or not (skip and method.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
-            steps = method.run(fed, after)  # as after a resume: all that a run knows is in its state
+            steps = loop(fed, after)  # as after a resume: all that a run knows is in its state
             work = transport.commit(after.step, live_refs(after))
         work.add(fed.work)
         counted = report.counted(work)

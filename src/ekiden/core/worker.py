@@ -263,13 +263,17 @@ class Client:
         """An initial model of this client's own: the network with newly drawn values."""
         return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
 
-    def batches(self, subset: Subset | None = None, *, passes: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled pass over `subset` (default: training data), not augmented: inputs (b, ...) and labels (b,).
+    def batches(
+        self, subset: Subset | None = None, *, passes: int = 1, shuffle: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over `subset` (default: training data), not augmented: inputs (b, ...) and labels (b,).
 
-        Counted as so many forward `passes`; 0 where what is done with the batches counts itself.
+        Counted as so many forward `passes`; 0 where what is done with the batches counts itself. Not shuffled, the
+        batches are the same in every step.
         """
         subset = self.data.train if subset is None else subset
-        order = torch.randperm(len(subset), generator=torch.Generator().manual_seed(self.seed("batches")))
+        draw = torch.Generator().manual_seed(self.seed("batches"))
+        order = torch.randperm(len(subset), generator=draw) if shuffle else torch.arange(len(subset))
         for rows in torch.split(order, self.training.batch_size):
             yield self._bench.feed.batch(subset, rows, train=False)
         self.work.forward += passes * len(subset)

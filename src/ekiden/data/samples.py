@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ekiden.errors import UserError
+from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
 
@@ -31,6 +31,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def taken(self, rows: Tensor) -> "Samples":
+        """A copy of these rows."""
+        domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
+        return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
 
 
 @dataclass(frozen=True)
@@ -120,12 +125,27 @@ class FederatedData:
         Raises:
             UserError: no client has any.
         """
-        held = self.dataset.train
         rows = torch.cat([client.val.rows for client in self.clients])
         if not len(rows):
             raise UserError("there are no validation data to tune by: raise --val-fraction")
-        domain, group = (None if part is None else part[rows] for part in (held.domain, held.group))
-        test = Samples(held.x[rows], held.y[rows], domain, group, held.classes)
+        test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
+        return FederatedData(replace(self.dataset, test=test), tuple(clients))
+
+    def without(self, *names: str) -> "FederatedData":
+        """The same without some clients, whose test samples go with them; the other clients' data stay as they are.
+
+        Raises:
+            UserError: no client is called so, or none would be left.
+        """
+        for name in names:
+            if name not in (known := [client.name for client in self.clients]):
+                raise unknown("client", name, known)
+        kept = [client for client in self.clients if client.name not in names]
+        if not kept:
+            raise UserError("no client would be left: name fewer")
+        rows = torch.cat([client.test.rows for client in kept]).sort().values
+        test = self.dataset.test.taken(rows)
+        clients = (replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept)
         return FederatedData(replace(self.dataset, test=test), tuple(clients))

@@ -42,6 +42,8 @@ class Plan(Checked, Generic[M]):
     """N, number of clients; by default one per domain or natural owner, else 10"""
     size: Count | None = None
     """side of the images in pixels, if not the data set's own"""
+    without: str = ""
+    """clients to leave out, with their test data: names separated by commas; the others hold what they hold anyway"""
     val_fraction: BelowOne = 0.1
     """part of each client's training data that selects epochs"""
     model: str = "auto"
@@ -65,15 +67,19 @@ class Plan(Checked, Generic[M]):
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """The data, divided among the clients; `dataset` if they are loaded already."""
+        data = self._divided(dataset)
+        data = data.without(*self.without.split(",")) if self.without else data
+        return data.for_tuning() if self.tune else data
+
+    def _divided(self, dataset: Dataset | None) -> FederatedData:
         if dataset is None and (given := silos(self.data, val_fraction=self.val_fraction, seed=self.seed)) is not None:
             if self.partition != "auto" or self.clients is not None:
                 raise UserError(f"{self.data} says who holds what: leave out --partition and --clients")
-            return given.for_tuning() if self.tune else given
+            return given
         dataset = dataset or load(self.data, size=self.size)
         auto = "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
-        data = split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
-        return data.for_tuning() if self.tune else data
+        return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
 
     def run(
         self,
@@ -107,7 +113,7 @@ class Plan(Checked, Generic[M]):
         values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
         if code := outside.digests((name, self.model, self.data)):
             values["code"] = code
-        for later in ("tune", "keep_trained"):  # as in runs that were begun before there was a choice
+        for later in ("tune", "keep_trained", "without"):  # as in runs that were begun before there was a choice
             if not values[later]:
                 del values[later]
         if self.evaluate_on == "all":

@@ -21,6 +21,7 @@ from ekiden.learning.training import Hardware, Training
 from ekiden.methods import known
 
 _STEPS_TOLD = 20
+_CHANGES = {"forgot": "forgotten", "joined": "joined"}
 COUNTED = ("bytes", "forward", "backward")
 """What every row of metrics counts."""
 
@@ -205,7 +206,13 @@ def label(config: dict[str, Any]) -> str:
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
     name = f"{name} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else name
-    return f"{name}{_budget(config)}"
+    return f"{name}{_budget(config)}{_revised(config)}"
+
+
+def _revised(config: dict[str, Any]) -> str:
+    """Who left or joined since the run that all began with."""
+    changes = [(change, who) for made in config.get("revisions", []) for change, who in made.items()]
+    return "".join(f", {who} {_CHANGES[change]}" for change, who in changes if change in _CHANGES)
 
 
 def selection(config: dict[str, Any]) -> str:
@@ -241,7 +248,7 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "hyperparameters", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k != "seed"}
-    return json.dumps([fields, plan, list(config["clients"])], sort_keys=True)
+    return json.dumps([fields, plan, list(config["clients"]), config.get("revisions", [])], sort_keys=True)
 
 
 def spread(values: Sequence[float]) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -60,7 +60,7 @@ class Summing(State):
 
     model: Ref[Weights] | Weights | None = None
     moments: Ref[PatchMoments] | PatchMoments | None = None
-    totals: Ref[Handoff] | None = None
+    totals: Ref[Handoff] | Handoff | None = None
     settled: Ref[Settled] | None = None
 
 
@@ -219,13 +219,12 @@ class FedGram(Method):
         while s.step < before + len(order):
             moments = s.moments if s.totals is None else None  # for who settles the features
             client = order[s.step - before]
-            s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=s.totals))
+            s = s.next(
+                totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals))
+            )
             yield s
         if s.model is None:
-            if s.totals is None:
-                raise UserError("no client has answered: start them, then begin the run again")
-            s = s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
-            yield s
+            yield self._with_model(fed, s)
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
         order, before = fed.order(self.order), self._passes(1)
@@ -239,9 +238,43 @@ class FedGram(Method):
             # Where the first client was away, the second settles the features.
             settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
-            totals = Handoff(fed.get(settled), sums)
-            s = s.next(model=self.solved(fed.network(fed.get(INITIAL)), totals))
-            yield s
+            yield self._with_model(fed, replace(s, totals=Handoff(fed.get(settled), sums), settled=None))
+
+    def _with_model(self, fed: Fed, s: Summing) -> Summing:
+        """After one more step: the model that the totals give, wherever they are."""
+        if s.totals is None:
+            raise UserError("no client has answered: start them, then begin the run again")
+        if isinstance(s.totals, Handoff):
+            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals))
+        return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
+
+    def forget(self, fed: Fed, s: Summing, client: str, heir: str) -> Iterator[State]:
+        """The outer loop of forgetting `client`, from the last state of a run: two steps.
+
+        The client measures its sums again, and whoever holds the totals takes them out. If that is the client itself,
+        it hands the rest to `heir`.
+        """
+        if isinstance(s.totals, Handoff):  # a star
+            own = fed.get(fed.call(self.measure, client, INITIAL, s.totals.settled, None))
+            s = s.next(model=None, totals=Handoff(s.totals.settled, s.totals.sums.minus(own)))
+        else:
+            assert s.totals is not None, "a run that has ended has totals"
+            holder = s.totals.owner
+            part = fed.call(self.measure, client, INITIAL, fed.call(self.tell, holder, s.totals), None)
+            rest = fed.call(self.without, holder, s.totals, part)
+            s = s.next(model=None, totals=fed.call(self.keep, heir, rest) if holder == client else rest)
+        yield s
+        yield self._with_model(fed, s)
+
+    def join(self, fed: Fed, s: Summing, client: str) -> Iterator[State]:
+        """The outer loop of adding `client`, from the last state of a run: one more hop or reply, and the solution."""
+        if isinstance(s.totals, Handoff):  # a star
+            own = fed.get(fed.call(self.measure, client, INITIAL, s.totals.settled, None))
+            s = s.next(model=None, totals=Handoff(s.totals.settled, s.totals.sums.plus(own)))
+        else:
+            s = s.next(model=None, totals=fed.sum(self.add, [client], INITIAL, None, plus=s.totals))
+        yield s
+        yield self._with_model(fed, s)
 
     @on_client
     def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
@@ -283,9 +316,25 @@ class FedGram(Method):
         features = features_of(client.network(model))
         features.adopt(settled)
         with torch.no_grad():
-            blocks = ((features(x), y) for x, y in client.batches())
+            # In the order in which they lie, so that features in floating point are the same bits in every step.
+            blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
             own = measure(blocks, client.classes, features.width, model.params.device)
         return client.added(before, own)
+
+    @on_client
+    def tell(self, client: Client, totals: Handoff) -> Settled:
+        """What a client that measures its sums needs to know of the features."""
+        return totals.settled
+
+    @on_client
+    def without(self, client: Client, totals: Handoff, part: Sums) -> Handoff:
+        """The totals, as if the samples of `part` had never been among them."""
+        return Handoff(totals.settled, totals.sums.minus(part))
+
+    @on_client
+    def keep(self, client: Client, totals: Handoff) -> Handoff:
+        """Take over the totals."""
+        return totals
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:

@@ -23,7 +23,9 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
     if not sent:
         return Missing(group.name, "nothing moved")
     clients = hops(run) or list(run.config["clients"])
-    parties = [*dict.fromkeys(clients), *([SERVER] if any(SERVER in edge for edge in sent) else [])]
+    moved = [party for edge in sent for party in edge]
+    gone = [party for party in moved if party != SERVER]  # a client that was forgotten took part, too
+    parties = [*dict.fromkeys([*clients, *gone]), *([SERVER] if SERVER in moved else [])]
     total, largest = sum(sent.values()), max(sent.values())
     note = (
         f"Seed {run.config['seed']}: {size(total)} in all along {len(sent)} edges, at most {size(largest)} along one"

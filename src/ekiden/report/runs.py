@@ -198,7 +198,8 @@ def _alike(config: Mapping[str, Any]) -> str:
     fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]
     fields.append(_machine(config))
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
-    return json.dumps([fields, plan, partition(config), list(config["clients"]), cell], sort_keys=True)
+    who = [list(config["clients"]), config.get("revisions", [])]
+    return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
 
 
 def _machine(config: Mapping[str, Any]) -> dict[str, str]:

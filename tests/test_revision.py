@@ -1,0 +1,446 @@
+"""Forgetting and joining: the bits of a run without the client or with it, the bytes that move, and refusals."""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ekiden
+from ekiden import FederatedData, Hardware, UserError, federate, load_model
+from ekiden.api import Result
+from ekiden.cli import main
+from ekiden.core import wire
+from ekiden.core.federation import Transfer
+from ekiden.core.folder import read_lines
+from ekiden.core.method import on_client
+from ekiden.core.seeds import derive
+from ekiden.core.store import load, read
+from ekiden.core.worker import Client, Setup, Worker
+from ekiden.learning.sums import size
+from ekiden.learning.weights import Weights
+from ekiden.methods import FedGram, FedSeq
+from ekiden.methods.fedgram import Handoff
+from tests.conftest import Tiny
+from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
+
+COUNTS = ("step", "bytes", "forward", "backward")
+CLIENTS = [f"client-{i}" for i in range(5)]
+SETTLED, SUMS = 8 * 4 + 4 * 20, size(3, 24)  # four of the 24 features are the inputs
+STAR = replace(METHOD, shape="star")
+
+
+def five(names: list[str] = CLIENTS) -> FederatedData:
+    """Five silos of different sizes and classes, with test data of their own."""
+    x, y = points()
+    rows = torch.split(y.argsort(stable=True), [50, 40, 90, 30, 90])
+    held = [(x[r], y[r]) for r in rows]
+    tests = [(x[:n], y[:n]) for n in (12, 7, 30, 9, 20)]
+    data = federate(held, tests=tests, val_fraction=0.0, classes=["a", "b", "c"])
+    return data.without(*(name for name in CLIENTS if name not in names))
+
+
+def same(result: Result, expected: Result) -> None:
+    """The same model, and the same measured on the same test data."""
+    assert bits(result) == bits(expected)
+    rows = [{k: v for k, v in r.metrics[-1].items() if k not in COUNTS} for r in (result, expected)]
+    assert rows[0] == rows[1]
+    assert "accuracy" in rows[0]
+
+
+def rest(client: str) -> list[str]:
+    return [name for name in CLIENTS if name != client]
+
+
+@cache
+def alone(*names: str, order: str = "given", features: Any = "auto") -> Result:
+    """A run of these clients and no others."""
+    return go(five(list(names)), replace(METHOD, order=order, features=features))
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+@pytest.mark.parametrize("order", ["given", "client-4,client-1,client-3,client-2,client-0"])
+def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, shape: Any, order: str) -> None:
+    method = replace(METHOD, shape=shape, order=order)
+    first = "client-0" if order == "given" else "client-4"
+    whole = go(five(), method, folder=tmp_path / "run")
+    for client in rest(first) if order == "given" else ("client-0", "client-1"):
+        result = ekiden.forget(tmp_path / "run", client, five(), network=Tiny)
+        left = order if order == "given" else ",".join(c for c in order.split(",") if c != client)
+        same(result, alone(*rest(client), order=left))
+        assert bits(result) != bits(whole)
+        assert result.folder == tmp_path / f"run-without-{client}"
+
+
+def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
+    for order in ("given", "random", "client-1,client-0,client-3,client-2,client-4"):
+        go(five(), replace(METHOD, order=order), folder=tmp_path / order)
+        result = ekiden.forget(tmp_path / order, "client-2", five(), network=Tiny)
+        assert result.folder is not None
+        new = json.loads((result.folder / "config.json").read_text())
+        assert new.pop("revisions") == [{"forgot": "client-2", "from": order}]
+        method = replace(METHOD, order=new["hyperparameters"]["order"])
+        again = go(five(rest("client-2")), method, folder=tmp_path / f"{order}-alone")
+        same(result, again)
+        assert new == json.loads((tmp_path / f"{order}-alone" / "config.json").read_text())
+        assert (method.order == order) == (order == "given")
+        assert "accuracy" in go(five(rest("client-2")), method, folder=result.folder).metrics[-1]  # nothing to do
+        assert len(read_lines(result.folder / "metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_joining_gives_the_bits_of_a_run_with(tmp_path: Path, shape: Any) -> None:
+    method = replace(METHOD, shape=shape)
+    for client in rest("client-0")[:: 1 if shape == "chain" else 2]:
+        go(five(rest(client)), method, folder=tmp_path / client)
+        result = ekiden.join(tmp_path / client, client, five(), network=Tiny)
+        same(result, alone(*CLIENTS))
+        order = ",".join([*rest(client), client])
+        assert result.folder == tmp_path / f"{client}-with-{client}"
+        config = json.loads((result.folder / "config.json").read_text())
+        assert config["hyperparameters"]["order"] == ("given" if client == "client-4" else order)
+
+
+def test_who_joins_does_not_settle_even_if_it_comes_first_in_the_data(tmp_path: Path) -> None:
+    go(five(rest("client-0")), folder=tmp_path / "run")
+    result = ekiden.join(tmp_path / "run", "client-0", five(), network=Tiny)
+    same(result, alone(*CLIENTS, order=",".join([*rest("client-0"), "client-0"])))
+    assert bits(result) != bits(alone(*CLIENTS))
+
+
+@pytest.mark.parametrize(("shape", "seed"), [("chain", 0), ("star", 1)])
+def test_any_sequence_of_leaving_and_joining(tmp_path: Path, shape: Any, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    present, folder = list(CLIENTS), tmp_path / "run"
+    go(five(), replace(METHOD, shape=shape), folder=folder)
+    for i in range(5):
+        client = CLIENTS[1 + int(torch.randint(4, (1,), generator=draw))]
+        change = ekiden.forget if client in present else ekiden.join
+        result = change(folder, client, five(), network=Tiny, out=tmp_path / f"{i}")
+        present, folder = [c for c in CLIENTS if (c in present) != (c == client)], tmp_path / f"{i}"
+        same(result, alone(*present))
+    assert len(json.loads((folder / "config.json").read_text())["revisions"]) == 5
+
+
+def test_only_the_first_client_may_be_left(tmp_path: Path) -> None:
+    go(five(["client-0", "client-3"]), folder=tmp_path / "run")
+    result = ekiden.forget(tmp_path / "run", "client-3", five(), network=Tiny)
+    same(result, alone("client-0"))
+    assert result.ledger == (Transfer(0, "client-3", "client-0", "keep", SETTLED + SUMS),)
+    with pytest.raises(UserError, match=r"client-0 is the only client of .*: delete the folder"):
+        ekiden.forget(tmp_path / "run-without-client-3", "client-0", five(), network=Tiny)
+
+
+def test_the_ledger_has_what_moves(tmp_path: Path) -> None:
+    go(five(), folder=tmp_path / "chain")
+    go(five(), STAR, folder=tmp_path / "star")
+
+    def ledger(kind: str, client: str) -> list[tuple[str, str, int]]:
+        result = ekiden.forget(tmp_path / kind, client, five(), network=Tiny)
+        assert result.metrics[-1]["bytes"] == result.bytes
+        assert result.metrics[-1]["forward"] == len(five().clients[CLIENTS.index(client)].train)
+        assert all(row.step == result.state.step - 2 for row in result.ledger)
+        return [(row.source, row.target, row.bytes) for row in result.ledger]
+
+    assert ledger("chain", "client-2") == [("client-4", "client-2", SETTLED), ("client-2", "client-4", SUMS)]
+    assert ledger("chain", "client-4") == [("client-4", "client-3", SETTLED + SUMS)]
+    assert ledger("star", "client-2") == [("server", "client-2", SETTLED), ("client-2", "server", SUMS)]
+    hop = ekiden.join(tmp_path / "chain-without-client-2", "client-2", five(), network=Tiny)
+    assert [(row.source, row.target, row.bytes) for row in hop.ledger] == [("client-4", "client-2", SETTLED + SUMS)]
+
+
+def test_the_forgotten_client_leaves_nothing_in_the_new_folder(tmp_path: Path) -> None:
+    """Neither its values nor totals with it: each number that stays is one of a run without it."""
+    go(five(), folder=tmp_path / "run")
+    for client in ("client-2", "client-4"):
+        result = ekiden.forget(tmp_path / "run", client, five(), network=Tiny)
+        go(five(rest(client)), folder=tmp_path / f"alone-{client}")
+        assert result.folder
+        assert totals(result.folder) == totals(tmp_path / f"alone-{client}")
+        assert not (result.folder / "clients" / client).exists()
+        assert [p.name for p in tmp_path.glob(".*")] == []
+
+
+def totals(folder: Path) -> list[list[Any]]:
+    """All tensors that clients hold, but for the models."""
+    files = [file for file in folder.glob("clients/*/*") if not file.name.endswith("-solve.safetensors")]
+    assert len(files) == 1
+    return [leaf.tolist() for leaf in wire.leaves(read(files[0], Handoff))]
+
+
+def test_features_of_a_network_are_measured_again_as_before(tmp_path: Path) -> None:
+    """Floating-point features round by their batches, so these must be the same in whatever step."""
+    go(five(), replace(METHOD, features="network"), folder=tmp_path / "run")
+    result = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
+    same(result, alone(*rest("client-2"), features="network"))
+    with pytest.raises(UserError, match=r"the initial model differ from those of .*: give the same network"):
+        ekiden.forget(tmp_path / "run", "client-3", five(), network=Wider)
+    batches = [[x.tolist() for x, _ in client_at(step).batches(shuffle=False)] for step in (0, 3)]
+    assert batches[0] == batches[1]
+    shuffled = [[x.tolist() for x, _ in client_at(step).batches()] for step in (0, 3)]
+    assert shuffled[0] != shuffled[1]
+
+
+class Wider(Tiny):
+    """A network with more features than `Tiny`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features[0], self.features[1] = nn.Linear(4, 9), nn.BatchNorm1d(9)
+        self.head = nn.Linear(9, 3)
+
+
+def client_at(step: int) -> Client:
+    """A client in a step."""
+    data = five()
+    setup = Setup(METHOD, Tiny, data.dataset, hardware=Hardware(threads=1))
+    return Client(Worker(setup, {}).bench("here"), data.clients[0], None, derive(0, step, "client-0", 0), "")
+
+
+def test_patches_of_images(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "lenet", "hardware": Hardware(threads=1), "seed": 3}
+    ekiden.run(FedGram(width=32), pictures(), folder=tmp_path / "run", **options)
+    result = ekiden.forget(tmp_path / "run", "client-1", pictures())
+    same(result, ekiden.run(FedGram(width=32), pictures().without("client-1"), **options))
+    again = ekiden.join(result.folder or "", "client-1", pictures())
+    assert bits(again) == bits(ekiden.run(FedGram(width=32), pictures(), **options))
+    x = pictures().dataset.test.x
+    with torch.no_grad():
+        assert torch.equal(load_model(result.folder or "")(x), result.model(x.float() / 255))
+
+
+def test_clients_left_out_take_their_test_data_with_them() -> None:
+    x = torch.arange(24.0).reshape(12, 2)
+    y = torch.tensor([0, 1] * 6)
+    held = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+    data = federate(held, test=(x, y), val_fraction=0.25, names=["a", "b", "c"])
+    # Each class is divided evenly: four samples a client.
+    assert [c.test.rows.tolist() for c in data.clients] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    left = data.without("b")
+    assert [c.name for c in left.clients] == ["a", "c"]
+    assert left.dataset.test.x[:, 0].tolist() == [0, 2, 4, 6, 16, 18, 20, 22]
+    assert [c.test.rows.tolist() for c in left.clients] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert left.clients[1].test.x.tolist() == data.clients[2].test.x.tolist()
+    assert [c.train.x.tolist() for c in left.clients] == [c.train.x.tolist() for c in data.clients if c.name != "b"]
+    tuned = left.for_tuning().dataset.test
+    assert tuned.x.tolist() == data.for_tuning().without("b").dataset.test.x.tolist()
+    assert len(tuned) == 2
+    with pytest.raises(UserError, match="unknown client 'd'"):
+        data.without("a", "d")
+    with pytest.raises(UserError, match="no client would be left: name fewer"):
+        data.without("a", "b", "c")
+
+
+def edited(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def other_samples() -> FederatedData:
+    """The same but for one number of one sample."""
+    data = five()
+    x = data.dataset.train.x.clone()
+    x[data.clients[2].train.rows[0], 0] += 1
+    train = replace(data.dataset.train, x=x)
+    clients = (replace(c, train=replace(c.train, samples=train)) for c in data.clients)
+    return FederatedData(replace(data.dataset, train=train), tuple(clients))
+
+
+def damaged(folder: Path) -> None:
+    file = next(folder.glob("clients/client-4/value-*-add.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def gone(folder: Path) -> None:
+    next(folder.glob("clients/client-4/value-*-add.safetensors")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "spoil", "arguments", "message"),
+    [
+        ("forget", None, ("client-9",), "unknown client 'client-9': did you mean"),
+        ("forget", None, ("client-0",), "client-0 settled the features of .*run again without it"),
+        ("forget", None, ("client-2", None), "was made from Python with data of its own: give `data`"),
+        ("forget", None, ("client-2", other_samples()), "the data of client-2 differ from what .* was made with"),
+        ("forget", None, ("client-2", five(rest("client-2"))), "the data of client-2 differ"),
+        ("forget", None, ("client-3", other_samples()), "the data of client-2 differ from what .* was made with"),
+        ("forget", damaged, ("client-2",), "value-4-0-add.safetensors is damaged"),
+        ("forget", gone, ("client-2",), "value-4-0-add.safetensors is gone, the totals of the run"),
+        ("forget", lambda run: edited(run, on="flower"), ("client-2",), "is a run between machines"),
+        ("forget", lambda run: edited(run, seed=4), ("client-2",), "config.json was changed after the run began"),
+        ("forget", lambda run: (run / "model.safetensors").unlink(), ("client-2",), "is not finished: go on with"),
+        ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is no run folder"),
+        ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "is there already"),
+        ("join", None, ("client-2",), "client-2 is in .* already"),
+        ("join", None, ("client-9",), "unknown client 'client-9'"),
+        ("join", None, ("client-9", "digits"), "was made from Python with data of its own"),
+    ],
+)
+def test_refusals_write_nothing(
+    tmp_path: Path,
+    finished: Path,
+    change: str,
+    spoil: Callable[[Path], Any] | None,
+    arguments: tuple[Any, ...],
+    message: str,
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    if spoil:
+        spoil(tmp_path / "run")
+    before = contents(tmp_path)
+    client, data = arguments if len(arguments) == 2 else (arguments[0], five())
+    with pytest.raises(UserError, match=message) as refused:
+        getattr(ekiden, change)(tmp_path / "run", client, data, network=Tiny)
+    assert "\n" not in str(refused.value)
+    assert contents(tmp_path) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """A digest of every file; folders are empty ones."""
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "" for p in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five clients."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    go(five(), folder=folder)
+    return folder
+
+
+def test_refuses_other_inputs_methods_and_absences(tmp_path: Path, finished: Path) -> None:
+    with pytest.raises(UserError, match=r"has a network of its own \(type\): give it as `network`"):
+        ekiden.forget(finished, "client-2", five())
+    scaled = five()
+    scaled = replace(scaled, dataset=replace(scaled.dataset, mean=(0.5,)))
+    with pytest.raises(UserError, match=r"the shape or scale of inputs differ from those of"):
+        ekiden.forget(finished, "client-2", scaled, network=Tiny)
+    ekiden.run(FedSeq(epochs=1), five(), Tiny, folder=tmp_path / "fedseq")
+    with pytest.raises(UserError, match="is a run of fedseq: clients can leave and join runs of fedgram alone"):
+        ekiden.forget(tmp_path / "fedseq", "client-2", five(), network=Tiny)
+    go(five(), folder=tmp_path / "away", absent=lambda step, client: client == "client-3")
+    with pytest.raises(UserError, match=r"client-3 did not answer in every step of .*: run again"):
+        ekiden.forget(tmp_path / "away", "client-3", five(), network=Tiny)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["away", "fedseq"]
+
+
+def test_what_fails_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:
+    monkeypatch.setattr(FedGram, "solve", Failing.solve)
+    with pytest.raises(UserError, match="no solution"):
+        ekiden.forget(finished, "client-2", five(), network=Tiny, out=tmp_path / "new" / "run")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+class Failing(FedGram):
+    """Finds no solution."""
+
+    @on_client
+    def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
+        raise UserError("no solution")
+
+
+class Commands:
+    """The command line in this process and an empty folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capfd = monkeypatch, capfd
+
+    def call(self, line: str) -> str:
+        """What it prints."""
+        self._patch.setattr(sys, "argv", ["ekiden", *line.split()])
+        main()
+        out, err = self._capfd.readouterr()
+        assert err == ""
+        return out
+
+    def refused(self, line: str) -> str:
+        """The line that says why; nothing may be written."""
+        before = contents(Path())
+        self._patch.setattr(sys, "argv", ["ekiden", *line.split()])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert contents(Path()) == before
+        (said,) = self._capfd.readouterr().err.splitlines()
+        return said
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    """In an empty folder, without local data sets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    return Commands(monkeypatch, capfd)
+
+
+def test_the_command_line(commands: Commands) -> None:
+    call, refused = commands.call, commands.refused
+    options = "--data digits --partition iid --clients 3 --width 32 --threads 1"
+    call(f"run fedgram {options} --out runs")
+    run = "runs/fedgram-digits-seed0"
+    out = call(f"forget {run} --client client-1")
+    assert f"run folder: {run}-without-client-1" in out
+    assert f"{run} still holds client-1: delete it to forget it there, too" in out
+    call(f"run fedgram {options} --without client-1 --out alone")
+    files = [Path(folder, "model.safetensors") for folder in (f"{run}-without-client-1", f"alone/{Path(run).name}")]
+    assert tensors(files[0]) == tensors(files[1])
+    new, old = (read_lines(file.parent / "metrics.jsonl")[-1] for file in files)
+    assert {k: v for k, v in new.items() if k not in COUNTS} == {k: v for k, v in old.items() if k not in COUNTS}
+    assert json.loads(call(f"evaluate {run}-without-client-1 --json"))["accuracy"] == new["accuracy"]
+    assert "fedgram (width=32), client-1 forgotten" in call(f"show {run}-without-client-1").replace("\n", " ")
+    call(f"report {run}-without-client-1 -o page")
+    assert "client-2,client-1," in " ".join(file.read_text() for file in Path("page").rglob("*.csv"))
+    call(f"resume {run}-without-client-1")
+    assert tensors(files[0]) == tensors(files[1])
+    call(f"join {run}-without-client-1 --client client-1 --out again")
+    assert tensors(Path("again/model.safetensors")) == tensors(Path(run, "model.safetensors"))
+    assert "is there already" in refused(f"forget {run} --client client-1")
+    assert "unknown client 'client-1'" in refused(f"forget {run}-without-client-1 --client client-1")
+    assert "client-0 settled the features" in refused(f"forget {run} --client client-0")
+    assert "unknown client 'client-7'" in refused(f"join {run} --client client-7")
+    assert "--client" in refused(f"forget {run}")
+
+
+SILOS = """
+import torch
+
+def silos(n, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [(torch.randn(40, 4, generator=draw) + i, torch.arange(40) % 2) for i in range(n)]
+
+def three():
+    return silos(3)
+
+def four():
+    return silos(4)
+
+def other():
+    return silos(4, seed=1)
+"""
+
+
+def test_a_silo_that_was_not_in_the_data_joins(commands: Commands) -> None:
+    Path("hospitals.py").write_text(SILOS)
+    options = "--model mlp --width 16 --threads 1"
+    commands.call(f"run fedgram --data hospitals.py:three {options} --out runs")
+    run = str(next(Path("runs").iterdir()))
+    commands.call(f"join {run} --client client-3 --data hospitals.py:four")
+    commands.call(f"run fedgram --data hospitals.py:four {options} --out alone")
+    alone = next(Path("alone").iterdir())
+    assert tensors(Path(f"{run}-with-client-3/model.safetensors")) == tensors(alone / "model.safetensors")
+    said = commands.refused(f"join {run} --client client-3 --data hospitals.py:other --out new")
+    assert "the data of client-0, client-1, client-2 differ from what" in said
+
+
+def tensors(file: Path) -> dict[str, Any]:
+    return {name: tensor.tolist() for name, tensor in load(file).items()}
