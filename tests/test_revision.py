@@ -17,7 +17,7 @@ from torch import nn
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
 from ekiden.api import Result
-from ekiden.cli import main
+from ekiden.app import main
 from ekiden.core import wire
 from ekiden.core.federation import Transfer
 from ekiden.core.folder import read_lines

@@ -159,6 +159,8 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
             f"{path} is a run of {config['method']}: clients can leave and join runs of fedgram alone, whose totals "
             "are exact sums; run again"
         )
+    if method.dictionary == "all":
+        raise UserError(f"{path} has filters from the patches of all clients, so nobody can leave or join: run again")
     if config.get("on") == "flower":
         raise UserError(f"{path} is a run between machines: clients can leave and join runs on one machine; run again")
     if not summarise(path).finished:

@@ -1,6 +1,5 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
-from ekiden import outside
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
 from ekiden.methods.average import Average
@@ -45,6 +44,7 @@ from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.sfedkd import SFedKD
 from ekiden.methods.spfl import SPFL
 from ekiden.methods.ua_pdfl import UAPDFL
+from ekiden.outside import installed, is_file, load, reference
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
@@ -105,10 +105,10 @@ def method_named(name: str) -> type[Method]:
     for method in METHODS:
         if method.title() == name.lower():
             return method
-    others = outside.installed("ekiden.methods")
-    if name not in others and not outside.is_file(name):
+    others = installed("ekiden.methods")
+    if name not in others and not is_file(name):
         raise unknown("method", name, (*(m.title() for m in METHODS), *others))
-    kind = others[name].load() if name in others else outside.load(name)
+    kind = others[name].load() if name in others else load(name)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f"{name} is no method: name a class that derives from Method")
     return kind
@@ -124,10 +124,10 @@ def known(name: str) -> type[Method] | None:
 
 def name_of(kind: type[Method]) -> str:
     """The name that `method_named` finds `kind` by, where it does: its title, or PATH.py:CLASS."""
-    for name, point in outside.installed("ekiden.methods").items():
+    for name, point in installed("ekiden.methods").items():
         if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
             return name
-    return outside.reference(kind) or kind.title()
+    return reference(kind) or kind.title()
 
 
 __all__ = [

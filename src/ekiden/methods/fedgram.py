@@ -219,9 +219,7 @@ class FedGram(Method):
         while s.step < before + len(order):
             moments = s.moments if s.totals is None else None  # for who settles the features
             client = order[s.step - before]
-            s = s.next(
-                totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals))
-            )
+            s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
             yield s
         if s.model is None:
             yield self._with_model(fed, s)
