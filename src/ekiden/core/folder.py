@@ -44,7 +44,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "input": dict,
     "steps": int,
 }
-_ABOUT = ("method", "network", "classes", "input")  # stands in the headers of model files too
+_ABOUT = ("method", "closing_lap", "network", "classes", "input")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection"}
 """What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""

@@ -203,7 +203,8 @@ def label(config: dict[str, Any]) -> str:
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
-    name = f"{name} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else name
+    told = [f"{k}={v}" for k, v in chosen.items()] + ["closing lap"] * bool(config.get("closing_lap"))
+    name = f"{name} ({', '.join(told)})" if told else name
     return f"{name}{_budget(config)}"
 
 
@@ -240,7 +241,7 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "hyperparameters", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k != "seed"}
-    return json.dumps([fields, plan, list(config["clients"])], sort_keys=True)
+    return json.dumps([fields, plan, list(config["clients"]), bool(config.get("closing_lap"))], sort_keys=True)
 
 
 def spread(values: Sequence[float]) -> str:
