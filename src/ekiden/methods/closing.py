@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, islice
-from typing import Any, NamedTuple, Union, get_type_hints
+from operator import or_
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning import gaussian_heads as heads
 from ekiden.learning.layout import Layout
-from ekiden.learning.sums import LARGEST, Sums, measure, size
+from ekiden.learning.sums import WIDE, Sums, measure, size
 from ekiden.learning.weights import Weights
 
 _SAMPLES = 1024  # from which the first client of the lap settles the scales
-_REACH = 8  # standard deviations there that whole numbers reach
+_REACH = 32  # standard deviations there that whole numbers reach
 
 
 class Scales(NamedTuple):
@@ -68,7 +69,7 @@ class ClosingLap(Method):
     Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
     Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
 
-    The final model goes to every client. Its features, as whole numbers from -127 to 127, are summed over all training
+    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all training
     samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it, else to
     the server. Ridge regression with λ by generalised cross-validation of the totals replaces the classifier, scaled
     by a temperature so that its softmax gives probabilities. All else of the model stays as it is.
@@ -191,7 +192,7 @@ class ClosingLap(Method):
                 scales = before.scales
                 refuse_foreign(scales, client.layout)
             blocks = ((whole(h, scales), y) for h, y in features)
-            own = measure(blocks, client.classes, len(scales.centre), model.params.device)
+            own = measure(blocks, client.classes, len(scales.centre), model.params.device, WIDE)
         return Totals(scales, client.added(before.sums if before else None, own))
 
     @on_client
@@ -204,7 +205,7 @@ class ClosingLap(Method):
         return self.method.steps(clients) + clients + 1
 
     def cost(self, clients: int, model: Size) -> int:
-        """What the method costs and N·(M + S), with S = 2D(D + 1) + 4KD + 8K + 8D; less M where a client has it."""
+        """What the method costs and N·(M + S), with S = 4D(D + 1) + 8KD + 8K + 8D; less M where a client has it."""
         return self.method.cost(clients, model) + clients * (model + handed_on(model.layout))
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
@@ -222,7 +223,7 @@ _DECLARED = ("private", "pools_data", "skips", "splits_model", "needs_validation
 def handed_on(layout: Layout) -> int:
     """S, bytes of a hand-off without the model."""
     features = layout.head.inputs - 1
-    return size(layout.classes, features) + 8 * features
+    return size(layout.classes, features, wide=True) + 8 * features
 
 
 def settled(features: Tensor) -> Scales:
@@ -232,7 +233,7 @@ def settled(features: Tensor) -> Scales:
     rows = features.double()
     spread = rows.std(0, correction=0)
     spread = torch.maximum(spread, spread.mean()).clamp(min=1e-12)
-    return Scales(rows.mean(0).float(), (LARGEST / _REACH / spread).float())
+    return Scales(rows.mean(0).float(), (WIDE / _REACH / spread).float())
 
 
 def refuse_foreign(scales: Scales, layout: Layout) -> None:
@@ -249,8 +250,8 @@ def refuse_foreign(scales: Scales, layout: Layout) -> None:
 
 
 def whole(features: Tensor, scales: Scales) -> Tensor:
-    """Features (b, D) as whole numbers from -127 to 127, cut off where they are larger."""
-    return ((features - scales.centre) * scales.gain).round().clamp(-LARGEST, LARGEST)
+    """Features (b, D) as whole numbers from -32767 to 32767, cut off where they are larger."""
+    return ((features - scales.centre) * scales.gain).round().clamp(-WIDE, WIDE)
 
 
 def refitted(model: Weights, layout: Layout, totals: Totals) -> Weights:
@@ -290,4 +291,4 @@ def _handed(method: type[Method]) -> Any:
     """The types of what its tasks return in which there is a model."""
     tasks = [task for name in dir(method) if getattr(task := getattr(method, name, None), "__on_client__", False)]
     kinds = dict.fromkeys([Weights, *(get_type_hints(task)["return"] for task in tasks)])
-    return Union[tuple(k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {}))]
+    return reduce(or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {})))
