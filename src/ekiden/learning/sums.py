@@ -47,9 +47,7 @@ class Sums:
         if not width or shapes != ((width * (width + 1) // 2,), (len(self.counts), width), (len(self.classes),)):
             raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
         if self.gram.dtype not in _MOST or (self.classes.dtype, self.counts.dtype) != (self.gram.dtype, torch.int64):
-            raise UserError(
-                "sums must be of int32 or int64, counts of int64: use the same version of Ekiden everywhere"
-            )
+            raise UserError("sums must be of int32 or int64, counts of int64: use one version of Ekiden everywhere")
         if bool((self.counts < 0).any()) or bool((self.squares < 0).any()):
             raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
 
@@ -133,11 +131,11 @@ def measure(
             raise UserError(f"features of shape {tuple(features.shape[1:])} where {width} numbers were announced")
         if not torch.equal(features.round().clamp(-largest, largest), features):  # also where one is NaN
             raise UserError(f"exact sums need features that are whole numbers from -{largest} to {largest}")
-        features = features.to(precision)
-        of = torch.nn.functional.one_hot(labels, classes).to(features)
+        phi = features.to(precision)
+        of = torch.nn.functional.one_hot(labels, classes).to(phi)
         for start in range(0, width, _STRIPE):
-            gram[start : start + _STRIPE, start:] += features[:, start : start + _STRIPE].T @ features[:, start:]
-        sums += features.T @ of
+            gram[start : start + _STRIPE, start:] += phi[:, start : start + _STRIPE].T @ phi[:, start:]
+        sums += phi.T @ of
         counts += of.sum(0).long()
     return Sums(_narrow(gram[_upper(width, gram.device)], kind), _narrow(sums.T.contiguous(), kind), counts)
 
@@ -189,7 +187,7 @@ def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
     """
     if len(values) and float(values.abs().max()) > _MOST[kind]:
         raise UserError(
-            f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there are too many samples for one run; "
-            "leave out clients, or some samples of the largest"
+            f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there are too many samples "
+            "for one run; leave out clients, or some samples of the largest"
         )
     return values.to(kind)

@@ -69,12 +69,13 @@ class ClosingLap(Method):
     Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
     Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
 
-    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all training
-    samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it, else to
-    the server. Ridge regression with λ by generalised cross-validation of the totals replaces the classifier, scaled
-    by a temperature so that its softmax gives probabilities. All else of the model stays as it is.
+    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
+    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it,
+    else to the server. Ridge regression with λ by generalised cross-validation of the totals replaces the classifier,
+    scaled by a temperature so that its softmax gives probabilities. All else of the model stays as it is.
 
-    Departures from the paper: the sums are handed on instead of sent to the server; λ is not chosen on data.
+    Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
+    handed on instead of sent to the server; λ is not chosen on data.
     """
 
     method: Method
