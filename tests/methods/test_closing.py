@@ -23,6 +23,7 @@ from ekiden.experiments.plan import Plan, from_json
 from ekiden.experiments.standing import flat
 from ekiden.experiments.summary import label
 from ekiden.learning.network import Network
+from ekiden.learning.sums import WIDE
 from ekiden.learning.weights import Weights
 from ekiden.methods import (
     METHODS,
@@ -42,7 +43,7 @@ from ekiden.methods import (
     MAEcho,
     MetaFed,
 )
-from ekiden.methods.closing import WIDE, Scales, Totals, refitted, settled, whole
+from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
 from tests.conformance.test_every_method import check_passes, files, same, watched_passes
 from tests.conftest import Tiny
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from functools import cache, reduce
 from itertools import chain, islice
 from operator import or_
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +185,7 @@ class ClosingLap(Method):
     def lap_add(self, client: Client, model: Weights, before: Totals | None) -> Totals:
         """Add the own sums to those received; the first client settles the scales."""
         with torch.no_grad():
+            features: Iterator[tuple[Tensor, Tensor]]
             features = ((client.probe(x, model)[0], y) for x, y in client.batches(passes=0))
             if before is None:
                 held = list(islice(features, -(-_SAMPLES // client.training.batch_size)))
@@ -278,7 +279,7 @@ def _with_lap(s: State) -> State:
     """A state of a method as one with a lap that has not begun."""
     if isinstance(s, Lap):
         return s
-    return _state(type(s))(**{f.name: getattr(s, f.name) for f in fields(s)})
+    return _state(cast(Any, type(s)))(**{f.name: getattr(s, f.name) for f in fields(s)})
 
 
 def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, ...]:
