@@ -99,7 +99,7 @@ def test_the_head_is_ridge_regression_and_the_rest_as_before(method: Method, blo
     x, y = training_data(blobs)
     wanted = ridge(features_of(before, x), y.numpy())
     head = after.model.head
-    found = torch.cat([head.weight, head.bias[:, None]], 1).detach().double().numpy()  # type: ignore[union-attr,index,list-item,operator]
+    found = torch.cat([head.weight, head.bias[:, None]], 1).detach().double().numpy()  # type: ignore[union-attr,index,list-item]
     # Both are scores up to the temperature, which divides all of them.
     factor = (found * wanted).sum() / (wanted**2).sum()
     assert factor > 1
@@ -325,7 +325,9 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     config = json.loads((folder / "config.json").read_text())
     assert (config["method"], config["closing_lap"], config["steps"]) == ("fedseq", True, 5)
     assert "closing lap" in label(config)
-    assert "closing lap" in ekiden("show", str(folder))
+    shown = ekiden("show", str(folder))
+    assert "closing lap" in shown
+    assert "; finished" in shown or "finished" in shown.split("stopped")[0]
     both = ekiden("compare", str(folder), str(tmp_path / "plain" / folder.name))
     assert both.count("closing lap") == 1
     said = json.loads(ekiden("evaluate", str(folder), "--json"))

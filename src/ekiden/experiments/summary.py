@@ -17,7 +17,7 @@ from ekiden.core.run import told
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import known
+from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
 COUNTED = ("bytes", "forward", "backward")
@@ -223,8 +223,7 @@ def _method(config: dict[str, Any]) -> Method | None:
     try:
         Training(**config["training"])
         Hardware(**config["hardware"])
-        kind = known(config["method"])
-        return kind(**config["hyperparameters"]) if kind else None
+        return method_of(config) if known(config["method"]) else None
     except TypeError as error:
         raise UserError(
             f"the settings of {config['method']} cannot be read ({error}): use the Ekiden that ran it"
