@@ -288,13 +288,12 @@ def of_method(
 
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
     """What a run folder says of a run."""
-    from ekiden.methods import name_of  # noqa: PLC0415  (`import ekiden` stays light)
+    from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
     digests = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}
     return {
-        "method": name_of(type(setup.method)),
+        **written(setup.method),
         "steps": setup.method.steps(len(clients)),
-        "hyperparameters": asdict(setup.method),
         "training": asdict(setup.training),
         "selection": setup.method.selection(setup.training.select),
         "hardware": asdict(setup.hardware),

@@ -17,7 +17,7 @@ from ekiden.evaluation import Built
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.learning.augment import normalise
-from ekiden.methods import method_named
+from ekiden.methods import method_of
 from ekiden.modules import as_module
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -100,7 +100,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
 def method_in(config: Mapping[str, Any]) -> Method:
     """Return the method in the configuration of a run."""
     try:
-        return method_named(config["method"])(**config["hyperparameters"])
+        return method_of(config)
     except (TypeError, ValueError) as error:
         raise UserError(f"the hyperparameters cannot be read ({error}): use the Ekiden that wrote it") from None
 

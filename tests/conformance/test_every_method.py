@@ -319,6 +319,13 @@ def test_ledger_equals_the_declared_cost(kind: type[Method]) -> None:
 
 
 @every_method
+def test_it_says_whether_it_ends_with_one_model(kind: type[Method]) -> None:
+    method, result = small(kind), plain(kind)
+    assert method.one_model == (result.weights is not None and not result.personal)
+    assert method.complete(result.state)
+
+
+@every_method
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
     """Stopped after each step; and, where there are more, after several steps of one process."""
     method = small(kind)

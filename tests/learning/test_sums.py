@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.errors import UserError
-from ekiden.learning.sums import Sums, measure, size, widest
+from ekiden.learning.sums import WIDE, Sums, measure, size, widest
 
 
 def drawn(n: int = 3000, width: int = 40, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -111,6 +111,8 @@ def test_parts_that_cannot_be_sums_are_refused() -> None:
         Sums(good.gram, good.classes[:, 0], good.counts)
     with pytest.raises(UserError, match="int32"):
         Sums(good.gram.long(), good.classes, good.counts)
+    with pytest.raises(UserError, match="int32"):
+        Sums(good.gram.double(), good.classes.double(), good.counts)
     with pytest.raises(UserError, match="negative"):
         Sums(-good.gram, good.classes, good.counts)
     with pytest.raises(UserError, match="cannot be combined"):
@@ -131,3 +133,28 @@ def test_the_widest_that_fits_a_budget(classes: int, each: int, fixed: int) -> N
     x, y = drawn(5, 9)
     sums = of(x, y)
     assert size(4, 9) == sum(t.numel() * t.element_size() for t in vars(sums).values())
+
+
+def test_wide_features_by_hand() -> None:
+    """Products beyond 2^24 and sums beyond 2^31, odd ones, that float32 and int32 do not hold."""
+    x = torch.tensor([[WIDE, 1.0], [-WIDE, 2], [WIDE, -3]])
+    sums = measure([(x, torch.tensor([0, 1, 1]))], 2, 2, largest=WIDE)
+    assert sums.gram.tolist() == [3 * 32767**2, -4 * 32767, 14]
+    assert sums.classes.tolist() == [[32767, 1], [0, -1]]
+    assert sums.gram.dtype == sums.classes.dtype == torch.int64
+    assert sums.plus(sums).minus(sums).gram.tolist() == sums.gram.tolist()
+    assert size(2, 2, wide=True) == sum(t.numel() * t.element_size() for t in vars(sums).values())
+    with pytest.raises(UserError, match="whole numbers from -32767 to 32767"):
+        measure([(x + 1, torch.tensor([0, 1, 1]))], 2, 2, largest=WIDE)
+    with pytest.raises(UserError, match="cannot be combined"):
+        sums.plus(of(x.clamp(-1, 1), torch.tensor([0, 1, 1]), classes=2))
+
+
+def test_wide_sums_are_exact_up_to_2_53() -> None:
+    one = measure([(torch.full((1, 1), float(WIDE)), torch.zeros(1, dtype=torch.int64))], 1, 1, largest=WIDE)
+    most = (2**53 - 1) // WIDE**2
+    assert most > 8_388_608
+    many = Sums(one.gram * most, one.classes * most, one.counts * most)
+    assert many.matrix().tolist() == [[float(most * WIDE**2)]]
+    with pytest.raises(UserError, match="does not fit into 53 bits"):
+        many.plus(one)

@@ -166,6 +166,15 @@ class Method(Checked, ABC):
         """The network that the run's model fits, made from the clients' own; by default that itself."""
         return network
 
+    def complete(self, state: Any) -> bool:
+        """Whether a run may end with this state: it holds a model."""
+        return state.model is not None or bool(state.personal)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether a run ends with a global model, and without personal ones."""
+        return True
+
     @property
     def changes_network(self) -> bool:
         """Whether the result fits another network than the clients' own."""

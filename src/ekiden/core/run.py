@@ -100,7 +100,7 @@ def drive(
             for transfer in lost(state, after):
                 report.transfer(transfer)
             after = state.next()
-            empty = after.step >= total and after.model is None and not after.personal
+            empty = after.step >= total and not method.complete(after)
             if empty or not (skip and method.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()

@@ -173,7 +173,7 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
     report(Event(run, "loading data"))
     try:
         data = job.plan.federation()
-        report(Event(run, "starting", total=job.plan.method.steps(len(data.clients))))
+        report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line has a line of its own for it
             result = job.plan.run(job.folder, data, watch, on_step, job.about)

@@ -23,7 +23,7 @@ from ekiden.experiments.entries import at
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
-from ekiden.methods import method_named, name_of
+from ekiden.methods import ClosingLap, method_named, name_of
 
 M = TypeVar("M", bound=Method)
 
@@ -56,6 +56,9 @@ class Plan(Checked, Generic[M]):
     """processes for the independent tasks of one run"""
     evaluate_every: Count = 1
     """steps between evaluations on the test data"""
+    closing_lap: bool = False
+    """after the method's last step, refit the classifier exactly on the final features of all clients' training data:
+    the model goes to all of them, and sums from one to the next"""
     tune: bool = False
     """measure on the clients' validation data, not on the test data: to choose settings by"""
     keep_trained: bool = False
@@ -64,6 +67,18 @@ class Plan(Checked, Generic[M]):
     evaluate_on: EvaluateOn = "all"
     """measure personal models on all test data, or each on its own client's alone, in 1/N of the time; own also
     measures the models that clients trained last in the step, before any averaging (client_mean_trained)"""
+
+    def __post_init__(self) -> None:
+        """A method with a closing lap is the method and the flag; others must be able to have one."""
+        if isinstance(self.method, ClosingLap):
+            object.__setattr__(self, "closing_lap", True)
+            object.__setattr__(self, "method", self.method.method)
+        _ = self.whole
+
+    @property
+    def whole(self) -> Method:
+        """All that is run: the method, with its closing lap if there is one."""
+        return ClosingLap(self.method) if self.closing_lap else self.method
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """The data, divided among the clients; `dataset` if they are loaded already."""
@@ -91,7 +106,7 @@ class Plan(Checked, Generic[M]):
     ) -> api.Result:
         """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
-            self.method,
+            self.whole,
             data,
             self.model,
             training=self.training,
@@ -113,7 +128,7 @@ class Plan(Checked, Generic[M]):
         values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
         if code := outside.digests((name, self.model, self.data)):
             values["code"] = code
-        for later in ("tune", "keep_trained", "without"):  # as in runs that were begun before there was a choice
+        for later in ("closing_lap", "tune", "keep_trained", "without"):  # as in runs begun before there was a choice
             if not values[later]:
                 del values[later]
         if self.evaluate_on == "all":
@@ -167,12 +182,12 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed, plan.method)
+    build = api.builder(plan.model, own, plan.seed, plan.whole)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
-    worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
+    worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     api.check_model(worker, data)
     return TestSet(worker, data, len(own.clients))

@@ -18,7 +18,7 @@ from ekiden.core.run import told
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import known
+from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -205,7 +205,8 @@ def label(config: dict[str, Any]) -> str:
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
-    name = f"{name} ({', '.join(f'{k}={v}' for k, v in chosen.items())})" if chosen else name
+    told = [f"{k}={v}" for k, v in chosen.items()] + ["closing lap"] * bool(config.get("closing_lap"))
+    name = f"{name} ({', '.join(told)})" if told else name
     return f"{name}{_budget(config)}{_revised(config)}"
 
 
@@ -230,8 +231,7 @@ def _method(config: dict[str, Any]) -> Method | None:
     try:
         Training(**config["training"])
         Hardware(**config["hardware"])
-        kind = known(config["method"])
-        return kind(**config["hyperparameters"]) if kind else None
+        return method_of(config) if known(config["method"]) else None
     except TypeError as error:
         raise UserError(
             f"the settings of {config['method']} cannot be read ({error}): use the Ekiden that ran it"
@@ -248,7 +248,8 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "hyperparameters", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k != "seed"}
-    return json.dumps([fields, plan, list(config["clients"]), config.get("revisions", [])], sort_keys=True)
+    others = [bool(config.get("closing_lap")), config.get("revisions", [])]
+    return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 
 def spread(values: Sequence[float]) -> str:

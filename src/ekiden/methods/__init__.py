@@ -1,9 +1,18 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
+<<<<<<< HEAD
+=======
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ekiden import outside
+>>>>>>> lap
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
+from ekiden.methods.closing import ClosingLap
 from ekiden.methods.co_boosting import CoBoosting
 from ekiden.methods.criticalfl import CriticalFL
 from ekiden.methods.criticalfl_server import CriticalFLServer
@@ -130,6 +139,25 @@ def name_of(kind: type[Method]) -> str:
     return reference(kind) or kind.title()
 
 
+def written(method: Method) -> dict[str, Any]:
+    """What a run folder says of a method; `method_of` reads it."""
+    lap = isinstance(method, ClosingLap)
+    inner = method.method if isinstance(method, ClosingLap) else method
+    said = {"method": name_of(type(inner)), "hyperparameters": asdict(inner)}
+    return said | {"closing_lap": True} if lap else said
+
+
+def method_of(said: Mapping[str, Any]) -> Method:
+    """The method of a run folder.
+
+    Raises:
+        UserError: there is none of that name.
+        TypeError: it has other hyperparameters.
+    """
+    method = method_named(said["method"])(**said["hyperparameters"])
+    return ClosingLap(method) if said.get("closing_lap") else method
+
+
 __all__ = [
     "DENSE",
     "FENS",
@@ -141,6 +169,7 @@ __all__ = [
     "UAPDFL",
     "Average",
     "Centralized",
+    "ClosingLap",
     "CoBoosting",
     "CriticalFL",
     "CriticalFLServer",
@@ -176,5 +205,7 @@ __all__ = [
     "SFedKD",
     "known",
     "method_named",
+    "method_of",
     "name_of",
+    "written",
 ]

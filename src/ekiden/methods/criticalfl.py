@@ -88,6 +88,11 @@ class CriticalFL(Method):
         """There is no global model."""
         return Periods(model=None)
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: Periods) -> Iterator[State]:
         """One round a step. The server learns norms, and sees no model."""
         n = len(fed.clients)

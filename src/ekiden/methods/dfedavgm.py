@@ -51,6 +51,11 @@ class DFedAvgM(Method):
         """There is no global model."""
         return State(model=None)
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step: train, then x_i = Σ_l w_il z_l over the neighbours l."""
         while s.step < self.rounds:

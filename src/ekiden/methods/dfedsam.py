@@ -49,6 +49,11 @@ class DFedSAM(Method):
         """There is no global model."""
         return State(model=None)
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step: train, then Q exchanges over the same graph: x = W^Q z."""
         while s.step < self.rounds:

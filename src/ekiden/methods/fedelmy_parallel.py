@@ -51,6 +51,11 @@ class FedELMYParallel(Method):
     init: Init = "different"
     """initial models: each client its own, as published, or one for all"""
 
+    @property
+    def one_model(self) -> bool:
+        """Everyone to everyone, each client has it, as a personal one."""
+        return self.server
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Two steps: all pools, then the exchange."""
         if s.step == 0:

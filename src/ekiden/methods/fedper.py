@@ -58,6 +58,11 @@ class FedPer(Method):
         """There is no global model."""
         return State(model=None)
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:

@@ -117,6 +117,11 @@ class MAEcho(Method):
         if self.align:
             check_chain(model.network.module, model.shape)
 
+    @property
+    def one_model(self) -> bool:
+        """Without a server each client has its own."""
+        return not self.decentralised
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
         if s.step == 0:

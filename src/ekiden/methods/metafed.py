@@ -47,6 +47,11 @@ class MetaFed(Method):
     needs_validation: ClassVar[bool] = True
     private: ClassVar[Any] = bool  # flag_i, whether the client distils
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step alone, one step a hop, one step of personalisation. Own models never leave but as teachers."""
         n = len(fed.clients)

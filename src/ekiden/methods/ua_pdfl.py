@@ -111,6 +111,11 @@ class UAPDFL(Method):
         """There is no global model."""
         return Branches(model=None)
 
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
         """One round a step. The server learns who is near whom, and sees no model and no representation."""
         names, positions = fed.clients, range(len(fed.clients))

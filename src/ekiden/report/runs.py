@@ -196,7 +196,7 @@ def _alike(config: Mapping[str, Any]) -> str:
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
     plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
     fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]
-    fields.append(_machine(config))
+    fields += [_machine(config), bool(config.get("closing_lap"))]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), config.get("revisions", [])]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -263,7 +263,8 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    return {**config["hyperparameters"], **config["training"], **_machine(config)}
+    lap = {"closing_lap": bool(config.get("closing_lap"))}
+    return {**config["hyperparameters"], **config["training"], **_machine(config), **lap}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ekiden.data.samples import Dataset, Samples
 from ekiden.errors import UserError
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import method_named
+from ekiden.methods import ClosingLap, method_named
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
@@ -50,6 +50,7 @@ class Agreement:
         keys: the public key of each; none, where names are not proved.
         sealed: whether values are sealed for who reads them.
         skips: whether the run goes on without silos that do not answer.
+        closing_lap: whether the classifier is refitted after the method's last step.
     """
 
     run: str
@@ -69,6 +70,7 @@ class Agreement:
     keys: tuple[str, ...] = ()
     sealed: bool = False
     skips: bool = False
+    closing_lap: bool = False
 
     @property
     def digest(self) -> str:
@@ -82,7 +84,10 @@ class Agreement:
 
     def text(self) -> str:
         """As JSON, the same text for the same terms."""
-        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+        values = asdict(self)
+        if not self.closing_lap:  # as in runs that were begun before there was a choice
+            del values["closing_lap"]
+        return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
         """The method with its hyperparameters.
@@ -99,7 +104,7 @@ class Agreement:
             if present is _ABSENT or not _same_kind(value, present):
                 raise UserError(f"{self.method} cannot have {name} = {value!r}")
             values[name] = value
-        return kind(**values)
+        return ClosingLap(kind(**values)) if self.closing_lap else kind(**values)
 
     def setup(self, dataset: Dataset, hardware: Hardware) -> Setup:
         """What a worker needs, at a party that holds `dataset`."""
@@ -129,6 +134,7 @@ def parse(text: str) -> Agreement:
         version = values["version"]
         if version != __version__:
             raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
+        values = {"closing_lap": False} | values
         if set(values) != {f.name for f in fields(Agreement)}:
             raise UserError("the terms of the run cannot be read: are they from another program?")
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
@@ -144,7 +150,7 @@ def parse(text: str) -> Agreement:
             and all(type(k) is str for k in agreement.keys)
             and len(set(agreement.clients)) == len(agreement.clients)
             and len(agreement.keys) in (0, len(agreement.clients))
-            and type(agreement.sealed) is type(agreement.skips) is bool
+            and type(agreement.sealed) is type(agreement.skips) is type(agreement.closing_lap) is bool
             and bool(agreement.keys) >= agreement.sealed
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)

@@ -17,7 +17,7 @@ from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence
 from ekiden.transports.flower.parcel import Ask
 from ekiden.transports.flower.sealing import Reader
-from ekiden.transports.flower.silo_file import Held, SiloFile
+from ekiden.transports.flower.silo_file import CLOSING_LAP, Held, SiloFile
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
@@ -30,6 +30,11 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     if agreed.method not in file.limits.methods:
         raise UserError(
             f"{name} does not allow {agreed.method[:40]!r}, only {', '.join(file.limits.methods)} "
+            "(limits.methods in its silo.toml)"
+        )
+    if agreed.closing_lap and CLOSING_LAP not in file.limits.methods:
+        raise UserError(
+            f"the run has a closing lap, {name} does not allow that: leave out --closing-lap, or name {CLOSING_LAP} "
             "(limits.methods in its silo.toml)"
         )
     if file.link.key and not agreed.sealed and not file.limits.unsealed:

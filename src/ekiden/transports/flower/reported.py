@@ -76,6 +76,7 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     for name, value in expected.items():
         if not same(config.get(name), value):
             yield f"config.json says {name} {_short(config.get(name))}, the terms that silos signed {_short(value)}"
+    yield from _closing_lap(config, signed, "")
     if set(config["clients"]) != set(signed.terms.clients):
         yield f"config.json says clients {', '.join(config['clients'])}, the terms {', '.join(signed.terms.clients)}"
     for hop in signed.hops:
@@ -91,10 +92,17 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     for name, value in wanted.items():
         if not same(plan.get(name), value):
             yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
+    yield from _closing_lap(plan, signed, "remote_plan.")
     if plan.get("model") not in ("auto", signed.terms.model):
         yield f"config.json says remote_plan.model {_short(plan.get('model'))}, the terms {signed.terms.model}"
     if plan.get("absent") not in get_args(Absent) or (plan.get("absent") == "skip") != signed.terms.skips:
         yield f"config.json says remote_plan.absent {_short(plan.get('absent'))}, the terms skips {signed.terms.skips}"
+
+
+def _closing_lap(said: Mapping[str, Any], signed: Signed, where: str) -> Iterator[str]:
+    """Where a closing lap is said to be that was not agreed on, or the reverse; without a word there is none."""
+    if not same(said.get("closing_lap", False), lap := signed.terms.closing_lap):
+        yield f"config.json says {where}closing_lap {_short(said.get('closing_lap'))}, the terms {lap}"
 
 
 def samples(signed: Signed) -> Iterator[str]:

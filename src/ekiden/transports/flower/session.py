@@ -26,7 +26,7 @@ from ekiden.errors import UserError
 from ekiden.evaluation import Built, divergence
 from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
-from ekiden.methods import method_named
+from ekiden.methods import ClosingLap, method_named, written
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name, no_samples
@@ -53,6 +53,9 @@ class RemotePlan(Checked, Generic[M]):
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
     training: Training = field(default_factory=Training)
+    closing_lap: bool = False
+    """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
+    model goes to all of them, and sums from one to the next"""
     seed: CountOrZero = 0
     """of everything random: initial model, training"""
     evaluate_every: CountOrZero = 0
@@ -66,6 +69,10 @@ class RemotePlan(Checked, Generic[M]):
     """encrypt each value from the silo that has it to the party that uses it, so that nobody between can read it"""
 
     def __post_init__(self) -> None:
+        if isinstance(self.method, ClosingLap):
+            object.__setattr__(self, "closing_lap", True)
+            object.__setattr__(self, "method", self.method.method)
+        _ = self.whole
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
         for name in names:
@@ -74,13 +81,21 @@ class RemotePlan(Checked, Generic[M]):
             check_name(name, "--clients")
 
     @property
+    def whole(self) -> Method:
+        """All that is run: the method, with its closing lap if there is one."""
+        return ClosingLap(self.method) if self.closing_lap else self.method
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The silos' names."""
         return tuple(self.clients.split(",")) if self.clients else ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        if not self.closing_lap:  # as in runs that were begun before there was a choice
+            del values["closing_lap"]
+        return values
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
@@ -134,7 +149,7 @@ def run(
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # what the server computes is the same bits on any machine
     check_reading(plan, agreed, setup)
-    plan.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
+    plan.whole.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
     roll.introduce(agreed.text())
     hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
@@ -153,7 +168,7 @@ def _go(
     say: Say,
 ) -> api.Result:
     """All steps that are left, and the models."""
-    method, clients, folder, classes = plan.method, plan.names, run_folder.path, len(agreed.classes)
+    method, clients, folder, classes = plan.whole, plan.names, run_folder.path, len(agreed.classes)
     total = method.steps(len(clients))
     state, marks = _begun(run_folder, method)
     if state.step:
@@ -221,7 +236,7 @@ def check(plan: RemotePlan[Method]) -> None:
     Raises:
         UserError: says what to change.
     """
-    method, clients = plan.method, plan.names
+    method, clients = plan.whole, plan.names
     if not clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
     if method.pools_data:
@@ -251,7 +266,7 @@ def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> No
     Raises:
         UserError: names the silo.
     """
-    steps = plan.method.steps(len(plan.names))
+    steps = plan.whole.steps(len(plan.names))
     often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
     for name, hello in hellos.items():
         if often > hello.evaluations:
@@ -272,8 +287,7 @@ def _config(
         "run": agreed.run,
         "sealed": agreed.sealed,
         "model": agreed.model,
-        "method": agreed.method,
-        "hyperparameters": asdict(plan.method),
+        **written(plan.whole),
         "training": asdict(plan.training),
         "selection": plan.method.selection(plan.training.select),
         "hardware": {},
@@ -330,6 +344,7 @@ def agree(
         tuple(public_keys[name] for name in plan.names) if public_keys else (),
         plan.sealed and bool(public_keys),
         plan.absent == "skip",
+        plan.closing_lap,
     )
 
 

@@ -18,6 +18,7 @@ from ekiden.transports.flower.agreement import check_name
 
 T = TypeVar("T")
 Held = tuple[Dataset, ClientData]
+CLOSING_LAP = "closing-lap"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -27,8 +28,8 @@ class Limits:
 
     model_bytes: int = 100_000_000
     """largest model, in bytes on the wire"""
-    methods: tuple[str, ...] = tuple(m.title() for m in METHODS if not m.pools_data)
-    """names of the methods that may run here"""
+    methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.pools_data), CLOSING_LAP)
+    """names of the methods that may run here; and closing-lap, if they may have one, in which sums leave the silo"""
     epochs: int = 1000
     """most epochs of training in one task"""
     unsealed: bool = False
@@ -200,7 +201,7 @@ def read(path: Path) -> SiloFile:
     for name, value in vars(silo.limits).items():
         if type(value) is int and value < (least := 0 if name == "evaluations" else 1):
             raise UserError(f"{path}: limits.{name} must be {least} or more, not {value}")
-    known = [m.title() for m in METHODS]
+    known = [*(m.title() for m in METHODS), CLOSING_LAP]
     for method in silo.limits.methods:
         if method not in known:
             raise unknown(f"method in {path}", method, known)

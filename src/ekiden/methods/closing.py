@@ -1,0 +1,297 @@
+"""The closing lap: after a method's last step, the classifier is refitted exactly on all clients' training data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from functools import cache, reduce
+from itertools import chain, islice
+from operator import or_
+from typing import Any, NamedTuple, cast, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.core.federation import Fed
+from ekiden.core.method import HasModel, Method, Size, State, on_client
+from ekiden.core.refs import EVERYONE, Ref
+from ekiden.core.worker import Client
+from ekiden.errors import UserError
+from ekiden.learning import gaussian_heads as heads
+from ekiden.learning.layout import Layout
+from ekiden.learning.sums import WIDE, Sums, measure, size
+from ekiden.learning.weights import Weights
+
+_SAMPLES = 1024  # from which the first client of the lap settles the scales
+_REACH = 32  # standard deviations there that whole numbers reach
+
+
+class Scales(NamedTuple):
+    """How features h become whole numbers: (h - centre)·gain, rounded.
+
+    Attributes:
+        centre: (D,) float32.
+        gain: (D,) float32, above 0.
+    """
+
+    centre: Tensor
+    gain: Tensor
+
+
+class Totals(NamedTuple):
+    """What a client hands to the next one.
+
+    Attributes:
+        scales: of the features, settled by the first client of the lap.
+        sums: over the training samples of all clients so far.
+    """
+
+    scales: Scales
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Lap(State):
+    """The state with the lap; its class also derives from the state of the method, see `_state`.
+
+    Attributes:
+        body: the method's model, while the lap lasts; `model` is None then.
+        totals: what has been added up.
+        closed: whether the lap is over.
+    """
+
+    body: Ref[Weights] | Weights | None = None
+    totals: Ref[Totals] | None = None
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class ClosingLap(Method):
+    """A method, and one more lap in which all clients add up what the exact classifier on its final features needs.
+
+    Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
+    Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
+
+    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
+    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it,
+    else to the server. Ridge regression with λ by generalised cross-validation of the totals replaces the classifier,
+    scaled by a temperature so that its softmax gives probabilities. All else of the model stays as it is.
+
+    Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
+    handed on instead of sent to the server; λ is not chosen on data.
+    """
+
+    method: Method
+    """the method that is run before"""
+
+    def __post_init__(self) -> None:
+        """The method must end with one model of the clients' own network; what it declares holds for both."""
+        method, name = self.method, self.method.title()
+        kind = type(method)
+        if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
+            raise UserError(f"{name} has a closing lap, or a task of its name, already: leave out --closing-lap")
+        if method.joins_models:
+            raise UserError(f"--closing-lap needs one model, {name} joins the clients' models: leave it out")
+        if not method.one_model:
+            raise UserError(f"--closing-lap needs a global model, {name} gives personal ones: leave it out")
+        if method.changes_network or method.extra_outputs or kind.own_network is not Method.own_network:
+            raise UserError(f"--closing-lap needs the clients' own network, {name} makes another: leave it out")
+        for declared in _DECLARED:
+            object.__setattr__(self, declared, getattr(method, declared))
+
+    def __getattr__(self, name: str) -> Any:
+        """A task of the method."""
+        task = None if name.startswith("_") else getattr(self.__dict__.get("method"), name, None)
+        if not getattr(task, "__on_client__", False):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return task
+
+    def check(self, clients: Sequence[str]) -> None:
+        """As the method does."""
+        self.method.check(clients)
+
+    def selection(self, select: str) -> str:
+        """As the method does."""
+        return self.method.selection(select)
+
+    def check_network(self, model: Size) -> None:
+        """The network must end with a linear layer that it calls its head."""
+        self.method.check_network(model)
+        network = model.network
+        _ = network.head  # declared
+        head, last = network.module.get_submodule("head"), network.layout.head
+        linear = isinstance(head, nn.Linear) and last.name == "head" and last.bias is not None
+        if linear:
+            with torch.no_grad():
+                features, logits = network.probe(torch.ones(2, *model.shape, device=network.params.device))
+                linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
+        if not linear:
+            raise UserError(
+                "--closing-lap needs a network that ends with `head`, one linear layer with biases: leave it out"
+            )
+
+    def start(self) -> State:
+        """That of the method."""
+        return _with_lap(self.method.start())
+
+    def complete(self, state: State) -> bool:
+        """Only with the classifier of the lap."""
+        return isinstance(state, Lap) and state.closed
+
+    def run(self, fed: Fed, s: Any) -> Iterator[State]:
+        """The method; then a hop to each client, from where the model is, a step each; then the solution."""
+        before, n = self.method.steps(len(fed.clients)), len(fed.clients)
+        if s.step < before:
+            for after in self.method.run(fed, s):
+                s = _with_lap(after)
+                yield s
+        while s.step < before + n:
+            body = self._body(fed, s)
+            client = _order(fed.clients, body)[s.step - before]
+            totals = fed.sum(self.lap_add, [client], body, plus=s.totals)
+            s = s.next(model=None, body=body, totals=totals)
+            yield s
+        if s.step == before + n:
+            if s.totals is None:
+                raise UserError("no client has answered in the closing lap: start them, then begin the run again")
+            s = s.next(model=self._closed(fed, s), body=None, totals=None, closed=True)
+            yield s
+
+    def _body(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
+        """The method's model, where it is."""
+        if s.body is not None:
+            return s.body  # type: ignore[no-any-return]
+        if s.model is None or s.personal:
+            raise UserError(f"{self.method.title()} has not given one global model: leave out --closing-lap")
+        if isinstance(s.model, Ref):
+            owner = fed.clients[0] if s.model.owner == EVERYONE else s.model.owner
+            return fed.call(self.lap_body, owner, s.model)
+        return s.model if isinstance(s.model, Weights) else s.model.model
+
+    def _closed(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
+        if isinstance(s.body, Ref):
+            return fed.call(self.lap_close, s.body.owner, s.body, s.totals)
+        return refitted(s.body, fed.layout, fed.get(s.totals))
+
+    @property
+    def lap_body(self) -> Any:
+        """A task: the model alone, of what the method's last task returned with it."""
+
+        @on_client
+        def lap_body(client: Client, handed: Weights | HasModel) -> Weights:
+            return handed if isinstance(handed, Weights) else handed.model
+
+        lap_body.__annotations__["handed"] = _handed(type(self.method))
+        return lap_body
+
+    @on_client
+    def lap_add(self, client: Client, model: Weights, before: Totals | None) -> Totals:
+        """Add the own sums to those received; the first client settles the scales."""
+        with torch.no_grad():
+            features: Iterator[tuple[Tensor, Tensor]]
+            features = ((client.probe(x, model)[0], y) for x, y in client.batches(passes=0))
+            if before is None:
+                held = list(islice(features, -(-_SAMPLES // client.training.batch_size)))
+                scales, features = settled(torch.cat([h for h, _ in held])), chain(held, features)
+            else:
+                scales = before.scales
+                refuse_foreign(scales, client.layout)
+            blocks = ((whole(h, scales), y) for h, y in features)
+            own = measure(blocks, client.classes, len(scales.centre), model.params.device, WIDE)
+        return Totals(scales, client.added(before.sums if before else None, own))
+
+    @on_client
+    def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:
+        """The model with the classifier that the totals give."""
+        return refitted(model, client.layout, totals)
+
+    def steps(self, clients: int) -> int:
+        """Those of the method, N hops and the solution."""
+        return self.method.steps(clients) + clients + 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """What the method costs and N·(M + S), with S = 4D(D + 1) + 8KD + 8K + 8D; less M where a client has it."""
+        return self.method.cost(clients, model) + clients * (model + handed_on(model.layout))
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """What the method has moved; (N - 1)·M and N·S if a client had its model, N·(M + S) if the server had it."""
+        before, sums = self.method.moved(end, clients, model), handed_on(model.layout)
+        if isinstance(end.model, Ref):
+            return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
+        return before + clients * (model + sums)
+
+
+_TASKS = ("lap_body", "lap_add", "lap_close")
+_DECLARED = ("private", "pools_data", "skips", "splits_model", "needs_validation")
+
+
+def handed_on(layout: Layout) -> int:
+    """S, bytes of a hand-off without the model."""
+    features = layout.head.inputs - 1
+    return size(layout.classes, features, wide=True) + 8 * features
+
+
+def settled(features: Tensor) -> Scales:
+    """Scales by some features (n, D) of the first client."""
+    if not bool(torch.isfinite(features).all()):
+        raise UserError("the final model has features that are not finite, so no classifier fits them: lower --lr")
+    rows = features.double()
+    spread = rows.std(0, correction=0)
+    spread = torch.maximum(spread, spread.mean()).clamp(min=1e-12)
+    return Scales(rows.mean(0).float(), (WIDE / _REACH / spread).float())
+
+
+def refuse_foreign(scales: Scales, layout: Layout) -> None:
+    """Refuse scales from another party that are none of this network.
+
+    Raises:
+        UserError: says so.
+    """
+    wanted = [((layout.head.inputs - 1,), torch.float32)] * 2
+    if [(tuple(t.shape), t.dtype) for t in scales] != wanted:
+        raise UserError("the scales received are of other features than here: use the same model everywhere")
+    if not all(bool(torch.isfinite(t).all()) for t in scales) or not bool((scales.gain > 0).all()):
+        raise UserError("the scales received are not finite, or not positive: refused")
+
+
+def whole(features: Tensor, scales: Scales) -> Tensor:
+    """Features (b, D) as whole numbers from -32767 to 32767, cut off where they are larger."""
+    return ((features - scales.centre) * scales.gain).round().clamp(-WIDE, WIDE)
+
+
+def refitted(model: Weights, layout: Layout, totals: Totals) -> Weights:
+    """`model` with the classifier that the totals give, written for the features as they are."""
+    refuse_foreign(totals.scales, layout)
+    m = heads.moments(totals.sums)
+    rows = m.rows(heads.calibrated(heads.ridge(m), m))
+    centre, gain = (t.cpu().double() for t in totals.scales)
+    weight = rows[:, :-1] * gain
+    rows = torch.cat([weight, (rows[:, -1] - weight @ centre)[:, None]], 1)
+    params = model.params.clone()
+    layout.head.put(params, rows.to(params))
+    return model.with_params(params)
+
+
+@cache
+def _state(kind: type[State]) -> type[State]:
+    """A state of `kind` with the fields of `Lap`."""
+    return make_dataclass("Lapped", [], bases=(Lap, kind), frozen=True)
+
+
+def _with_lap(s: State) -> State:
+    """A state of a method as one with a lap that has not begun."""
+    if isinstance(s, Lap):
+        return s
+    return _state(cast(Any, type(s)))(**{f.name: getattr(s, f.name) for f in fields(s)})
+
+
+def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, ...]:
+    """The clients of the lap: first the one that has the model."""
+    first = body.owner if isinstance(body, Ref) else clients[0]
+    return (first, *(k for k in clients if k != first))
+
+
+@cache
+def _handed(method: type[Method]) -> Any:
+    """The types of what its tasks return in which there is a model."""
+    tasks = [task for name in dir(method) if getattr(task := getattr(method, name, None), "__on_client__", False)]
+    kinds = dict.fromkeys([Weights, *(get_type_hints(task)["return"] for task in tasks)])
+    return reduce(or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {})))
