@@ -1,7 +1,7 @@
 """Ekiden: federated learning with few communications."""
 
 from ekiden._version import __version__
-from ekiden.api import Result, run
+from ekiden.api import Result, run, steps
 from ekiden.data import Dataset, FederatedData, federate, load, split
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.learning.augment import Augment
@@ -24,4 +24,5 @@ __all__ = [
     "load_model",
     "run",
     "split",
+    "steps",
 ]

@@ -49,14 +49,6 @@ class ResumeOptions:
 
 
 @dataclass(frozen=True)
-class TrustOptions:
-    """Allow runs that were made elsewhere to execute a Python file of yours that they name."""
-
-    files: Positional[tuple[Path, ...]]
-    """Python files; each is executed only as long as it stays as it is"""
-
-
-@dataclass(frozen=True)
 class ShowOptions:
     """What a run folder holds: what was run, every step, what moved."""
 
@@ -151,12 +143,25 @@ def resume(args: Sequence[str]) -> None:
         _launch([launch.Job(stored(folder), folder) for folder in here])
 
 
+def check(args: Sequence[str]) -> None:
+    """`ekiden check METHOD`."""
+    from ekiden import cli_own  # noqa: PLC0415  (most commands do without it)
+
+    cli_own.check_method(args)
+
+
+def new(args: Sequence[str]) -> None:
+    """`ekiden new method NAME`."""
+    from ekiden import cli_own  # noqa: PLC0415  (most commands do without it)
+
+    cli_own.new(args)
+
+
 def trust(args: Sequence[str]) -> None:
     """`ekiden trust FILE...`."""
-    options = parse(TrustOptions, args, "ekiden trust")
-    for file in options.files:
-        outside.trust(f"{file}:")
-        print(f"runs that name {file} may execute it, as it is now")
+    from ekiden import cli_own  # noqa: PLC0415  (most commands do without it)
+
+    cli_own.trust(args)
 
 
 def verify(args: Sequence[str]) -> None:
@@ -291,6 +296,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "show": show,
     "compare": compare,
+    "check": check,
+    "new": new,
     "trust": trust,
     "verify": verify,
     "data": data,
@@ -312,6 +319,8 @@ _HELP = """usage: ekiden COMMAND [arguments]
   evaluate RUN    accuracy per client, domain and class
   show RUN        what a run folder holds
   compare RUN...  runs side by side
+  check METHOD    whether a method, as FILE.py:CLASS, keeps the contract of all methods
+  new method NAME write a method to begin with, its test and its page
   trust FILE      let runs made elsewhere execute a Python file that they name
   verify RUN      check a run between machines against what the silos signed
   data NAME       who holds what, as a table and a picture
