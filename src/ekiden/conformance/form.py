@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from itertools import pairwise
 from math import inf, nan
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -133,11 +134,10 @@ def _body(kind: type[Method]) -> list[ast.stmt]:
 def _helped(kind: type[Method]) -> Iterator[str]:
     """The fields of a class that have a text below them."""
     body = _body(kind)
-    for node, after in zip(body, body[1:], strict=False):
-        text = after.value if isinstance(after, ast.Expr) else None
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield node.target.id
+    for node, after in pairwise(body):
+        text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
+        if isinstance(text, str) and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
 
 
 def _called(kind: type[Method]) -> Iterator[str]:

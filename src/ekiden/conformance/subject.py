@@ -41,17 +41,16 @@ class _Once(Generic[T]):
     def __get__(self, subject: object | None, owner: type) -> "T | _Once[T]":
         if subject is None:
             return self
-        kept: tuple[T | None, Exception | None] | None = subject.__dict__.get(self._name)
-        if kept is None:
+        kept: dict[str, T | Exception] = subject.__dict__
+        if self._name not in kept:
             try:
-                kept = self._make(subject), None
+                kept[self._name] = self._make(subject)
             except Exception as error:
-                kept = None, error
-            subject.__dict__[self._name] = kept
-        value, error = kept
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
+                kept[self._name] = error
+        value = kept[self._name]
+        if isinstance(value, Exception):
+            raise value
+        return value
 
     def __set__(self, subject: object, value: object) -> NoReturn:
         raise AttributeError(self._name)

@@ -1,5 +1,7 @@
 """Data and a network on which a run takes a fraction of a second, and in which state has everywhere to hide."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -7,6 +9,7 @@ from ekiden.data.samples import FederatedData
 from ekiden.data.tensors import federate
 
 
+@cache
 def blobs(least: int = 40) -> FederatedData:
     """Four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, of different mix."""
     generator = torch.Generator().manual_seed(7)

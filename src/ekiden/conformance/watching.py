@@ -125,8 +125,9 @@ def _misfit(private: Any, kind: Any) -> str:
     """Why a client's state is not of the type that the method declares; empty where it is."""
     if private is None:
         return ""
+    keeps = f"it keeps a {type(private).__name__} there, but the class"
     if kind is None:
-        return f"it keeps a {type(private).__name__} there, but the class has no `private = TYPE`"
+        return f"{keeps} has no `private = TYPE`"
     try:
         wire.decode(wire.encode(private), kind)
     except wire.WireError as error:
