@@ -20,7 +20,7 @@ _WRONG: dict[Any, tuple[object, ...]] = {
     float: ("0.1", True, None, nan, inf, -inf),
     bool: (1, "yes", None),
     str: (3, None, True),
-    Literal: ("no such choice", None),
+    Literal: ("no such choice", nan),
     tuple: ("0.5", 0.5, None),
 }
 
@@ -77,7 +77,7 @@ def refuses_wrong_values(subject: Subject) -> None:
     """It refuses wrong values: of another type, unknown choices, NaN and infinity."""
     default, hints = subject.default, get_type_hints(subject.kind, include_extras=True)
     for f in _fields(subject):
-        for value in _WRONG.get(_base(hints[f.name]), ()):
+        for value in _WRONG.get(_base(hints[f.name], getattr(default, f.name)), ()):
             try:
                 replace(default, **{f.name: value})
             except UserError:
@@ -110,11 +110,11 @@ def _fields(subject: Subject) -> "tuple[Field[Any], ...]":
     return fields(subject.kind)
 
 
-def _base(hint: Any) -> Any:
-    """What kind of value an annotation is of."""
+def _base(hint: Any, default: object) -> Any:
+    """What kind of value an annotation is of; where it says nothing, that of the default."""
     if get_origin(hint) is Annotated:
-        return _base(get_args(hint)[0])
-    return get_origin(hint) or hint
+        return _base(get_args(hint)[0], default)
+    return type(default) if hint in (Any, object) else get_origin(hint) or hint
 
 
 def _body(kind: type[Method]) -> list[ast.stmt]:
