@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import UserError, cli, conformance, outside, skeleton
+from ekiden import FederatedData, UserError, cli, conformance, outside, run, skeleton
 from ekiden.conformance import CHECKS, Check, Finding, check, line
 from ekiden.methods import method_named
 from tests.conformance.ridge import Ridge
+from tests.conftest import Tiny
 
 ROOT = Path(__file__).parents[2]
 GOOD = '''
@@ -55,7 +56,7 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             "            assert self.done == s.step\n"
         },
         conformance.resumes,
-        "stopped after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line 22, fails: Assert",
+        "after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line 22, fails: Assert",
     ),
     "state of a task kept in self": (
         {
@@ -334,11 +335,11 @@ def test_names_that_no_file_can_have(name: str, folder: Path) -> None:
     assert not list(folder.glob("*.py"))
 
 
-def test_a_missing_annotation_is_refused_by_a_run_at_once(folder: Path, command: Command) -> None:
-    code, text = command("run", written(folder, {"model: Weights)": "model)"}), "--data", "digits")
-    assert code == 2
-    assert "train of Mine does not say the type of 'model': annotate it, as values are checked when they arrive" in text
-    assert not list((folder / "runs").glob("*/state*"))
+def test_a_missing_annotation_is_refused_by_a_run_at_once(folder: Path, blobs: FederatedData) -> None:
+    method = written(folder, {"model: Weights)": "model)"})
+    with pytest.raises(UserError, match=r"train of Mine does not say the type of 'model': annotate it, as values are"):
+        run(method, blobs, Tiny, folder=folder / "run")
+    assert not (folder / "run").exists()
 
 
 def test_a_finding_that_was_not_tried_does_not_hold() -> None:

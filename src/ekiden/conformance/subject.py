@@ -101,6 +101,7 @@ class Subject:
     @_Once
     def watched(self) -> tuple[Result, dict[str, Any]]:
         """The small run in a folder, watched, and the folder's configuration. Models are measured at the end only."""
+        _ = self.plain  # a run that fails, fails once
         with TemporaryDirectory() as folder, watched() as self.seen, torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
             path = Path(folder) / "run"
