@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from ekiden.data import FederatedData, federate
+from ekiden.conformance.toy import Tiny
+from ekiden.conformance.toy import blobs as make_blobs
+from ekiden.data import FederatedData
 from tests.warm import warm_processes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+__all__ = ["Tiny", "make_blobs"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,19 +39,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_blobs(least: int = 40) -> FederatedData:
-    """Four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, of different mix."""
-    generator = torch.Generator().manual_seed(7)
-    centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
-
-    def draw(n: int, classes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=generator)]
-        return centres[y] + torch.randn(n, 4, generator=generator), y
-
-    mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
-    return federate([draw(least + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2)))
-
-
 @pytest.fixture(scope="session")
 def blobs() -> FederatedData:
     """The silos of `make_blobs`, the same for all tests."""
@@ -59,19 +49,6 @@ def blobs() -> FederatedData:
 def few() -> FederatedData:
     """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one at others."""
     return make_blobs(12)
-
-
-class Tiny(nn.Module):
-    """A network of 4 inputs with BatchNorm and dropout: everything that state can hide in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (b, 3)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What `ekiden.run`, `split` and `federate` make of their arguments: the unambiguous runs, the rest is one line."""
 
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import PIL.Image
 import pytest
 import torch
 
-from ekiden import FederatedData, Training, UserError, federate, run, split
+from ekiden import FederatedData, Training, UserError, federate, run, split, steps
 from ekiden.data import Dirichlet, Iid, from_tensors
 from ekiden.methods import FedELMY, FedSeq
 from tests.conftest import Tiny
@@ -248,3 +249,51 @@ def test_workers_cannot_read_a_script_from_standard_input(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
     with pytest.raises(UserError, match="worker processes cannot read <stdin>: put the script into a file"):
         run(FedSeq(), SILOS, Tiny, workers=2)
+
+
+def test_steps_gives_what_run_gives_step_by_step(blobs: FederatedData) -> None:
+    seen = list(steps(FedSeq(epochs=1), blobs, Tiny, training=FAST))
+    whole = run(FedSeq(epochs=1), blobs, Tiny, training=FAST)
+    assert [result.state.step for result in seen] == [1, 2, 3, 4]
+    assert [len(result.metrics) for result in seen] == [1, 2, 3, 4]
+    assert seen[-1].metrics == whole.metrics
+    assert seen[-1].ledger == whole.ledger
+    for done, result in enumerate(seen, 1):  # as a run that is stopped there
+        stopped = run(FedSeq(epochs=1), blobs, Tiny, training=FAST, stop_after=done)
+        assert result.weights is not None
+        assert stopped.weights is not None
+        assert torch.equal(result.weights.params, stopped.weights.params)
+        assert result.accuracy == whole.metrics[done - 1]["accuracy"]
+
+
+def test_a_loop_over_steps_that_is_left_goes_on_later(blobs: FederatedData, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for result in steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, folder=folder):
+        if result.state.step == 2:
+            break
+    assert (folder / "model.safetensors").exists()
+    later = list(steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, folder=folder))
+    assert [result.state.step for result in later] == [3, 4]
+    assert [row["step"] for row in later[0].metrics] == [1, 2, 3]
+    whole = run(FedSeq(epochs=1), blobs, Tiny, training=FAST)
+    assert later[-1].metrics == whole.metrics
+    assert later[-1].ledger == whole.ledger
+
+
+def test_worker_processes_end_when_a_loop_over_steps_is_left(blobs: FederatedData) -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
+    going = steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, processes=True)
+    assert next(going).state.step == 1
+    assert {child.pid for child in multiprocessing.active_children()} - before
+    going.close()
+    assert not {child.pid for child in multiprocessing.active_children()} - before
+
+
+def test_steps_refuses_what_run_refuses_before_the_first_step(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="evaluate_every 0 is out of range"):
+        steps(FedSeq(epochs=1), blobs, Tiny, evaluate_every=0)
+    with pytest.raises(UserError, match="the model gives"):
+        steps(FedSeq(epochs=1), blobs, torch.nn.Linear(4, 2))
+    stopped = next(steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, evaluate_every=2))
+    with pytest.raises(UserError, match="lower evaluate_every"):
+        _ = stopped.accuracy

@@ -221,3 +221,16 @@ def test_the_page_on_ones_own_code_runs_as_it_stands(mine: Path, command: Comman
     code, text = command("run", "mine.py:HalfSeq", *flags)
     assert code == 0, text
     assert "keep=0.3" in text
+
+
+def test_the_pages_loop_over_steps_runs_as_it_stands(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
+    mine.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)))
+    loop = next(block for block in re.findall(r"```py\n(.*?)```", page, re.S) if "ekiden.steps" in block)
+    two_silos = loop.replace('"dirichlet:0.5", 10', '"iid", 2')
+    assert two_silos != loop
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    exec(compile(two_silos, "own.md", "exec"), {"__name__": "own"})
+    assert capsys.readouterr().out.startswith("1 ")

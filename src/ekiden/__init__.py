@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ekiden._version import __version__
 
 if TYPE_CHECKING:
-    from ekiden.api import Result, run
+    from ekiden.api import Result, run, steps
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.errors import DivergenceWarning, UserError
     from ekiden.learning.augment import Augment
@@ -31,6 +31,7 @@ _WHERE = {
     "load_model": "loading",
     "run": "api",
     "split": "data",
+    "steps": "api",
 }
 """Modules are loaded when a name of theirs is used, so that `ekiden --version` does not wait for PyTorch."""
 
@@ -52,6 +53,7 @@ __all__ = [
     "load_model",
     "run",
     "split",
+    "steps",
 ]
 
 

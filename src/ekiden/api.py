@@ -1,9 +1,8 @@
 """The Python interface: `ekiden.run(FedELMY(models=3), silos, model)`."""
 
-import copy
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,15 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ekiden import models, outside
+from ekiden import outside
 from ekiden.checks import Count, CountOrZero, checked
 from ekiden.core import identity
 from ekiden.core.federation import Transfer
 from ekiden.core.folder import RunFolder
 from ekiden.core.method import Method, Size, State
 from ekiden.core.run import Row
-from ekiden.core.seeds import derive
-from ekiden.core.worker import Setup, Watch, Worker
+from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
@@ -28,10 +26,10 @@ from ekiden.evaluation import EvaluateOn, TestSet, divergence
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 from ekiden.machine import resolve
-from ekiden.models.widen import Widened
 from ekiden.modules import as_module, model_bytes
+from ekiden.networks import builder, network_name
 from ekiden.parties import check_clients, holders
-from ekiden.simulated import Simulated
+from ekiden.simulated import End, Simulated, last
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes, refuse_within_worker
 from ekiden.transports.simulation import Executor
@@ -39,7 +37,7 @@ from ekiden.transports.simulation import Executor
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """What a run gave, or has given so far.
 
     Attributes:
         state: the last state.
@@ -72,7 +70,13 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on the union of all clients' test data at the end."""
+        """Accuracy on the union of all clients' test data after the last step.
+
+        Raises:
+            UserError: that step was not measured.
+        """
+        if not self.metrics or "accuracy" not in self.metrics[-1]:
+            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
         return float(self.metrics[-1]["accuracy"])
 
     @property
@@ -138,8 +142,73 @@ def run(
     Warns:
         DivergenceWarning: the result is far worse than guessing.
     """
+    given = _prepared(**locals())
+    result = given.result(last(given.ends()))
+    classes, lr = len(given.data.dataset.classes), given.setup.training.lr
+    if result.metrics and (line := divergence(result.metrics[-1], classes, lr)):
+        warnings.warn(line, DivergenceWarning, stacklevel=3)
+    return result
+
+
+@checked("method", "data")
+def steps(
+    method: Method | type[Method] | str,
+    data: FederatedData | Sequence[Source],
+    model: str | nn.Module | Callable[[], nn.Module] = "auto",
+    *,
+    training: Training | None = None,
+    hardware: Hardware | None = None,
+    seed: CountOrZero = 0,
+    folder: str | os.PathLike[str] | None = None,
+    workers: Count = 1,
+    evaluate_every: Count = 1,
+    config: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    on_step: Callable[[Row], None] = lambda row: None,
+    stop_after: CountOrZero | None = None,
+    processes: bool | None = None,
+    absent: Callable[[int, str], bool] = lambda step, client: False,
+    keep_trained: bool = False,
+    evaluate_on: EvaluateOn = "all",
+) -> Generator[Result, None, None]:
+    """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
+
+    The arguments are those of `ekiden.run`. The loop may be left at any time: worker processes end, and a run folder
+    can be gone on with.
+
+    Yields:
+        After each step, what `run` would give if it stopped there: the state, the models, all rows of metrics so far.
+
+    Raises:
+        UserError: something that the caller can put right; the run folder then holds the last good state.
+    """
+    return _prepared(**locals()).results()
+
+
+def _prepared(
+    method: Method | type[Method] | str,
+    data: FederatedData | Sequence[Source],
+    model: str | nn.Module | Callable[[], nn.Module],
+    training: Training | None,
+    hardware: Hardware | None,
+    seed: int,
+    folder: str | os.PathLike[str] | None,
+    workers: int,
+    evaluate_every: int,
+    config: Mapping[str, Any] | None,
+    watch: Watch | None,
+    on_step: Callable[[Row], None],
+    stop_after: int | None,
+    processes: bool | None,
+    absent: Callable[[int, str], bool],
+    keep_trained: bool,
+    evaluate_on: EvaluateOn,
+) -> "_Prepared":
+    """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
     method, data = _method(method, data), _data(data)
+    for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
+        payload_types(method, task)
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
@@ -148,28 +217,84 @@ def run(
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
     )
-    held = {c.name: c for c in clients}
-    worker = Worker(setup, held, watch)
+    worker = Worker(setup, {c.name: c for c in clients}, watch)
     check_model(worker, data)
-    run_folder = None
+    described: dict[str, Any] = {}
     if folder is not None:
         label = model if isinstance(model, str) else f"{type(model).__name__}"
         described = {"model": label, **describe(setup, clients), **(config or {})}
         if evaluate_on != "all":  # as in runs that were begun before there was a choice
             described["evaluate_on"] = evaluate_on
-        run_folder = RunFolder(Path(folder), described | {"workers": workers, "evaluate_every": evaluate_every})
+        described |= {"workers": workers, "evaluate_every": evaluate_every}
     parallel = workers > 1 if processes is None else processes
-    executor: Executor = Processes(setup, held, workers) if parallel else InProcess(worker)
-    test = TestSet(worker, data, len(held), evaluate_on)
-    simulated = Simulated(setup, tuple(held), executor, test, run_folder, evaluate_every, absent, on_step, stop_after)
-    with closing(executor), closing(run_folder) if run_folder else nullcontext():
-        end = simulated.run()
-        trace = run_folder.trace() if run_folder else end.trace
-    if trace.metrics and (line := divergence(trace.metrics[-1], len(data.dataset.classes), setup.training.lr)):
-        warnings.warn(line, DivergenceWarning, stacklevel=2)
-    path = run_folder.path if run_folder else None
-    metrics, ledger = tuple(trace.metrics), tuple(trace.ledger)
-    return Result(end.state, end.weights, tuple(end.personal), metrics, ledger, path, test.build)
+    test = TestSet(worker, data, len(clients), evaluate_on)
+    path = None if folder is None else Path(folder)
+    return _Prepared(
+        setup,
+        data,
+        worker,
+        test,
+        path,
+        described,
+        workers if parallel else 0,
+        evaluate_every,
+        absent,
+        on_step,
+        stop_after,
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A run that was checked; nothing is written yet, and no process started.
+
+    Attributes:
+        described: the configuration for the folder.
+        processes: worker processes; 0: all in this one.
+    """
+
+    setup: Setup
+    data: FederatedData
+    worker: Worker
+    test: TestSet
+    folder: Path | None
+    described: Mapping[str, Any]
+    processes: int
+    evaluate_every: int
+    absent: Callable[[int, str], bool]
+    on_step: Callable[[Row], None]
+    stop_after: int | None
+
+    def ends(self) -> Generator[End, None, End]:
+        """Where the run stands after each step; returns where it ends."""
+        setup, held = self.setup, self.worker.clients
+        folder = RunFolder(self.folder, self.described) if self.folder else None
+        with closing(folder) if folder else nullcontext():
+            executor: Executor = Processes(setup, held, self.processes) if self.processes else InProcess(self.worker)
+            with closing(executor):
+                simulated = Simulated(
+                    setup,
+                    tuple(held),
+                    executor,
+                    self.test,
+                    folder,
+                    self.evaluate_every,
+                    self.absent,
+                    self.on_step,
+                    self.stop_after,
+                )
+                return (yield from simulated.steps())
+
+    def results(self) -> Generator[Result, None, None]:
+        """What the run has given after each step."""
+        with closing(self.ends()) as ends:
+            yield from map(self.result, ends)
+
+    def result(self, end: End) -> Result:
+        """What a run gave that stands here."""
+        weights, personal = end.models
+        metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
+        return Result(end.state, weights, tuple(personal), metrics, ledger, self.folder, self.test.build)
 
 
 def _method(method: Any, data: Any) -> Method:
@@ -201,89 +326,6 @@ def _data(data: Any) -> FederatedData:
         f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate returns, or a list "
         "with (inputs, labels) of each client"
     )
-
-
-@dataclass(frozen=True)
-class Named:
-    """Builds a network of the library from the seed."""
-
-    name: str
-    shape: tuple[int, ...]
-    classes: int
-    seed: int
-
-    def __call__(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "initial"))
-            return models.build(self.name, self.shape, self.classes)
-
-
-@dataclass(frozen=True)
-class Given:
-    """Copies the user's module."""
-
-    module: nn.Module
-
-    def __call__(self) -> nn.Module:
-        return copy.deepcopy(self.module)
-
-
-@dataclass(frozen=True)
-class Made:
-    """Calls the user's function with the seed set."""
-
-    make: Callable[[], nn.Module]
-    seed: int
-
-    def __call__(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "initial"))
-            return self.make()
-
-
-@dataclass(frozen=True)
-class OfMethod:
-    """Builds the network that a method makes from the one that the user chose."""
-
-    build: Callable[[], nn.Module]
-    method: Method
-    shape: tuple[int, ...]
-    classes: int
-    seed: int
-
-    def __call__(self) -> nn.Module:
-        module = self.build()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "own network"))
-            return self.method.own_network(module, self.shape, self.classes)
-
-
-def builder(
-    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, method: Method
-) -> Callable[[], nn.Module]:
-    """What makes the initial network of a run of `method`, the same at every call."""
-    dataset = data.dataset
-    shape, classes = dataset.shape, len(dataset.classes)
-    build: Callable[[], nn.Module]
-    if isinstance(model, nn.Module):
-        build = Given(model)
-    elif callable(model):
-        build = Made(model, seed)
-    else:
-        name = models.default_for(dataset.name, shape) if model == "auto" else model
-        build = Named(name, shape, classes, seed)
-    return of_method(build, method, shape, classes, seed)
-
-
-def of_method(
-    build: Callable[[], nn.Module], method: Method, shape: tuple[int, ...], classes: int, seed: int
-) -> Callable[[], nn.Module]:
-    """`build`, or what makes of it the network that the parties of a run of `method` have."""
-    if method.extra_outputs:
-        build = Widened(build, method.extra_outputs, seed)
-    if type(method).own_network is Method.own_network:
-        return build
-    return OfMethod(build, method, shape, classes, seed)
 
 
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
@@ -318,13 +360,6 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
     }
-
-
-def network_name(build: Callable[[], nn.Module]) -> str | None:
-    """Return the name of the library's network that is built; None of a network of the user's own."""
-    while isinstance(build, Widened | OfMethod):
-        build = build.build
-    return build.name if isinstance(build, Named) else None
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

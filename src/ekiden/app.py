@@ -24,7 +24,9 @@ COMMANDS = {
     "results": "cli_sweeps:list_results",
     "forget": "cli_revision:forget",
     "join": "cli_revision:join",
-    "trust": "cli:trust",
+    "check": "cli_own:check_method",
+    "new": "cli_own:new",
+    "trust": "cli_own:trust",
     "federation": "cli_federation:federation",
     "silo": "cli_silos:silo",
     "ps": "cli_federation:ps",
@@ -52,6 +54,8 @@ data, networks, methods
   data NAME         who holds what, as a table and a picture
   topology NAME     a graph of clients: its mixing matrix and spectral gap
 your own
+  new method NAME   write a method to begin with, its test and its page
+  check METHOD      whether FILE.py:CLASS keeps the contract of all methods
   trust FILE...     let runs made elsewhere execute a Python file they name
 published tables
   sweep FILE        run one, or go on with it

@@ -44,14 +44,6 @@ class ResumeOptions:
 
 
 @dataclass(frozen=True)
-class TrustOptions:
-    """Allow runs that were made elsewhere to execute a Python file of yours that they name."""
-
-    files: Positional[tuple[Path, ...]]
-    """Python files; each is executed only as long as it stays as it is"""
-
-
-@dataclass(frozen=True)
 class ShowOptions:
     """What a run folder holds: what was run, every step, what moved."""
 
@@ -144,14 +136,6 @@ def resume(args: Sequence[str]) -> None:
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
         _launch([launch.Job(stored(folder), folder) for folder in here])
-
-
-def trust(args: Sequence[str]) -> None:
-    """`ekiden trust FILE...`."""
-    options = parse(TrustOptions, args, "ekiden trust")
-    for file in options.files:
-        outside.trust(f"{file}:")
-        print(f"runs that name {file} may execute it, as it is now")
 
 
 def show(args: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ekiden import outside
-from ekiden.api import Given, Made, Named, builder, describe_model, of_method
+from ekiden.api import describe_model
 from ekiden.core.folder import read_config
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
@@ -19,6 +19,7 @@ from ekiden.experiments.plan import read_model, stored
 from ekiden.learning.augment import normalise
 from ekiden.methods import method_of
 from ekiden.modules import as_module
+from ekiden.networks import Given, Made, Named, builder, of_method
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 

@@ -94,7 +94,7 @@ def call(name: str, group: Group, *args: Any) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise _failure(Path(inspect.getsourcefile(function) or name), error) from error
+        raise failure(source(function) or Path(name), error) from error
 
 
 def reference(thing: Any) -> str | None:
@@ -117,6 +117,23 @@ def refuse_changed(code: Mapping[str, str]) -> None:
     for path, digest in code.items():
         if _digest(_path(f"{path}:")) != digest:
             raise UserError(f"{path} has changed since the run began: restore it, or begin a new run")
+
+
+def failure(path: Path, error: Exception) -> UserError:
+    """One line about an error of the user's code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
+    where = f"{path}, line {line}" if line else str(path)
+    return UserError(f"{where}, fails: {type(error).__name__}: {error}")
+
+
+def source(thing: Any) -> Path | None:
+    """The file that a class or function is written in, where there is one."""
+    try:
+        file = inspect.getsourcefile(thing)
+    except TypeError:
+        return None
+    return Path(file) if file else None
 
 
 def installed(group: Group) -> dict[str, EntryPoint]:
@@ -162,15 +179,7 @@ def _module(path: Path) -> ModuleType:
     except UserError:
         raise
     except Exception as error:
-        raise _failure(path, error) from error
-
-
-def _failure(path: Path, error: Exception) -> UserError:
-    """One line about an error of the user's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    where = f"{path}, line {line}" if line else str(path)
-    return UserError(f"{where}, fails: {type(error).__name__}: {error}")
+        raise failure(path, error) from error
 
 
 def _origin(module: str) -> Path:

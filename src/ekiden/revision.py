@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ekiden.api import Result, builder, check_model, describe
+from ekiden.api import Result, check_model, describe
 from ekiden.core import identity
 from ekiden.core.federation import Fed, in_order, live_refs
 from ekiden.core.folder import Marks, RunFolder, Trace, config_digest, read_config, read_ledger, read_state
@@ -27,6 +27,7 @@ from ekiden.loading import ModelSource, method_in
 from ekiden.machine import resolve
 from ekiden.methods.fedgram import FedGram, Summing
 from ekiden.modules import initial_weights, write_models
+from ekiden.networks import builder
 from ekiden.parties import check_clients
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.simulation import Simulation

@@ -1,9 +1,11 @@
 """A run on this machine, once all is checked and made: from its first or last step to its models."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from typing import Any, TypeVar
 
 from ekiden.core.files import Damaged
 from ekiden.core.folder import Marks, RunFolder, Trace
@@ -17,16 +19,37 @@ from ekiden.modules import initial_weights, write_models
 from ekiden.transports.simulation import Executor, Simulation
 
 log = logging.getLogger("ekiden")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class End:
-    """Where a run ended: its last state, the models of it, and what this process reported."""
+    """Where a run stands after a step.
+
+    Attributes:
+        state: its state.
+        trace: all that was reported so far.
+        transport: has the values of the state, until the next step is done.
+    """
 
     state: State
-    weights: Weights | None
-    personal: list[Weights]
     trace: Trace
+    transport: Simulation
+
+    @cached_property
+    def models(self) -> tuple[Weights | None, list[Weights]]:
+        """The global model, where there is one, and the personal ones."""
+        return models_of(self.state, self.transport)
+
+
+def last(steps: Generator[Any, None, T]) -> T:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
 
 @dataclass(frozen=True)
@@ -55,18 +78,25 @@ class Simulated:
     on_step: Callable[[Row], None]
     stop_after: int | None
 
-    def run(self) -> End:
-        """Go on from where the folder is; from the first step where a file that the run needs is damaged or gone."""
+    def steps(self) -> Generator[End, None, End]:
+        """Go on from where the folder is; from the first step where a file that the run needs is damaged or gone.
+
+        Yields:
+            Where it stands after each step.
+
+        Returns:
+            Where it stands at the end, with its models at hand.
+        """
         try:
-            return self._go()
+            return (yield from self._go())
         except Damaged as damage:
             if self.folder is None:
                 raise
             log.warning("%s; the run goes back to its first step and gives the same result", damage)
             self.folder.forget()
-            return self._go()
+            return (yield from self._go())
 
-    def _go(self) -> End:
+    def _go(self) -> Generator[End, None, End]:
         method, folder = self.setup.method, self.folder
         found = folder.load(type(method.start())) if folder else None
         state, marks = found or (method.start(), Marks())
@@ -79,18 +109,21 @@ class Simulated:
             absent=self.absent,
             written=folder.written if folder else {},
         )
-        trace = Trace()
+        trace = folder.trace() if folder else Trace()
 
         def evaluate(model: Weights | None, personal: list[Weights]) -> Row:
             return self.test(model, personal, transport.trained)
 
         seed, every = self.setup.seed, self.evaluate_every
         steps = drive(method, self.clients, transport, evaluate, seed, state, marks, trace, folder, every, self.setup)
+        end = End(state, trace, transport)
         try:
-            for state in islice(steps, self.stop_after):  # noqa: B007
+            for state in islice(steps, self.stop_after):
                 self.on_step(trace.metrics[-1])
-        finally:  # also when training failed: the last good model
-            weights, personal = models_of(state, transport)
+                end = End(state, trace, transport)
+                yield end
+        finally:  # also when training failed, or nobody asks for more: the last good model
+            weights, personal = end.models
             if folder:
                 write_models(folder, self.setup.build, self.test.build, self.clients, weights, personal)
-        return End(state, weights, personal, trace)
+        return end

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.app import main
+from ekiden.conformance.subject import files, same
 from ekiden.core.files import safetensors_chunks
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup, Worker
@@ -46,7 +47,7 @@ from ekiden.methods import (
 )
 from ekiden.models.pooling import MaxPool
 from tests.conformance.elsewhere import Elsewhere, Mixed
-from tests.conformance.test_every_method import every_method, files, same, small
+from tests.conformance.test_every_method import every_method, small
 from tests.conftest import Tiny
 from tests.transports import test_remote as remote
 

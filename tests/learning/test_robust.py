@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
-from ekiden.api import builder
 from ekiden.core.method import Method, on_client
 from ekiden.core.worker import Client
 from ekiden.experiments import export, summary
@@ -19,6 +18,7 @@ from ekiden.learning.robust import Rule, clipped, combine
 from ekiden.learning.weights import Weights
 from ekiden.methods import MOON, Average, FedAvg, FedProx
 from ekiden.methods._rounds import Reply
+from ekiden.networks import builder
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
 from ekiden.api import Result
-from ekiden.cli import main
+from ekiden.app import main
+from ekiden.conformance.subject import files, same
+from ekiden.conformance.watching import watched
 from ekiden.core.federation import ClientMissing
 from ekiden.core.method import Method, Size
 from ekiden.core.outline import outline
@@ -44,7 +46,6 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
-from tests.conformance.test_every_method import check_passes, files, same, watched_passes
 from tests.conftest import Tiny
 
 SHAPES = [
@@ -180,10 +181,10 @@ def test_same_bits_in_other_processes(method: Method, blobs: FederatedData) -> N
 
 
 def test_every_pass_is_counted(blobs: FederatedData) -> None:
-    with watched_passes() as passes:
+    with watched() as seen:
         go(ClosingLap(FedSeq(epochs=1)), blobs, evaluate_every=100)
-    check_passes(passes)
-    assert sum(task == "lap_add" for task, *_ in passes) == 4
+    assert all(passes.reported == passes.measured for passes in seen.passes)
+    assert sum(passes.task == "lap_add" for passes in seen.passes) == 4
 
 
 def test_its_outline_is_what_happens_in_a_chain(blobs: FederatedData) -> None:

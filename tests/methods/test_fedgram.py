@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
-from ekiden.api import Result, of_method
+from ekiden.api import Result
 from ekiden.core.federation import ClientMissing
 from ekiden.core.method import Size
 from ekiden.learning import gaussian_heads as heads
@@ -22,6 +22,7 @@ from ekiden.methods.fedgram import features_of
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU
+from ekiden.networks import of_method
 from tests.conftest import Tiny
 
 METHOD = FedGram(width=24)

@@ -349,11 +349,28 @@ class Worker:
         return Bench(self.network, self._feed, self.setup.training, self.setup.hardware, where)
 
 
+def tasks(kind: type[Method]) -> list[str]:
+    """The names of a method's tasks."""
+    return [name for name, function in inspect.getmembers(kind) if getattr(function, "__on_client__", False)]
+
+
 def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
-    """The annotated types of a task's arguments (after the client) and of its value."""
+    """The annotated types of a task's arguments (after the client) and of its value.
+
+    Raises:
+        UserError: one is missing, or names nothing that its file knows.
+    """
     task = task_of(method, name)
-    hints = get_type_hints(task)
-    return [hints[p] for p in list(inspect.signature(task).parameters)[1:]], hints["return"]
+    where = f"{name} of {type(method).__name__}"
+    try:
+        hints = get_type_hints(task)
+    except NameError as error:
+        raise UserError(f"the annotations of {where} cannot be read ({error}): import what they name") from None
+    arguments = list(inspect.signature(task).parameters)[1:]
+    if missing := [p for p in (*arguments, "return") if p not in hints]:
+        what = ", ".join("what it returns" if p == "return" else repr(p) for p in missing)
+        raise UserError(f"{where} does not say the type of {what}: annotate it, as values are checked when they arrive")
+    return [hints[p] for p in arguments], hints["return"]
 
 
 def task_of(method: Method, name: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
-from ekiden import api, machine, outside
+from ekiden import api, machine, networks, outside
 from ekiden.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.core.files import Damaged
 from ekiden.core.folder import read_config
@@ -182,7 +182,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = api.builder(plan.model, own, plan.seed, plan.whole)
+    build = networks.builder(plan.model, own, plan.seed, plan.whole)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.

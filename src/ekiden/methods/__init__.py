@@ -1,13 +1,9 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
-<<<<<<< HEAD
-=======
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ekiden import outside
->>>>>>> lap
 from ekiden.core.method import Method
 from ekiden.errors import UserError, unknown
 from ekiden.methods.average import Average

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ekiden._version import __version__
-from ekiden.api import Named, of_method
 from ekiden.core.method import Method
 from ekiden.core.refs import EVERYONE, SERVER
 from ekiden.core.worker import Setup
@@ -20,6 +19,7 @@ from ekiden.errors import UserError
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Hardware, Training
 from ekiden.methods import ClosingLap, method_named
+from ekiden.networks import Named, of_method
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""

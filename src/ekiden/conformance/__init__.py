@@ -1,0 +1,172 @@
+"""The contract that every method keeps, as functions: in the library's own tests and in `ekiden check`.
+
+Each check takes a `Subject`, has as docstring the line of the contract that it measures, and raises `Broken` with what
+it found.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ekiden.conformance.conduct import (
+    counts_every_pass,
+    ends_after_its_steps,
+    keeps_what_it_declares,
+    learns,
+    ledger_equals_the_cost,
+    repeats,
+    resumes,
+    same_on_processes,
+)
+from ekiden.conformance.form import (
+    cites_its_source,
+    describes_itself,
+    every_field_has_default_and_help,
+    flags_do_not_collide,
+    is_a_frozen_dataclass,
+    refuses_wrong_values,
+    tasks_are_annotated,
+)
+from ekiden.conformance.subject import Broken, Subject
+from ekiden.core.method import Method
+from ekiden.errors import UserError
+from ekiden.outside import failure, source
+
+Check = Callable[[Subject], None]
+
+TEXT: tuple[Check, ...] = (
+    is_a_frozen_dataclass,
+    describes_itself,
+    cites_its_source,
+    every_field_has_default_and_help,
+    flags_do_not_collide,
+)
+CONDUCT: tuple[Check, ...] = (
+    ends_after_its_steps,
+    keeps_what_it_declares,
+    repeats,
+    learns,
+    counts_every_pass,
+    ledger_equals_the_cost,
+    resumes,
+    same_on_processes,
+)
+CHECKS = (*TEXT, refuses_wrong_values, tasks_are_annotated, *CONDUCT)
+"""All checks, those of the class first: a run of a class that breaks them tells little."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one check.
+
+    Attributes:
+        name: of the check.
+        line: the line of the contract.
+        broken: what was found; empty where the line holds.
+        tried: False where an earlier failure keeps the check from being done.
+    """
+
+    name: str
+    line: str
+    broken: str = ""
+    tried: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether the line holds."""
+        return self.tried and not self.broken
+
+
+def line(check: Check) -> str:
+    """The line of the contract that a check measures."""
+    return " ".join((check.__doc__ or "").split())
+
+
+def check(
+    kind: type[Method],
+    report: Callable[[Finding], None] = lambda finding: None,
+    checks: Sequence[Check] = CHECKS,
+) -> tuple[Finding, ...]:
+    """Check a method against the contract; nothing that it does wrong raises an error here.
+
+    Args:
+        kind: the method's class.
+        report: called with each finding once it is there.
+        checks: which to do.
+    """
+    subject = Subject(kind)
+    published = kind.__module__.startswith("ekiden.methods.")
+    findings: list[Finding] = []
+    known: list[Exception] = []  # what kept an earlier check from being done
+    for one in checks:
+        if one is cites_its_source and not published:
+            continue
+        broken = {finding.name for finding in findings if finding.broken}
+        blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (one in CONDUCT and broken & _FIRST)
+        finding = Finding(one.__name__, line(one), tried=False) if blocked else _tried(one, subject, known)
+        findings.append(finding)
+        report(finding)
+    return tuple(findings)
+
+
+_FIRST = {f.__name__ for f in (is_a_frozen_dataclass, tasks_are_annotated)}
+"""What has to hold before a run can tell anything."""
+
+
+def _can_be_made(subject: Subject) -> bool:
+    try:
+        return isinstance(subject.default, Method)
+    except Exception:
+        return False
+
+
+def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
+    finding = Finding(one.__name__, line(one))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one(subject)
+    except Exception as error:
+        if any(error is earlier for earlier in known):
+            return Finding(finding.name, finding.line, tried=False)
+        known.append(error)
+        return Finding(finding.name, finding.line, _found(error, subject.kind))
+    return finding
+
+
+def _found(error: Exception, kind: type[Method]) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, Broken) and error.__cause__ is not None:
+        return f"{error} ({_found(error.__cause__, kind)})" if isinstance(error.__cause__, Exception) else str(error)
+    if isinstance(error, Broken | UserError):
+        return " ".join(str(error).split())
+    return " ".join(str(failure(source(kind) or Path(kind.__name__), error)).split())
+
+
+__all__ = [
+    "CHECKS",
+    "CONDUCT",
+    "TEXT",
+    "Broken",
+    "Check",
+    "Finding",
+    "Subject",
+    "check",
+    "cites_its_source",
+    "counts_every_pass",
+    "describes_itself",
+    "ends_after_its_steps",
+    "every_field_has_default_and_help",
+    "flags_do_not_collide",
+    "is_a_frozen_dataclass",
+    "keeps_what_it_declares",
+    "learns",
+    "ledger_equals_the_cost",
+    "line",
+    "refuses_wrong_values",
+    "repeats",
+    "resumes",
+    "same_on_processes",
+    "tasks_are_annotated",
+]

@@ -1,0 +1,138 @@
+"""What the contract asks of a method's runs."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ekiden.api import Result, run
+from ekiden.conformance import toy
+from ekiden.conformance.subject import CLIENTS, Broken, Subject, files, same, settings
+from ekiden.core.method import Method, Size
+from ekiden.learning.network import Network
+from ekiden.learning.training import Training
+from ekiden.networks import of_method
+
+_CHANCE = 0.45  # of three classes, the largest holds a third
+
+
+def ends_after_its_steps(subject: Subject) -> None:
+    """It ends with a model after as many steps as `steps` says."""
+    result = subject.plain
+    done = [row["step"] for row in result.metrics]
+    if done != list(range(1, subject.steps + 1)):
+        many = f"more than {subject.steps}" if len(done) > subject.steps else str(len(done))
+        raise Broken(f"a run over {CLIENTS} clients has {many} steps, `steps` says {subject.steps}")
+    models = _models(result)
+    if not models:
+        raise Broken("the last state has no model, neither `model` nor `personal`")
+    if not all(model.is_finite() for model in models):
+        raise Broken("the model at the end has numbers that are not finite")
+
+
+def learns(subject: Subject) -> None:
+    """It learns: a small run ends better than chance. It need not train."""
+    _, best = subject.plain, 0.0  # a run that fails is told of once
+    for method, lr in _attempts(subject):
+        training = Training(lr=lr, batch_size=16)
+        row = run(method, toy.blobs(), toy.Tiny, **(settings() | {"training": training})).metrics[-1]
+        best = max(best, row["accuracy"], row["client_mean"])
+        if best > _CHANCE:
+            return
+    raise Broken(f"accuracy {best:.2f} at best on three classes, where {_CHANCE} is asked")
+
+
+def counts_every_pass(subject: Subject) -> None:
+    """It counts: each pass of a sample through the network at a client is in the metrics."""
+    _ = subject.watched
+    for passes in subject.seen.passes:
+        for way in ("forward", "backward"):
+            said, seen = getattr(passes.reported, way), getattr(passes.measured, way)
+            if said != seen:
+                raise Broken(f"{passes.task} sends {seen} samples {way}, {said} are counted: add to client.work.{way}")
+
+
+def ledger_equals_the_cost(subject: Subject) -> None:
+    """The ledger is as long as `cost` says, or shorter and as long as `moved` says."""
+    method, result = subject.small, subject.plain
+    size = Size.of(Network(of_method(toy.Tiny, method, (4,), 3, 3)()), (4,))
+    cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
+    if result.bytes != moved:
+        says = "cost" if type(method).moved is Method.moved else "moved"
+        raise Broken(f"{result.bytes} bytes moved between {CLIENTS} clients, `{says}` says {moved} (M is {int(size)})")
+    if result.bytes > cost:
+        raise Broken(f"{result.bytes} bytes moved, more than `cost` says: {cost}")
+
+
+def keeps_what_it_declares(subject: Subject) -> None:
+    """What a task puts into `client.state` is of the type that the class declares as `private`."""
+    with suppress(Exception):
+        _ = subject.watched
+    for task, why in subject.seen.misfits.items():
+        raise Broken(f"{task}: {why}")
+    _ = subject.watched
+
+
+def repeats(subject: Subject) -> None:
+    """It gives the same bits again: all randomness is from `client.seed(...)` or `fed.generator(...)`."""
+    again, _ = subject.watched
+    if differs := _difference(subject.plain, again):
+        raise Broken(f"a second run with the same seed gives {differs}: does it draw from torch's own random numbers?")
+
+
+def resumes(subject: Subject) -> None:
+    """It resumes after every step bit for bit."""
+    _, steps = subject.plain, subject.steps
+    with TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole"
+        run(subject.small, toy.blobs(), toy.Tiny, folder=whole, **settings())
+        # Stopped after each step; and, where there are more, after several steps of one process.
+        for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
+            stopped = Path(folder) / f"each-{each}"
+            for done in range(0, steps, each):
+                try:
+                    run(subject.small, toy.blobs(), toy.Tiny, folder=stopped, stop_after=each, **settings())
+                except Exception as error:
+                    if not done:
+                        raise
+                    raise Broken(f"a run that was stopped after step {done} cannot go on{_STATE}") from error
+            here, there = files(whole), files(stopped)
+            if different := [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]:
+                raise Broken(f"a run that was stopped gives another {', '.join(sorted(different))}{_STATE}")
+
+
+def same_on_processes(subject: Subject) -> None:
+    """It gives the same bits on every transport: what crosses is what the annotations say."""
+    here = subject.plain
+    there = run(subject.small, toy.blobs(), toy.Tiny, processes=True, **settings())
+    if differs := _difference(here, there):
+        raise Broken(f"a run with worker processes gives {differs}: does a task use what no argument brings?")
+    if there.metrics != here.metrics:
+        raise Broken("a run with worker processes gives other metrics")
+
+
+_STATE = ": is all that it knows in State and client.state?"
+
+
+def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
+    """Methods and learning rates to try: most need little, some more epochs, rounds, or smaller steps."""
+    method = subject.small  # two epochs are too little to learn anything in few communications
+    kinds = vars(subject.default)
+    counts = [name for name, value in kinds.items() if type(value) is int and name != "rounds" and value > 10]
+    short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
+    more = replace(long, **{"rounds": 8}) if "rounds" in kinds else long
+    return iter(((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01)))
+
+
+def _models(result: Result) -> list[Any]:
+    return [*([result.weights] if result.weights else []), *result.personal]
+
+
+def _difference(a: Result, b: Result) -> str:
+    """In what two runs differ; empty where they do not."""
+    if a.ledger != b.ledger:
+        return "another ledger"
+    models = zip(a.personal, b.personal, strict=True)
+    return "" if same(a.weights, b.weights) and all(same(x, y) for x, y in models) else "another model"

@@ -1,0 +1,11 @@
+"""The names of the command line's own flags."""
+
+from dataclasses import fields
+
+from ekiden.cli import RunOptions
+from ekiden.cli_silos import RemoteOptions
+from ekiden.experiments.plan import Plan
+from ekiden.learning.training import Hardware, Training
+from ekiden.transports.flower.session import RemotePlan
+
+TAKEN = {f.name for kind in (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions) for f in fields(kind)}

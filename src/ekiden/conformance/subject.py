@@ -1,0 +1,129 @@
+"""A method under test: it, and the small runs that several checks look at, each done once."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+import torch
+
+from ekiden.api import Result, run
+from ekiden.conformance import toy
+from ekiden.conformance.watching import Seen, watched
+from ekiden.core.folder import read_config
+from ekiden.core.method import Method
+from ekiden.learning.training import Hardware, Training
+from ekiden.learning.weights import Weights
+
+CLIENTS = 4
+T = TypeVar("T")
+
+
+class Broken(Exception):
+    """A method breaks a line of the contract; the text is what was found."""
+
+
+class _Once(Generic[T]):
+    """A property that is worked out once, whether it succeeds or fails."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, subject: None, owner: type) -> "_Once[T]": ...
+    @overload
+    def __get__(self, subject: object, owner: type) -> T: ...
+    def __get__(self, subject: object | None, owner: type) -> "T | _Once[T]":
+        if subject is None:
+            return self
+        kept: dict[str, T | Exception] = subject.__dict__
+        if self._name not in kept:
+            try:
+                kept[self._name] = self._make(subject)
+            except Exception as error:
+                kept[self._name] = error
+        value = kept[self._name]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def __set__(self, subject: object, value: object) -> NoReturn:
+        raise AttributeError(self._name)
+
+
+class Subject:
+    """A method under test.
+
+    Attributes:
+        kind: its class.
+        seen: what was seen in `watched`, also where that run failed.
+    """
+
+    def __init__(self, kind: type[Method]) -> None:
+        self.kind = kind
+        self.seen = Seen()
+
+    @_Once
+    def default(self) -> Method:
+        """The method with its defaults."""
+        return self.kind()
+
+    @property
+    def small(self) -> Method:
+        """A new instance with its counts brought down to 2, 2 rounds if it has rounds, half the clients or more each.
+
+        Each run gets its own, so that nothing is kept in it from one to the next.
+        """
+        _ = self.default
+        method = self.kind()
+        if getattr(method, "participation", 1.0) < 0.5:
+            method = replace(method, **{"participation": 0.5})
+        counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+        return replace(method, **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()})
+
+    @_Once
+    def steps(self) -> int:
+        """How many steps the small run has, as the method says."""
+        return self.small.steps(CLIENTS)
+
+    @_Once
+    def plain(self) -> Result:
+        """The small run in memory. One step more than it should have is let through, to be found."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return run(self.small, toy.blobs(), toy.Tiny, stop_after=self.steps + 1, **settings())
+
+    @_Once
+    def watched(self) -> tuple[Result, dict[str, Any]]:
+        """The small run in a folder, watched, and the folder's configuration. Models are measured at the end only."""
+        _ = self.plain  # a run that fails, fails once
+        with TemporaryDirectory() as folder, watched() as self.seen, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            path = Path(folder) / "run"
+            once = settings() | {"evaluate_every": 10**9}
+            result = run(self.small, toy.blobs(), toy.Tiny, folder=path, stop_after=self.steps + 1, **once)
+            return result, read_config(path)
+
+
+def settings() -> dict[str, Any]:
+    """How the small runs are done."""
+    return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
+
+
+def same(a: Weights | None, b: Weights | None) -> bool:
+    """Whether two models are equal bit for bit."""
+    if a is None or b is None:
+        return a is b
+    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of a run that must not depend on how it came about."""
+    names = ["metrics.jsonl", "ledger.jsonl", "model.safetensors"]
+    names += [str(p.relative_to(folder)) for p in sorted(folder.glob("personal/*"))]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}

@@ -1,0 +1,137 @@
+"""What a run asks for, reads and computes, seen from outside the method."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from ekiden.core import wire
+from ekiden.core.federation import Request
+from ekiden.core.refs import Ref
+from ekiden.core.worker import Job, Outcome, Worker
+from ekiden.learning import fit as fitting
+from ekiden.learning.fit import Bench, Work
+from ekiden.learning.weights import Weights
+from ekiden.transports.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A task of a client: the work that it reported, and the samples that went through the network.
+
+    A sample counts once for a pass: where it enters the first layer (the only one of 4 inputs), and on the way back
+    where it leaves the first layer, or the last where the first is frozen.
+    """
+
+    task: str
+    reported: Work
+    measured: Work
+
+
+@dataclass
+class Seen:
+    """What was seen.
+
+    Attributes:
+        requests: what the method asked for.
+        read: the values that somebody asked the transport for.
+        passes: of each task.
+        selected: what local training was told to return, each way that occurred.
+        misfits: tasks that kept something in `client.state` that the method does not declare, and why it does not fit.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    read: set[Ref[Any]] = field(default_factory=set)
+    passes: list[Passes] = field(default_factory=list)
+    selected: set[str] = field(default_factory=set)
+    misfits: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def watched() -> Iterator[Seen]:
+    """Meanwhile: what runs in this process do."""
+    seen = Seen()
+    with _transport(seen), _tasks(seen), watched_fits() as seen.selected:
+        yield seen
+
+
+@contextmanager
+def watched_fits() -> Iterator[set[str]]:
+    """Meanwhile: what local training was told to return."""
+    selected: set[str] = set()
+    train = fitting.fit
+
+    def spy(bench: Bench, *args: Any, **options: Any) -> Weights:
+        selected.add(bench.training.select)
+        return train(bench, *args, **options)
+
+    with patch.object(fitting, "fit", spy):
+        yield selected
+
+
+@contextmanager
+def _transport(seen: Seen) -> Iterator[None]:
+    submit, value = Simulation.submit, Simulation.value
+
+    def spy_submit(self: Simulation, request: Request) -> None:
+        seen.requests.append(request)
+        submit(self, request)
+
+    def spy_value(self: Simulation, ref: Ref[Any]) -> Any:
+        seen.read.add(ref)
+        return value(self, ref)
+
+    with patch.object(Simulation, "submit", spy_submit), patch.object(Simulation, "value", spy_value):
+        yield
+
+
+@contextmanager
+def _tasks(seen: Seen) -> Iterator[None]:
+    forward, execute = nn.Linear.forward, Worker.execute
+    measured, reaches_first = Work(), False
+
+    def back(gradient: torch.Tensor) -> None:
+        measured.backward += len(gradient)
+
+    def counted(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        nonlocal reaches_first
+        out = forward(layer, x)
+        if layer.in_features == 4:
+            measured.forward += len(x)
+            reaches_first = out.requires_grad
+        last = layer.out_features in (3, 4) and not reaches_first
+        if out.requires_grad and (layer.in_features == 4 or last):
+            out.register_hook(back)  # type: ignore[no-untyped-call]
+        return out
+
+    def spy(worker: Worker, job: Job, *journal: Any) -> Outcome:
+        nonlocal measured
+        measured = Work()
+        outcome = execute(worker, job, *journal)
+        seen.passes.append(Passes(job.task, outcome.work, replace(measured)))
+        if job.task not in seen.misfits and (why := _misfit(outcome.private, worker.setup.method.private)):
+            seen.misfits[job.task] = why
+        return outcome
+
+    with patch.object(nn.Linear, "forward", counted), patch.object(Worker, "execute", spy):
+        yield
+
+
+def _misfit(private: Any, kind: Any) -> str:
+    """Why a client's state is not of the type that the method declares; empty where it is."""
+    if private is None:
+        return ""
+    keeps = f"it keeps a {type(private).__name__} there, but the class"
+    if kind is None:
+        return f"{keeps} has no `private = TYPE`"
+    try:
+        wire.decode(wire.encode(private), kind)
+    except wire.WireError as error:
+        return (
+            f"it keeps a {type(private).__name__} there, but the class says {getattr(kind, '__name__', kind)}: {error}"
+        )
+    return ""

@@ -1,0 +1,348 @@
+"""`ekiden check` and `ekiden new`: what holds passes, and each broken method is caught with the right line."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ekiden import FederatedData, UserError, app, conformance, outside, run, skeleton
+from ekiden.conformance import CHECKS, Check, Finding, check, line
+from ekiden.methods import method_named
+from tests.conformance.ridge import Ridge
+from tests.conftest import Tiny
+
+ROOT = Path(__file__).parents[2]
+GOOD = '''
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from ekiden.authoring import Client, Count, Fed, Method, Size, State, Weights, mean, on_client
+
+memory = {}
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    """Each client trains the model that it receives and hands it on."""
+
+    epochs: Count = 20
+    """E, epochs at each client"""
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        while s.step < len(fed.clients):
+            s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        return client.fit(model, epochs=self.epochs)
+
+    def steps(self, clients: int) -> int:
+        return clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        return (clients - 1) * model
+'''
+CALL = "s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))\n"
+FIT = "return client.fit(model, epochs=self.epochs)\n"
+PROCESSES = conformance.same_on_processes
+BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
+    "state kept in self": (
+        {
+            CALL: CALL + '            object.__setattr__(self, "done", getattr(self, "done", 0) + 1)\n'
+            "            assert self.done == s.step\n"
+        },
+        conformance.resumes,
+        "after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line 22, fails: Assert",
+    ),
+    "state of a task kept in self": (
+        {
+            FIT: 'object.__setattr__(self, "n", getattr(self, "n", 0) + 1)\n'
+            "        return model.with_params(client.fit(model, epochs=self.epochs).params * (1 + self.n / 100))\n"
+        },
+        conformance.resumes,
+        "a run that was stopped gives another metrics.jsonl, model.safetensors: is all that it knows in State",
+    ),
+    "cost wrong": (
+        {"(clients - 1) * model": "clients * model"},
+        conformance.ledger_equals_the_cost,
+        "1212 bytes moved between 4 clients, `cost` says 1616 (M is 404)",
+    ),
+    "an argument not annotated": (
+        {"model: Weights)": "model)"},
+        conformance.tasks_are_annotated,
+        "train of Mine does not say the type of 'model': annotate it",
+    ),
+    "a result not annotated": (
+        {" -> Weights": ""},
+        conformance.tasks_are_annotated,
+        "train of Mine does not say the type of what it returns: annotate it",
+    ),
+    "not a dataclass": (
+        {"@dataclass(frozen=True)\n": ""},
+        conformance.is_a_frozen_dataclass,
+        "the class is no dataclass: write @dataclass(frozen=True) above it",
+    ),
+    "cost missing": (
+        {GOOD[GOOD.index("    def cost") :]: ""},
+        conformance.is_a_frozen_dataclass,
+        "the class does not define cost",
+    ),
+    "steps wrong": (
+        {"return clients\n": "return clients + 1\n"},
+        conformance.ends_after_its_steps,
+        "a run over 4 clients has 4 steps, `steps` says 5",
+    ),
+    "too many steps": (
+        {"return clients\n": "return clients - 1\n"},
+        conformance.ends_after_its_steps,
+        "a run over 4 clients has more than 3 steps, `steps` says 3",
+    ),
+    "torch's own random numbers": (
+        {
+            FIT: "noise = torch.randn(len(model.params))\n"
+            + 8 * " "
+            + "return client.fit(model.with_params(model.params + 0.1 * noise), epochs=self.epochs)\n"
+        },
+        conformance.repeats,
+        "a second run with the same seed gives another model: does it draw from torch's own random numbers?",
+    ),
+    "a task not marked": (
+        {
+            "    @on_client\n": "",
+            "    def steps": "    @on_client\n    def other(self, client: Client) -> int:\n"
+            "        return 1\n\n    def steps",
+        },
+        conformance.tasks_are_annotated,
+        "train is called at clients, but is not marked @on_client",
+    ),
+    "no default": (
+        {"Count = 20": "Count"},
+        conformance.every_field_has_default_and_help,
+        "epochs has no default",
+    ),
+    "no help": (
+        {'    """E, epochs at each client"""\n': ""},
+        conformance.every_field_has_default_and_help,
+        "epochs has no text below it",
+    ),
+    "private state without private": (
+        {FIT: "client.state = model\n        " + FIT},
+        conformance.keeps_what_it_declares,
+        "train: it keeps a Weights there, but the class has no `private = TYPE`",
+    ),
+    "private state of another type": (
+        {
+            FIT: "client.state = model\n        " + FIT,
+            "    epochs: Count": "    private = torch.Tensor\n    epochs: Count",
+        },
+        conformance.keeps_what_it_declares,
+        "train: it keeps a Weights there, but the class says Tensor",
+    ),
+    "a pass not counted": (
+        {FIT: "for x, _ in client.batches(passes=0):\n            client.network(model)(x)\n        " + FIT},
+        conformance.counts_every_pass,
+        "forward, ",
+    ),
+    "a flag that is taken": (
+        {"epochs": "seed"},
+        conformance.flags_do_not_collide,
+        "--seed is a flag of `ekiden run` already",
+    ),
+    "any value accepted": (
+        {"epochs: Count": "epochs: object"},
+        conformance.refuses_wrong_values,
+        "epochs='3' is accepted",
+    ),
+    "an error of its own": (
+        {FIT: "return client.fitt(model)\n"},
+        conformance.ends_after_its_steps,
+        "FILE, line 25, fails: AttributeError: 'Client' object has no attribute 'fitt'",
+    ),
+    "learns nothing": (
+        {FIT: "return model\n"},
+        conformance.learns,
+        "at best on three classes, where 0.45 is asked",
+    ),
+    "a result of another type": (
+        {FIT: "client.fit(model, epochs=self.epochs)\n        return model.params\n"},
+        conformance.ends_after_its_steps,
+        "fails: ",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def go(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
+        code = 0
+        try:
+            app.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, error = capsys.readouterr()
+        return code, out + error
+
+    return go
+
+
+Command = Callable[..., tuple[int, str]]
+
+
+def written(folder: Path, changes: dict[str, str]) -> str:
+    """The name of the method with these changes."""
+    text = GOOD
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "mine.py").write_text(text)
+    name = f"{folder / 'mine.py'}:Mine"
+    outside.trust(name)
+    return name
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_method_is_caught_with_the_right_line(fault: str, folder: Path) -> None:
+    changes, breaks, found = BROKEN[fault]
+    kind = method_named(written(folder, changes))
+    *before, last = check(kind, checks=CHECKS[: CHECKS.index(breaks) + 1])
+    assert [finding for finding in before if not finding.holds] == []
+    assert last.line == line(breaks)
+    assert found in last.broken.replace(str(folder / "mine.py"), "FILE")
+    assert "\n" not in last.broken
+
+
+def test_what_only_another_process_shows(folder: Path) -> None:
+    """A task that reads what the server's process knows."""
+    changes = {
+        CALL: 'memory["factor"] = 1.01\n            ' + CALL,
+        FIT: "trained = client.fit(model, epochs=self.epochs)\n        "
+        'return trained.with_params(trained.params * memory.get("factor", 1.0))\n',
+    }
+    findings = check(
+        method_named(written(folder, changes)), checks=[conformance.repeats, conformance.resumes, PROCESSES]
+    )
+    assert [finding.holds for finding in findings] == [True, True, False]
+    assert "a run with worker processes gives another model" in findings[2].broken
+
+
+def test_a_method_that_does_not_train_keeps_the_contract() -> None:
+    assert [finding for finding in check(Ridge) if not finding.holds] == []
+
+
+def test_what_follows_from_a_failure_is_not_told_again(folder: Path) -> None:
+    findings = check(method_named(written(folder, BROKEN["an error of its own"][0])))
+    assert [finding.name for finding in findings if finding.broken] == ["ends_after_its_steps"]
+    assert not any(finding.tried for finding in findings[-3:])
+
+
+def test_the_command_says_what_holds_and_what_does_not(folder: Path, command: Command) -> None:
+    code, text = command("check", written(folder, {"(clients - 1) * model": "clients * model"}))
+    assert code == 2
+    assert f"BROKEN  {line(conformance.ledger_equals_the_cost)}\n        found: 1212 bytes" in text
+    assert text.count("holds ") == len(CHECKS) - 2  # all but this one, and that it is published
+    assert "breaks 1 of 14 lines of the contract (listed above)" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"(frozen=True)": ""}, line(conformance.is_a_frozen_dataclass)),
+        ({"return clients\n": "return clients +\n"}, "SyntaxError"),
+        ({"Count, Fed": "Count, Feed"}, "ImportError"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_gets_a_line(
+    changes: dict[str, str], said: str, folder: Path, command: Command
+) -> None:
+    code, text = command("check", written(folder, changes))
+    assert code == 2
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_an_installed_method_is_checked_by_its_name(command: Command) -> None:
+    code, text = command("check", "local")
+    assert code == 0, text
+    assert line(conformance.cites_its_source) in text
+    assert "local keeps the contract" in text
+    code, text = command("check", "fedsq")
+    assert (code, "did you mean 'fedseq'" in text) == (2, True)
+
+
+def test_contributing_has_the_lines_that_are_checked() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = " ".join(text[text.index("## The contract") :].split())
+    places = [listed.index(f"- {line(one)}") for one in CHECKS]
+    assert places == sorted(places)
+    assert listed.count(" - ") == len(CHECKS), "a line that nothing checks"
+
+
+def test_contributings_example_runs_and_keeps_the_contract(folder: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.search(r"^   ```python\n(.*?)^   ```", text, re.S | re.M)
+    assert block
+    (folder / "example.py").write_text(re.sub("^   ", "", block[1], flags=re.M))
+    outside.trust("example.py:FedSeq")
+    findings = check(method_named("example.py:FedSeq"), checks=[one for one in CHECKS if one is not PROCESSES])
+    assert [finding for finding in findings if not finding.holds] == []
+
+
+def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command) -> None:
+    code, text = command("new", "method", "half-seq")
+    assert code == 0, text
+    assert sorted(path.name for path in folder.glob("*half*")) == ["half_seq.md", "half_seq.py", "test_half_seq.py"]
+    code, text = command("check", "half_seq.py:HalfSeq")
+    assert code == 0, text
+    before = (folder / "half_seq.py").read_bytes()
+    code, text = command("new", "method", "HalfSeq")
+    assert (code, "exists already" in text) == (2, True)
+    assert (folder / "half_seq.py").read_bytes() == before
+    (folder / "half_seq.py").unlink()
+    assert command("new", "method", "HalfSeq")[0] == 2
+    assert not (folder / "half_seq.py").exists(), "nothing is written where one of the files is there"
+
+
+def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skeleton.write(folder, "QuickSeq")
+    monkeypatch.syspath_prepend(str(folder))
+    names: dict[str, object] = {"__name__": "test_quick_seq"}
+    exec(compile((folder / "test_quick_seq.py").read_text(), "test_quick_seq.py", "exec"), names)
+    try:
+        tests = [value for name, value in names.items() if name.startswith("test_") and callable(value)]
+        assert len(tests) == 3
+        for test in tests:
+            test()
+    finally:
+        sys.modules.pop("quick_seq", None)
+
+
+@pytest.mark.parametrize("name", ["torch", "class", "3d", "a b", "../x", "half.seq", "é"])
+def test_names_that_no_file_can_have(name: str, folder: Path) -> None:
+    with pytest.raises(UserError, match="choose a"):
+        skeleton.write(folder, name)
+    assert not list(folder.glob("*.py"))
+
+
+def test_a_missing_annotation_is_refused_by_a_run_at_once(folder: Path, blobs: FederatedData) -> None:
+    method = written(folder, {"model: Weights)": "model)"})
+    with pytest.raises(UserError, match=r"train of Mine does not say the type of 'model': annotate it, as values are"):
+        run(method, blobs, Tiny, folder=folder / "run")
+    assert not (folder / "run").exists()
+
+
+def test_a_finding_that_was_not_tried_does_not_hold() -> None:
+    assert not Finding("", "", tried=False).holds
+    assert not Finding("", "", broken="x").holds
+    assert Finding("", "").holds
