@@ -51,6 +51,11 @@ from tests.transports.toy import Toy
 TRAINING = Training(lr=0.01, batch_size=64)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.pools_data), Toy]
 every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
+# One of each shape; the others are slow, since all are compared with one process below.
+SHAPES = ("fedseq", "fedgram", "metafed", "fedavg", "scaffold", "dfedavgm", "average", "fedper", "toy")
+each_shape = pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k.title() in SHAPES else pytest.mark.slow, id=k.title()) for k in KINDS]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +168,7 @@ def test_class_statistics_travel_between_silos(tmp_path: Path) -> None:
     assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
 
 
-@every_method
+@each_shape
 def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
     (nodes, public), counter = sealed_in(tmp_path), itertools.count()
     nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
@@ -175,7 +180,7 @@ class Stop(BaseException):
     """Stands for SIGKILL."""
 
 
-@every_method
+@each_shape
 def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> None:
     """Killed at each of its messages in turn, the silo having done the work or not."""
     method, (nodes, public) = small(kind), sealed_in(tmp_path)
@@ -200,7 +205,9 @@ def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> Non
     assert_equal(result, expected)
 
 
-@pytest.mark.parametrize("host", ["feddc", "moon", "fednova"])
+@pytest.mark.parametrize(
+    "host", ["feddc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("moon", "fednova"))]
+)
 def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> None:
     method = SPFL(host=host, rounds=2, epochs=1, length=2)
     assert_equal(far(method, nodes_in(tmp_path), tmp_path / "run"), here(method))
@@ -366,7 +373,7 @@ def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
     [kind(rounds=4, epochs=1) for kind in (SCAFFOLD, FedDyn, FedDC, MOON)],
     ids=lambda method: method.title(),
 )
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_task_whose_value_did_not_come_does_not_count(method: Method, lost: int, tmp_path: Path) -> None:
     """The silo ends its task in a step and dies before it gives the value; the run is resumed before and after that.
 

@@ -253,8 +253,8 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     ("method", "names"),
     [
         (FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl")),
-        (FedAvg(rounds=2, epochs=1), EACH),
-        (Local(epochs=1), EACH),
+        pytest.param(FedAvg(rounds=2, epochs=1), EACH, marks=pytest.mark.slow),
+        pytest.param(Local(epochs=1), EACH, marks=pytest.mark.slow),
     ],
     ids=["relay", "server", "alone"],
 )
