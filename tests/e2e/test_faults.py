@@ -84,6 +84,7 @@ def test_a_silo_that_stays_away_is_skipped(federation: Federation, tmp_path: Pat
     assert "step 2: client-1 was absent" in said
 
 
+@pytest.mark.filterwarnings("ignore:training diverged")  # a large network after one epoch: what counts is the bits
 def test_a_network_that_is_cut_in_mid_message(federation: Federation, tmp_path: Path) -> None:
     """45 MB to a silo and from it; the cable breaks in the middle of each and is away for some seconds."""
     here = tmp_path / "here"
