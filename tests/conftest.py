@@ -1,12 +1,14 @@
 """What all tests share."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from ekiden import app
 from ekiden.conformance.toy import Tiny
 from ekiden.conformance.toy import blobs as make_blobs
 from ekiden.data import FederatedData
@@ -58,3 +60,20 @@ def data_home() -> Path:
     if not home or not Path(home).is_dir():
         pytest.skip("EKIDEN_DATA does not name a folder of data sets")
     return Path(home)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs the command line in this process: exit code, and what was printed."""
+
+    def go(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
+        code = 0
+        try:
+            app.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, error = capsys.readouterr()
+        return code, out + error
+
+    return go

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ekiden
-from ekiden import UserError, app, outside
+from ekiden import UserError, outside
 from ekiden.data import load, silos
 from ekiden.methods import method_named, name_of
 
@@ -71,21 +71,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path / "mine.py"
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def go(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
-        code = 0
-        try:
-            app.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, error = capsys.readouterr()
-        return code, out + error
-
-    return go
 
 
 Command = Callable[..., tuple[int, str]]

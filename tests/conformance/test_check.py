@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import FederatedData, UserError, app, conformance, outside, run, skeleton
+from ekiden import FederatedData, UserError, conformance, outside, run, skeleton
 from ekiden.conformance import CHECKS, Check, Finding, check, line
 from ekiden.methods import method_named
 from tests.conformance.ridge import Ridge
@@ -180,21 +180,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def go(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["ekiden", *args])
-        code = 0
-        try:
-            app.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, error = capsys.readouterr()
-        return code, out + error
-
-    return go
 
 
 Command = Callable[..., tuple[int, str]]
