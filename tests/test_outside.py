@@ -1,6 +1,8 @@
 """A method, a network and data from the user's own file, or from another package."""
 
+import importlib.util
 import json
+import py_compile
 import re
 import sys
 from collections.abc import Callable
@@ -126,6 +128,22 @@ def test_a_run_folder_executes_no_code_that_the_user_did_not_ask_for(
     assert command("trust", str(evil))[0] == 0
     assert command("evaluate", str(folder))[0] == 0
     assert (mine.parent / "executed").exists()
+
+
+def test_a_compiled_copy_next_to_a_trusted_file_is_not_executed(mine: Path) -> None:
+    """Whoever sends a folder with a file that the user trusts may put anything into its `__pycache__`."""
+    sent = mine.parent / "sent" / "mine.py"
+    sent.parent.mkdir()
+    sent.write_text(MINE)
+    evil = mine.parent / "evil.py"
+    evil.write_text(MINE + f"\nopen({str(mine.parent / 'executed')!r}, 'w')\n")
+    compiled = importlib.util.cache_from_source(str(sent))
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH  # Python compares it with no source
+    py_compile.compile(str(evil), cfile=compiled, invalidation_mode=unchecked)
+    outside.trust(f"{mine}:Relay")
+    assert method_named(f"{sent}:Relay").title() == "relay"
+    assert not (mine.parent / "executed").exists()
+    assert Path(compiled).exists()
 
 
 def test_a_file_that_changed_is_refused_by_its_runs(mine: Path, command: Command) -> None:

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
 from ekiden.errors import UserError, unknown
@@ -186,12 +186,23 @@ def _origin(module: str) -> Path:
     return Path(bytes.fromhex(module.removeprefix(_PREFIX)).decode())
 
 
+class _Source(SourceFileLoader):
+    """Executes the file itself: a compiled copy in `__pycache__` may hold anything, and no digest covers it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile what the file holds."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 class _Files(MetaPathFinder):
     """Finds the modules of the user's files by name, so that worker processes find the classes in them too."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The file that `name` stands for."""
-        return importlib.util.spec_from_file_location(name, _origin(name)) if name.startswith(_PREFIX) else None
+        if not name.startswith(_PREFIX):
+            return None
+        path = str(_origin(name))
+        return importlib.util.spec_from_file_location(name, path, loader=_Source(name, path))
 
 
 sys.meta_path.append(_Files())
