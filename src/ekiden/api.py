@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ekiden import outside
+from ekiden import networks, outside
 from ekiden.checks import Count, CountOrZero, checked
 from ekiden.core import identity
 from ekiden.core.federation import Transfer
@@ -23,6 +23,7 @@ from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.evaluation import EvaluateOn, TestSet, divergence
+from ekiden.learning import frozen
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 from ekiden.machine import resolve
@@ -110,6 +111,8 @@ def run(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -117,8 +120,8 @@ def run(
         method: what to run; a class, or its name on the command line, stands for the method with its defaults.
         data: who holds what, from `ekiden.split` or `ekiden.federate`, or a list with the samples of each client,
             which `ekiden.federate` is called with.
-        model: name of a network of the library ("auto": the one fit for the data), a module (its values are the
-            initial model), or a function that makes one (called with the seed set).
+        model: name of a network of the library ("auto": the one fit for the data), `hf:FOLDER`, `timm:NAME`, a module
+            (its values are the initial model), or a function that makes one (called with the seed set).
         training: how clients train.
         hardware: on what; `threads` = 0 means all cores, divided among the workers.
         seed: of everything random.
@@ -135,6 +138,10 @@ def run(
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
+        train: what of the model is trained: "all"; "head"; "last:2", the last two blocks and the head; or
+            "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
+            travel, and stays in evaluation mode.
+        weights: safetensors file with the values of the model, by its names.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -170,6 +177,8 @@ def steps(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
 ) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
@@ -203,6 +212,8 @@ def _prepared(
     absent: Callable[[int, str], bool],
     keep_trained: bool,
     evaluate_on: EvaluateOn,
+    train: str,
+    weights: str | os.PathLike[str],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
@@ -212,7 +223,7 @@ def _prepared(
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed, method)
+    build = builder(model, data, seed, method, train, located(weights))
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
@@ -353,6 +364,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
+        **_describe_parts(setup),
         "classes": [str(name) for name in dataset.classes],
         "input": {
             "shape": list(dataset.shape),
@@ -360,6 +372,26 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
     }
+
+
+def _describe_parts(setup: Setup) -> dict[str, Any]:
+    """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
+    prepared = networks.prepared(setup.build)
+    assert prepared is not None, "made by networks.builder"
+    found: dict[str, Any] = {}
+    if prepared.train != "all":
+        found["train"] = prepared.train
+    if prepared.weights:
+        found["weights"] = prepared.weights
+    module = prepared()
+    if digest := frozen.digest(module):
+        found["frozen"] = {"digest": digest, "values": frozen.size(module)}
+    return found
+
+
+def located(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a file with weights; empty: none."""
+    return str(Path(path).expanduser().absolute()) if os.fspath(path) else ""
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

@@ -16,10 +16,11 @@ from ekiden.errors import UserError
 from ekiden.evaluation import Built
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
+from ekiden.learning import frozen
 from ekiden.learning.augment import normalise
 from ekiden.methods import method_of
 from ekiden.modules import as_module
-from ekiden.networks import Given, Made, Named, builder, of_method
+from ekiden.networks import Given, Made, Named, Prepared, builder, of_method
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 
@@ -74,7 +75,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
         network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library; its values do not matter.
+            of the library; its values do not matter, but for those that were frozen.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -112,7 +113,7 @@ def _about(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         return config
     plan = stored(folder)
     data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method)
+    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.weights)
     return describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
@@ -132,7 +133,14 @@ def _builder(
         )
     else:
         build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return of_method(build, method, shape, classes, seed)
+    prepared = Prepared(build, about.get("weights", ""), about.get("train", "all"), seed)
+    wanted = about.get("frozen", {}).get("digest", "")
+    if (found := frozen.digest(prepared())) != wanted:
+        raise UserError(
+            f"the frozen part of the network is another one than in the run ({found or 'none'} instead of "
+            f"{wanted or 'none'}): give the values that the run began with"
+        )
+    return of_method(prepared, method, shape, classes, seed)
 
 
 def _check_there(folder: Path, name: str) -> None:

@@ -1,6 +1,5 @@
 """What happens at a client: the one place where tasks are executed, in simulation and in real silos alike."""
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from ekiden.core.store import TRAINED
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.errors import UserError
 from ekiden.learning import fit as fitting
+from ekiden.learning import frozen
 from ekiden.learning.feed import Feed
 from ekiden.learning.fit import Bench, Journal, Objective, Penalty, Work
 from ekiden.learning.layout import Layout
@@ -246,7 +246,7 @@ class Client:
 
         Its passes are to be added to `work`, those as a teacher of `fit` excepted.
         """
-        network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
+        network = Network(frozen.copied(self._bench.network.module), self._bench.feed.device)
         network.load(model)
         return network.module.eval().requires_grad_(False)
 

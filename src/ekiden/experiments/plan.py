@@ -24,6 +24,7 @@ from ekiden.learning.network import Network
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 from ekiden.methods import ClosingLap, method_named, name_of
+from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
 
@@ -48,6 +49,11 @@ class Plan(Checked, Generic[M]):
     """part of each client's training data that selects epochs"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
+    weights: str = ""
+    """safetensors file with the network's values, by its names; a head of another size is left out"""
+    train: str = "all"
+    """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
+    adapters of low rank and the head. The rest is frozen: it does not travel, and stays in evaluation mode"""
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
     seed: CountOrZero = 0
@@ -73,6 +79,8 @@ class Plan(Checked, Generic[M]):
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
+        training_part.parsed(self.train)
+        object.__setattr__(self, "weights", api.located(self.weights))
         _ = self.whole
 
     @property
@@ -120,6 +128,8 @@ class Plan(Checked, Generic[M]):
             on_step=on_step,
             keep_trained=self.keep_trained,
             evaluate_on=self.evaluate_on,
+            train=self.train,
+            weights=self.weights,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +143,10 @@ class Plan(Checked, Generic[M]):
                 del values[later]
         if self.evaluate_on == "all":
             del values["evaluate_on"]
+        if self.train == "all":
+            del values["train"]
+        if not self.weights:
+            del values["weights"]
         return values
 
 
@@ -182,7 +196,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = networks.builder(plan.model, own, plan.seed, plan.whole)
+    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.weights)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.

@@ -6,11 +6,23 @@ from torch import nn
 
 from ekiden import outside
 from ekiden.errors import UserError, unknown
+from ekiden.models import pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
+from ekiden.models.pretrained import LITE0, is_pretrained, load_weights
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
 
-__all__ = ["Split", "SplitNetwork", "build", "check_name", "default_for", "names"]
+__all__ = [
+    "Split",
+    "SplitNetwork",
+    "build",
+    "check_name",
+    "default_for",
+    "is_pretrained",
+    "load_weights",
+    "names",
+    "pretrained_names",
+]
 
 _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
@@ -50,21 +62,27 @@ def names() -> tuple[str, ...]:
     return (*_NETWORKS, *outside.installed("ekiden.models"))
 
 
+def pretrained_names() -> tuple[str, ...]:
+    """Names, and forms of names, of networks that come with values."""
+    return (LITE0, "hf:FOLDER", "timm:NAME")
+
+
 def check_name(name: str) -> None:
     """Refuse what names no network.
 
     Raises:
         UserError: names the nearest.
     """
-    if name not in names() and not outside.is_file(name):
-        raise unknown("model", name, ("auto", *names()))
+    if name not in names() and not outside.is_file(name) and not is_pretrained(name):
+        raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A new network with random weights, which depend on torch's random state alone.
 
     Args:
-        name: one of `names()`, or PATH.py:FUNCTION of a function that takes shape and classes, or nothing.
+        name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function that takes shape
+            and classes, or nothing.
         shape: of one sample, (C, H, W) or (d,).
         classes: number of outputs.
 
@@ -75,6 +93,8 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         UserError: the name is unknown, or the network cannot take samples of this shape.
     """
     check_name(name)
+    if is_pretrained(name):
+        return pretrained.build(name, shape, classes)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
     builder, smallest = _NETWORKS[name]
