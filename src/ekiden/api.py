@@ -377,13 +377,12 @@ def describe_model(setup: Setup) -> dict[str, Any]:
 def _describe_parts(setup: Setup) -> dict[str, Any]:
     """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
     prepared = networks.prepared(setup.build)
-    assert prepared is not None, "made by networks.builder"
     found: dict[str, Any] = {}
-    if prepared.train != "all":
+    if prepared and prepared.train != "all":
         found["train"] = prepared.train
-    if prepared.weights:
+    if prepared and prepared.weights:
         found["weights"] = prepared.weights
-    module = prepared()
+    module = (prepared or setup.build)()
     if digest := frozen.digest(module):
         found["frozen"] = {"digest": digest, "values": frozen.size(module)}
     return found
