@@ -1,6 +1,8 @@
 """The Python interface: `ekiden.run(FedELMY(models=3), silos, model)`."""
 
+import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -14,9 +16,8 @@ from torch import nn
 from ekiden import outside
 from ekiden.checks import Count, CountOrZero, checked
 from ekiden.core import identity
-from ekiden.core.federation import Transfer
 from ekiden.core.folder import RunFolder
-from ekiden.core.method import Method, Size, State
+from ekiden.core.method import Method, Size
 from ekiden.core.run import Row
 from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
@@ -24,70 +25,17 @@ from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.evaluation import EvaluateOn, TestSet, divergence
 from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
 from ekiden.machine import resolve
-from ekiden.modules import as_module, model_bytes
+from ekiden.modules import model_bytes
 from ekiden.networks import builder, network_name
 from ekiden.parties import check_clients, holders
+from ekiden.serving.result import Result
 from ekiden.simulated import End, Simulated, last
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes, refuse_within_worker
 from ekiden.transports.simulation import Executor
 
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave, or has given so far.
-
-    Attributes:
-        state: the last state.
-        weights: the global model, or None where the method has only personal ones.
-        personal: one model per client, where the method personalises.
-        metrics: one row a step, see `ekiden.evaluation.TestSet`.
-        ledger: every transfer.
-        folder: the run folder, if there is one.
-        build: makes a network that `weights` fits.
-    """
-
-    state: State
-    weights: Weights | None
-    personal: tuple[Weights, ...]
-    metrics: tuple[Row, ...]
-    ledger: tuple[Transfer, ...]
-    folder: Path | None
-    build: Callable[[], nn.Module]
-
-    @property
-    def model(self) -> nn.Module:
-        """The global model as a module, in evaluation mode.
-
-        Raises:
-            UserError: the method has only personal models.
-        """
-        if self.weights is None:
-            raise UserError("this method gives no global model: take `personal`, one model per client")
-        return as_module(self.build, self.weights)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy on the union of all clients' test data after the last step.
-
-        Raises:
-            UserError: that step was not measured.
-        """
-        if not self.metrics or "accuracy" not in self.metrics[-1]:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
-        return float(self.metrics[-1]["accuracy"])
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.evaluation.diverged`."""
-        return bool(self.metrics and self.metrics[-1].get("diverged"))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the method moved."""
-        return sum(row.bytes for row in self.ledger)
+__all__ = ["Result", "check_model", "describe", "describe_model", "run", "steps"]
 
 
 @checked("method", "data")
@@ -219,13 +167,11 @@ def _prepared(
     )
     worker = Worker(setup, {c.name: c for c in clients}, watch)
     check_model(worker, data)
-    described: dict[str, Any] = {}
-    if folder is not None:
-        label = model if isinstance(model, str) else f"{type(model).__name__}"
-        described = {"model": label, **describe(setup, clients), **(config or {})}
-        if evaluate_on != "all":  # as in runs that were begun before there was a choice
-            described["evaluate_on"] = evaluate_on
-        described |= {"workers": workers, "evaluate_every": evaluate_every}
+    label = model if isinstance(model, str) else f"{type(model).__name__}"
+    described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
+    if evaluate_on != "all":  # as in runs that were begun before there was a choice
+        described["evaluate_on"] = evaluate_on
+    described |= {"workers": workers, "evaluate_every": evaluate_every}
     parallel = workers > 1 if processes is None else processes
     test = TestSet(worker, data, len(clients), evaluate_on)
     path = None if folder is None else Path(folder)
@@ -249,7 +195,7 @@ class _Prepared:
     """A run that was checked; nothing is written yet, and no process started.
 
     Attributes:
-        described: the configuration for the folder.
+        described: the configuration, as the folder keeps it.
         processes: worker processes; 0: all in this one.
     """
 
@@ -294,7 +240,10 @@ class _Prepared:
         """What a run gave that stands here."""
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
-        return Result(end.state, weights, tuple(personal), metrics, ledger, self.folder, self.test.build)
+        models = weights, tuple(personal)
+        return Result(
+            end.state, metrics, ledger, self.folder, self.test.build, _as_stored(self.described), lambda: models
+        )
 
 
 def _method(method: Any, data: Any) -> Method:
@@ -328,11 +277,11 @@ def _data(data: Any) -> FederatedData:
     )
 
 
-def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
-    """What a run folder says of a run."""
+def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = True) -> dict[str, Any]:
+    """What a run folder says of a run; without digests of data and model, which take time, if nobody keeps them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
-    digests = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}
+    found = {"digests": {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}}
     return {
         **written(setup.method),
         "steps": setup.method.steps(len(clients)),
@@ -344,7 +293,8 @@ def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
         "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
         "model_bytes": model_bytes(setup),
         **describe_model(setup),
-        "digests": digests,
+        **describe_samples(setup),
+        **(found if digests else {}),
     }
 
 
@@ -360,6 +310,31 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
     }
+
+
+def describe_samples(setup: Setup) -> dict[str, Any]:
+    """What a run folder says for those who use the model later, and nothing else depends on."""
+    if network_name(setup.build) is not None:
+        return {"sample_type": _sample_type(setup)}
+    module = setup.build()
+    return {
+        "sample_type": _sample_type(setup),
+        "architecture": {
+            "class": f"{type(module).__module__}:{type(module).__qualname__}",
+            "layers": re.sub(r" at 0x[0-9a-f]+", "", repr(module)),
+        },
+    }
+
+
+def _sample_type(setup: Setup) -> str:
+    """Of the samples as tensors: uint8, float32 or int64."""
+    return str(setup.dataset.train.x.dtype).removeprefix("torch.")
+
+
+def _as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration as it is read from a folder."""
+    found: Mapping[str, Any] = json.loads(json.dumps(config))
+    return found
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

@@ -20,7 +20,7 @@ from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer,
 from tests.conftest import Tiny
 from tests.core.test_identity import older
 
-DOCS = Path(__file__).parents[1] / "docs" / "loading.md"
+DOCS = Path(__file__).parents[2] / "docs" / "loading.md"
 
 
 @pytest.fixture(scope="module")

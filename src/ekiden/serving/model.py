@@ -1,0 +1,72 @@
+"""A trained network that takes samples as they are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ekiden.errors import UserError
+from ekiden.learning.augment import normalise
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+"""The module that a run was started with, or a function that makes one; its values do not matter."""
+
+
+class LoadedModel(nn.Module):
+    """A trained network that takes samples as they are, in evaluation mode.
+
+    Attributes:
+        network: the network alone, which takes normalised samples.
+        classes: the class names, in the order of the outputs.
+        shape: of one sample, (C, H, W) for images.
+        mean: per channel, subtracted from pixels in [0, 1].
+        std: per channel, divided by.
+        sample_type: what the run's data were: "uint8", pixels from 0 to 255, or "float32".
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: tuple[str, ...],
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        sample_type: str = "uint8",
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.classes = classes
+        self.shape = shape
+        self.mean = mean
+        self.std = std
+        self.sample_type = sample_type
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (b, K) for a batch.
+
+        Args:
+            x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or, where the run's data were float
+                features, such features. Mean and standard deviation are applied here.
+
+        Raises:
+            UserError: samples of another shape.
+        """
+        if tuple(x.shape[1:]) != self.shape:
+            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
+        logits: Tensor = self.network(normalise(x, self.mean, self.std))
+        return logits
+
+
+def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
+    """Return a network with what its run's configuration says of classes and inputs."""
+    given = about["input"]
+    shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
+    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, sample_type(about))
+
+
+def sample_type(about: Mapping[str, Any]) -> str:
+    """Return whether a run's samples were "uint8" or "float32"; folders of older runs do not say, so their shape does."""
+    shape = about["input"]["shape"]
+    pictures = len(shape) == 3 and shape[0] in (1, 3)
+    return str(about.get("sample_type", "uint8" if pictures else "float32"))
