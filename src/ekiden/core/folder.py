@@ -43,12 +43,13 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
     "input": dict,
+    "inputs": dict,
     "steps": int,
     "revisions": list,
     "sample_type": str,
     "architecture": dict,
 }
-_ABOUT = ("method", "closing_lap", "network", "classes", "input")  # stands in the headers of model files too
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
 """What the configuration says of the run that does not decide it: what wrote it, for which table, what it gives, what follows."""

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ekiden.data.inputs import Inputs, of_tensor
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
@@ -16,7 +17,8 @@ class Samples:
     """Labelled samples, decoded once.
 
     Attributes:
-        x: (n, C, H, W) uint8 images or (n, d) float32 features; float32 of any other shape is used as it is.
+        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
+            as it is.
         y: (n,) int64 class indices.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
@@ -51,6 +53,7 @@ class Dataset:
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: what training batches undergo.
+        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
     """
 
     name: str
@@ -61,6 +64,11 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
+    inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+
+    def __post_init__(self) -> None:
+        if self.inputs is None:
+            object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def fed(self, training: Training) -> "Dataset":
         """With the normalisation and augmentation that `training` asks for."""

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ekiden.data.inputs import Tokens
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.learning.augment import normalise
 from ekiden.learning.training import Hardware
@@ -28,10 +29,15 @@ class Feed:
         return not self.dataset.augment.active
 
     def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool) -> tuple[Tensor, Tensor]:
-        """Inputs (b, ...) float32 and labels (b,) for positions `rows` of `subset`, augmented in training."""
+        """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
+
+        Inputs are float32; tokens are int64, cut to the longest text of the batch.
+        """
         x, y = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
         inputs = x[index]
+        if isinstance(self.dataset.inputs, Tokens):
+            return inputs[:, : max(1, int(self.dataset.inputs.lengths(inputs).max()))].long(), y[index]
         if train:
             inputs = self.dataset.augment(inputs)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
