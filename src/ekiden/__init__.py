@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from ekiden.errors import DivergenceWarning, UserError
     from ekiden.learning.augment import Augment
     from ekiden.learning.training import Hardware, Training
+    from ekiden.revision import forget, join
     from ekiden.serving.loading import load_model, open_run
     from ekiden.serving.model import LoadedModel
     from ekiden.serving.result import Result
-    from ekiden.revision import forget, join
 
 _WHERE = {
     "Augment": "learning.augment",

@@ -52,7 +52,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
 _ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs")  # stands in the headers of model files too
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
-"""What the configuration says of the run that does not decide it: what wrote it, for which table, what it gives, what follows."""
+"""What the configuration says that does not decide the run: what wrote it, for which table, what its result is."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {

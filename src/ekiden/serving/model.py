@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ekiden.data.inputs import Arrays, Images, Inputs, Tokens, from_json
 from ekiden.errors import UserError
 from ekiden.learning.augment import normalise
 
@@ -21,7 +22,7 @@ class LoadedModel(nn.Module):
         shape: of one sample, (C, H, W) for images.
         mean: per channel, subtracted from pixels in [0, 1].
         std: per channel, divided by.
-        sample_type: what the run's data were: "uint8", pixels from 0 to 255, or "float32".
+        inputs: what a sample is, and how raw ones become tensors: `model(model.inputs.encode(files))`.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class LoadedModel(nn.Module):
         shape: tuple[int, ...],
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        sample_type: str = "uint8",
+        inputs: Inputs,
     ) -> None:
         super().__init__()
         self.network = network
@@ -39,20 +40,21 @@ class LoadedModel(nn.Module):
         self.shape = shape
         self.mean = mean
         self.std = std
-        self.sample_type = sample_type
+        self.inputs = inputs
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (b, K) for a batch.
+        """Return outputs (b, K) for a batch: logits where there are classes.
 
         Args:
             x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or, where the run's data were float
-                features, such features. Mean and standard deviation are applied here.
+                features, such features. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens.
 
         Raises:
             UserError: samples of another shape.
         """
-        if tuple(x.shape[1:]) != self.shape:
+        tokens = isinstance(self.inputs, Tokens) and x.ndim == 2
+        if tuple(x.shape[1:]) != self.shape and not tokens:
             raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
         logits: Tensor = self.network(normalise(x, self.mean, self.std))
         return logits
@@ -62,11 +64,13 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     """Return a network with what its run's configuration says of classes and inputs."""
     given = about["input"]
     shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
-    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, sample_type(about))
+    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about))
 
 
-def sample_type(about: Mapping[str, Any]) -> str:
-    """Return whether a run's samples were "uint8" or "float32"; folders of older runs do not say, so their shape does."""
+def inputs_of(about: Mapping[str, Any]) -> Inputs:
+    """Return what a run's samples are; older folders do not say, so their shape does."""
+    if "inputs" in about:
+        return from_json(about["inputs"])
     shape = about["input"]["shape"]
     pictures = len(shape) == 3 and shape[0] in (1, 3)
-    return str(about.get("sample_type", "uint8" if pictures else "float32"))
+    return Images() if about.get("sample_type", "uint8" if pictures else "float32") == "uint8" else Arrays()
