@@ -31,6 +31,7 @@ from ekiden.machine import resolve
 from ekiden.modules import model_bytes
 from ekiden.networks import builder, network_name
 from ekiden.parties import check_clients, holders
+from ekiden.serving import tracking
 from ekiden.serving.result import Result
 from ekiden.simulated import End, Simulated, last
 from ekiden.transports.in_process import InProcess
@@ -60,6 +61,7 @@ def run(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    track: str | Sequence[str] = (),
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -85,6 +87,8 @@ def run(
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
+        track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
+            fails is left out with a warning in the log.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -120,6 +124,7 @@ def steps(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    track: str | Sequence[str] = (),
 ) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
@@ -153,9 +158,12 @@ def _prepared(
     absent: Callable[[int, str], bool],
     keep_trained: bool,
     evaluate_on: EvaluateOn,
+    track: str | Sequence[str],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
+    trackers = (track,) if isinstance(track, str) else tuple(track)
+    tracking.check(trackers, None if folder is None else Path(folder))
     method, data = _method(method, data), _data(data)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
         payload_types(method, task)
@@ -189,6 +197,7 @@ def _prepared(
         absent,
         on_step,
         stop_after,
+        trackers,
     )
 
 
@@ -212,6 +221,7 @@ class _Prepared:
     absent: Callable[[int, str], bool]
     on_step: Callable[[Row], None]
     stop_after: int | None
+    trackers: tuple[str, ...]
 
     def ends(self) -> Generator[End, None, End]:
         """Where the run stands after each step; returns where it ends."""
@@ -219,7 +229,8 @@ class _Prepared:
         folder = RunFolder(self.folder, self.described) if self.folder else None
         with closing(folder) if folder else nullcontext():
             executor: Executor = Processes(setup, held, self.processes) if self.processes else InProcess(self.worker)
-            with closing(executor):
+            following = tracking.following(self.trackers, self.folder, self.described, self.on_step)
+            with closing(executor), following as on_step:
                 simulated = Simulated(
                     setup,
                     tuple(held),
@@ -228,7 +239,7 @@ class _Prepared:
                     folder,
                     self.evaluate_every,
                     self.absent,
-                    self.on_step,
+                    on_step,
                     self.stop_after,
                 )
                 return (yield from simulated.steps())

@@ -21,7 +21,7 @@ from ekiden.experiments.plan import read_model, stored
 from ekiden.methods import method_of
 from ekiden.modules import as_module
 from ekiden.networks import Given, Made, Named, builder, of_method
-from ekiden.serving.model import LoadedModel, ModelSource, wrapped
+from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
 from ekiden.serving.result import Models, Result
 
 
@@ -102,9 +102,8 @@ class _Opened:
             outside.refuse_changed(config.get("plan", {}).get("code", {}))
             method = method_in(config)
             config = _complete(config, method, folder)
-        own = of_method(
-            _own(config, network), method, tuple(config["input"]["shape"]), len(config["classes"]), config["seed"]
-        )
+        shape, outputs = tuple(config["input"]["shape"]), task_in(config).outputs(config["classes"])
+        own = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def models(self) -> Models:
@@ -144,11 +143,13 @@ class _Unknown:
         )
 
 
-def _own(config: Mapping[str, Any], given: ModelSource | None) -> Callable[[], nn.Module]:
+def _own(
+    config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
+) -> Callable[[], nn.Module]:
     """What makes the network that the user chose."""
     seed, name = config["seed"], config["network"]
     if name is not None:
-        return Named(name, tuple(config["input"]["shape"]), len(config["classes"]), seed)
+        return Named(name, shape, outputs, seed)
     if given is None:
         return _Unknown(config["model"])
     return Given(given) if isinstance(given, nn.Module) else Made(given, seed)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ekiden.data.inputs import Arrays, Images, Inputs, Tokens, from_json
+from ekiden.data.tasks import Classification, Task, task_of
 from ekiden.errors import UserError
 from ekiden.learning.augment import normalise
 
@@ -23,6 +24,7 @@ class LoadedModel(nn.Module):
         mean: per channel, subtracted from pixels in [0, 1].
         std: per channel, divided by.
         inputs: what a sample is, and how raw ones become tensors: `model(model.inputs.encode(files))`.
+        task: what the outputs mean: `model.task.answers(outputs, full=True)` are probabilities, or values.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class LoadedModel(nn.Module):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         inputs: Inputs,
+        task: Task,
     ) -> None:
         super().__init__()
         self.network = network
@@ -41,6 +44,7 @@ class LoadedModel(nn.Module):
         self.mean = mean
         self.std = std
         self.inputs = inputs
+        self.task = task
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     """Return a network with what its run's configuration says of classes and inputs."""
     given = about["input"]
     shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
-    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about))
+    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about), task_in(about))
 
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
@@ -74,3 +78,15 @@ def inputs_of(about: Mapping[str, Any]) -> Inputs:
     shape = about["input"]["shape"]
     pictures = len(shape) == 3 and shape[0] in (1, 3)
     return Images() if about.get("sample_type", "uint8" if pictures else "float32") == "uint8" else Arrays()
+
+
+def task_in(about: Mapping[str, Any]) -> Task:
+    """Return what a run's labels mean."""
+    return task_of(about["task"]) if "task" in about else Classification()
+
+
+def not_finished(config: Mapping[str, Any], step: int) -> str:
+    """Return a line about a run that stopped before its end; empty of all others."""
+    if step >= config["steps"]:
+        return ""
+    return f"the run stopped after step {step} of {config['steps']}: this is its model so far"

@@ -121,4 +121,3 @@ def _writer(out: str) -> Iterator[Any]:
         raise disk_error(error, Path(out)) from None
     finally:
         unfinished.unlink(missing_ok=True)
-

@@ -142,10 +142,8 @@ class Reader:
             raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
         wanted = np.uint8 if isinstance(self.inputs, Images) else np.floating
         if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
-            raise UserError(
-                f"{file} holds {array.dtype} of shape {array.shape}: give {'uint8' if wanted is np.uint8 else 'floats'} "
-                f"of shape {('n', *self.shape)}"
-            )
+            kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
+            raise UserError(f"{file} holds {array.dtype} of shape {array.shape}: give {kind} of shape (n, {each})")
         for start in range(0, len(array), self.batch):
             x = torch.from_numpy(np.array(array[start : start + self.batch]))
             x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{file}, row {start}"])
@@ -254,4 +252,3 @@ def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:
 
 def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:120]
-

@@ -19,7 +19,7 @@ from ekiden.evaluation import Built, TestSet
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
 from ekiden.modules import as_module
-from ekiden.serving.model import LoadedModel, wrapped
+from ekiden.serving.model import LoadedModel, task_in, wrapped
 
 if TYPE_CHECKING:
     import pandas
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ekiden.data.tensors import Source
 
-HEADLINE = "accuracy"
-"""The metric that stands for a step."""
 Models = tuple[Weights | None, tuple[Weights, ...]]
 """The global model, where there is one, and the personal ones."""
 
@@ -73,6 +71,17 @@ class Result:
     def clients(self) -> tuple[str, ...]:
         """The clients' names, in their order."""
         return tuple(self.config["clients"])
+
+    @property
+    def personal_only(self) -> bool:
+        """Whether the clients have models of their own and no common one; read from what was measured."""
+        last = self.metrics[-1] if self.metrics else {}
+        return "consensus" in last and "global_loss" not in last
+
+    @property
+    def headline(self) -> str:
+        """The metric that stands for a step."""
+        return task_in(self.config).headline.name
 
     @property
     def model(self) -> nn.Module:
@@ -126,7 +135,8 @@ class Result:
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.
 
-        Accuracies of clients are in columns client_accuracy_NAME, what the method noted in columns of its names.
+        What is known of each client is in columns such as client_accuracy_NAME, what the method noted in columns of its
+        names.
 
         Raises:
             UserError: pandas is not installed.
@@ -163,13 +173,13 @@ class Result:
         silos = replace(silos, dataset=worker.setup.dataset)
         api.check_model(worker, silos)
         test = TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
-        return test(self.weights, self.personal)
+        return test(self.weights, self.personal, last=True)
 
-    def plot(self, metric: str = HEADLINE, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, metric: str = "", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric after each step.
 
         Args:
-            metric: a column of `history`.
+            metric: a column of `history`; by default the headline metric of the run's task.
             ax: where to draw; by default new axes.
 
         Returns:
@@ -181,6 +191,7 @@ class Result:
         from matplotlib import pyplot  # noqa: PLC0415  (seconds)
         from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
+        metric = metric or self.headline
         rows = [flat(row, self.clients) for row in self.metrics]
         found = [(row["step"], row[metric]) for row in rows if metric in row]
         if not found:
@@ -195,7 +206,8 @@ class Result:
     def __repr__(self) -> str:
         """Say what was run, how far it is and what it gave, in three or four lines."""
         last, config = (self.metrics[-1] if self.metrics else {}), self.config
-        measured = f", {HEADLINE} {last[HEADLINE]:.4f}" if HEADLINE in last else ""
+        value = last.get(self.headline)
+        measured = "" if value is None else f", {self.headline} {value:.4f}"
         diverged = " (diverged: far worse than guessing)" if self.diverged else ""
         lines = [
             f"{config['method']} on {config['dataset']}: {len(self.clients)} clients, {len(config['classes'])} classes",
@@ -209,8 +221,8 @@ class Result:
 def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of a row of metrics by name: those of clients, and what the method noted, too."""
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
-    each = zip(clients, row.get("clients", ()), strict=False)
-    return numbers | {f"client_accuracy_{name}": value for name, value in each if value is not None} | _noted(row)
+    each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
+    return numbers | {f"client_{metric}_{name}": value for name, value in each if value is not None} | _noted(row)
 
 
 def _noted(row: Row) -> dict[str, float]:
@@ -226,7 +238,7 @@ def _noted(row: Row) -> dict[str, float]:
 def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     """What measures the models of a run on the test samples of `dataset`, fed as in training."""
     given = config["input"]
-    fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]))
+    fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
     hardware = Hardware(**config["hardware"])
     if machine.missing(hardware.device):
         hardware = replace(hardware, device="cpu")
