@@ -21,6 +21,7 @@ from ekiden.core.run import Row
 from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.data.tasks import Classification, recorded
 from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.evaluation import EvaluateOn, TestSet, divergence
@@ -145,8 +146,8 @@ def run(
     """
     given = _prepared(**locals())
     result = given.result(last(given.ends()))
-    classes, lr = len(given.data.dataset.classes), given.setup.training.lr
-    if result.metrics and (line := divergence(result.metrics[-1], classes, lr)):
+    dataset, lr = given.data.dataset, given.setup.training.lr
+    if result.metrics and (line := divergence(result.metrics[-1], dataset.task.guess(dataset.outputs), lr)):
         warnings.warn(line, DivergenceWarning, stacklevel=3)
     return result
 
@@ -354,6 +355,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
+        **({} if dataset.task == Classification() else {"task": recorded(dataset.task)}),
         "classes": [str(name) for name in dataset.classes],
         "input": {
             "shape": list(dataset.shape),
@@ -372,12 +374,12 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
             declare the head that the method needs; the method cannot treat it.
     """
-    dataset, classes, extra = data.dataset, len(data.dataset.classes), worker.setup.method.extra_outputs
+    dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.extra_outputs
     bench = worker.bench("check")
     if worker.setup.method.splits_model:
         _ = worker.network.head
     try:
-        x, _ = bench.feed.batch(
+        x, y = bench.feed.batch(
             Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
         )
         with torch.inference_mode():
@@ -385,11 +387,14 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes + extra):
+    wanted = task.output_shape(y, dataset.outputs + extra)
+    if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
+        if task.kind != "classification":
+            raise UserError(f"the model gives {found} per sample, {task.kind} with these data needs {wanted[1:]}")
         raise UserError(
-            f"the model gives {found} per sample, but the data have {classes} classes: "
-            f"give its last layer {classes} outputs"
+            f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
+            f"give its last layer {dataset.outputs} outputs"
         )
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape))
 

@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
+from ekiden.data.medical import split
 from ekiden.data.reading import Reading
 from ekiden.errors import UserError, unknown
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}) | {
+    ".dcm",
+    ".nii",
+}
+
+READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
+"""what files of samples are called that are no images"""
 
 
 @dataclass(frozen=True)
@@ -81,12 +88,16 @@ def find(path: Path) -> tuple[Path, Path | None]:
             f"there is no file or folder {str(path)!r}: give a folder of class folders, or a .parquet file."
         )
     if path.is_file():
-        if path.suffix != ".parquet":
-            raise UserError(f"{path} is not a .parquet file: give one, or a folder of class folders.")
+        if path.suffix.lower() not in READABLE:
+            raise UserError(
+                f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, or a folder of class "
+                "folders."
+            )
         sibling = path.with_name(path.name.replace("train", "test"))
         return path, sibling if sibling != path and sibling.is_file() else None
-    for train, test in (path / "train.parquet", path / "test.parquet"), (path / "train", path / "test"):
-        if train.exists():
+    for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
+        if (train := path / name).exists():
+            test = path / name.replace("train", "test")
             return train, test if test.exists() else None
     return path, None
 
@@ -102,7 +113,8 @@ def files(part: Path) -> Iterator[tuple[str, Path]]:
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
-        if file.suffix.lower() in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
+        suffix = file.suffix.lower() if not file.name.lower().endswith(".nii.gz") else ".nii"
+        if suffix in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
             yield inside.as_posix(), file
 
 
@@ -254,7 +266,7 @@ def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Pa
     """
     beside = Path(source).parent
     for row, name in enumerate(names):
-        if not name or not (beside / name).is_file():
+        if not name or not split(beside / name)[0].is_file():
             raise UserError(
                 f"row {row} of {source} names the image {name!r} (column {column!r}), which is not a file in {beside}: "
                 "give paths relative to the table"

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.data import arrays, cache, files, frames, tabular, texts
-from ekiden.data.decode import Room, decode, memory
+from ekiden.data import arrays, files, frames, tabular, texts
+from ekiden.data.decode import decode
 from ekiden.data.files import Raw, class_codes, codes, natural
 from ekiden.data.holdout import hold_out
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
@@ -48,7 +48,7 @@ class Holding:
 
 def suits(path: Path) -> bool:
     """Whether a file is one of those that hold samples."""
-    return path.suffix.lower() in (*frames.SUFFIXES, *arrays.SUFFIXES)
+    return path.suffix.lower() in files.READABLE
 
 
 def hold(source: Any, reading: Reading, name: str = "") -> Holding:
@@ -241,8 +241,12 @@ def assemble(
     owners = tuple(map(silo_name, groups)) if reading.group_column or len(holdings) > 1 else ()
     if len(set(owners)) < len(owners):
         owners = tuple(f"{owner}-{k}" for k, owner in enumerate(owners))
-    made = Dataset(name, train, test, classes, domains, inputs=inputs, task=chosen, groups=owners)
-    return made if like is None else replace(made, mean=like.mean, std=like.std)
+    made = Dataset(name, train, test, classes, domains, task=chosen, inputs=inputs, groups=owners)
+    if like is not None:
+        return replace(made, mean=like.mean, std=like.std)
+    if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
+        made = replace(made, task=_provisional(chosen, train.y))
+    return replace(made, least=reading.min_count if isinstance(inputs, Table) or isinstance(chosen, Regression) else 0)
 
 
 def _alike(raws: Sequence[Raw]) -> None:
@@ -343,8 +347,16 @@ def _codes(what: str, raws: Sequence[Raw]) -> tuple[Sequence[Tensor | None], tup
 
 def _hold_out(raw: Raw, samples: Samples, task: Task) -> list[tuple[Raw, Samples]]:
     """A training part and a test part of one source."""
-    rows = hold_out(samples.domain, samples.group, task.strata(samples.y))
-    return [(raw.taken(part.numpy()), samples.taken(part)) for part in rows]
+    strata = (_provisional(task, samples.y) if isinstance(task, Regression) else task).strata(samples.y)
+    rows = hold_out(samples.domain, samples.group, strata)
+    return [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in rows]
+
+
+def _provisional(task: Regression, y: Tensor) -> Regression:
+    """The task with the scale of these targets."""
+    columns = (y[:, None] if y.ndim == 1 else y).double()
+    std = columns.std(0, correction=0)
+    return replace(task, mean=tuple(columns.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -361,7 +373,7 @@ def _tensors(
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)
-            return _pictures(sides, images), images
+            return decode([_merged(side) for side in sides], images), images
         case "tokens":
             tokens = known if isinstance(known, Tokens) else texts.tokens_for(reading.tokenizer, reading.text_length)
             return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
@@ -380,13 +392,9 @@ def _tensors(
         [raw.images for raw in raws], [raw.source for raw in raws], reading.categorical_columns
     )
     cut = len(sides[0])
-    return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], replace(table, least=reading.min_count)
+    return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
 
 
-def _pictures(sides: Sequence[Sequence[Raw]], images: Images, room: Room = memory) -> list[Tensor]:
-    """(n, C, H, W) of each side."""
-    whole = [_merged(side) for side in sides]
-    return decode(whole, images, cache.room if room is memory else room)
 
 
 def _merged(side: Sequence[Raw]) -> Raw:

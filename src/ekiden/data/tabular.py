@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.data.files import natural
-from ekiden.data.inputs import Table
+from ekiden.data.inputs import Inputs, Table
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.data.tasks import Regression, Task
 from ekiden.errors import UserError
 
 _SHOWN = 5  # names in a message
@@ -145,7 +147,6 @@ def agree(table: Table, told: Sequence[Sums]) -> Table:
         tuple(std for _, std in moments),
         tuple(name for name in table.numeric if total.missing[name]),
         vocabularies,
-        agreed=True,
     )
 
 
@@ -330,3 +331,56 @@ def _told(values: Numbers, least: int) -> tuple[int, float, float]:
 
 def _counted(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
+
+
+def agreed(fed: FederatedData) -> FederatedData:
+    """The federation with one scaling for all clients, from what each tells of its training rows.
+
+    Scaled are the columns of a table, and the targets of a regression.
+
+    Raises:
+        UserError: no client told of a column.
+    """
+    if not fed.dataset.least:
+        return fed
+    told = [told_by(client, fed.dataset) for client in fed.clients]
+    table = fed.dataset.inputs
+    after = agree(table, told) if isinstance(table, Table) else table
+    return scaled(fed, after, scaled_task(fed.dataset.task, fed.dataset.classes, told))
+
+
+def told_by(client: ClientData, dataset: Dataset) -> Sums:
+    """What a client tells of its training rows."""
+    targets: dict[str, Tensor] = {}
+    if isinstance(dataset.task, Regression):
+        y = client.train.y
+        columns = y[:, None] if y.ndim == 1 else y
+        targets = {name: columns[:, k] for k, name in enumerate(dataset.classes)}
+    table = dataset.inputs if isinstance(dataset.inputs, Table) else Table((), ())
+    rows = client.train.x if isinstance(dataset.inputs, Table) else torch.empty(len(client.train), 0)
+    return sums(rows, table, dataset.least, targets)
+
+
+def scaled_task(task: Task, names: Sequence[str], told: Sequence[Sums]) -> Task:
+    """The task with the targets' scale, for regression."""
+    if not isinstance(task, Regression):
+        return task
+    total = told[0]
+    for one in told[1:]:
+        total = total.plus(one)
+    moments = [total.moments(target(name)) for name in names]
+    return replace(task, mean=tuple(m for m, _ in moments), std=tuple(s for _, s in moments))
+
+
+def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
+    """The same samples, encoded as agreed."""
+    dataset, before = fed.dataset, fed.dataset.inputs
+    train, test = dataset.train, dataset.test
+    if isinstance(before, Table) and isinstance(after, Table):
+        train, test = (replace(s, x=reencode(s.x, before, after)) for s in (train, test))
+
+    def moved(part: Subset) -> Subset:
+        return Subset(train if part.samples is dataset.train else test, part.rows)
+
+    clients = tuple(replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in fed.clients)
+    return FederatedData(replace(dataset, train=train, test=test, inputs=after, task=task, least=0), clients)
