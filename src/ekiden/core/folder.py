@@ -50,7 +50,8 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "sample_type": str,
     "architecture": dict,
 }
-_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")  # in the headers of model files too
+# Stands in the headers of model files too.
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
 """What the configuration says that does not decide the run: what wrote it, for which table, what its result is."""

@@ -53,6 +53,9 @@ class Table:
     then the code of each category. A missing number is encoded as the mean, that is 0. Code 0 is every category that is
     not in the vocabulary; the others count from 1.
 
+    Before the silos have agreed (`Dataset.least`), rows are float64: numbers as they are, NaN where one is missing, and
+    codes of all categories that occur.
+
     Attributes:
         numeric: names of the columns of numbers.
         categorical: names of the columns of categories.
@@ -70,7 +73,6 @@ class Table:
     scale: tuple[float, ...] = ()
     gaps: tuple[str, ...] = ()
     vocabularies: tuple[tuple[str, ...], ...] = ()
-    agreed: bool = False
 
     @property
     def numbers(self) -> int:

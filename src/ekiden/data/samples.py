@@ -54,8 +54,11 @@ class Dataset:
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: what training batches undergo.
-        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
         task: what the labels mean.
+        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
+        groups: names of the natural owners, where they are to be called so.
+        least: fewest rows of a client about which it tells anything when clients agree on the scaling of tables and
+            targets; 0: nothing is left to agree on.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Dataset:
     augment: Augment = field(default_factory=Augment)
     task: Task = field(default_factory=Classification)
     inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+    groups: tuple[str, ...] = ()
+    least: int = 0
 
     def __post_init__(self) -> None:
         if self.inputs is None:

@@ -37,13 +37,21 @@ class Feed:
         index = subset.rows[rows].to(self.device)
         inputs = x[index]
         if isinstance(self.dataset.inputs, Tokens):
-            return inputs[:, : max(1, int(self.dataset.inputs.lengths(inputs).max()))].long(), y[index]
+            return self._trimmed(inputs, y[index], self.dataset.inputs, train)
         if train:
             inputs = self.dataset.augment(inputs)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
         if self._channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, y[index]
+
+    @staticmethod
+    def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
+        """Texts without what only fills up; with labels per token, in training alone: answers have one length."""
+        if y.ndim == 2 and y.shape == tokens.shape and not train:
+            return tokens, y
+        longest = max(2, int(kind.lengths(tokens).max())) if len(tokens) else 2
+        return tokens[:, :longest], y[:, :longest] if y.shape == tokens.shape else y
 
     def _on_device(self, samples: Samples) -> tuple[Tensor, Tensor]:
         """Move whole sample sets once; the entry keeps `samples` alive, so that its id stays its own."""
