@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 from ekiden._version import __version__
 
 if TYPE_CHECKING:
-    from ekiden.api import Result, run, steps
+    from ekiden.api import run, steps
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.errors import DivergenceWarning, UserError
     from ekiden.learning.augment import Augment
     from ekiden.learning.training import Hardware, Training
-    from ekiden.loading import LoadedModel, load_model
     from ekiden.revision import forget, join
+    from ekiden.serving.loading import load_model, open_run
+    from ekiden.serving.model import LoadedModel
+    from ekiden.serving.result import Result
 
 _WHERE = {
     "Augment": "learning.augment",
@@ -20,15 +22,16 @@ _WHERE = {
     "DivergenceWarning": "errors",
     "FederatedData": "data",
     "Hardware": "learning.training",
-    "LoadedModel": "loading",
-    "Result": "api",
+    "LoadedModel": "serving.model",
+    "Result": "serving.result",
     "Training": "learning.training",
     "UserError": "errors",
     "federate": "data",
     "forget": "revision",
     "join": "revision",
     "load": "data",
-    "load_model": "loading",
+    "load_model": "serving.loading",
+    "open_run": "serving.loading",
     "run": "api",
     "split": "data",
     "steps": "api",
@@ -51,6 +54,7 @@ __all__ = [
     "join",
     "load",
     "load_model",
+    "open_run",
     "run",
     "split",
     "steps",

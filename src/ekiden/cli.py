@@ -20,6 +20,7 @@ from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.presets import PRESETS, preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
+from ekiden.serving import tracking
 
 M = TypeVar("M", bound=Method)
 
@@ -33,6 +34,9 @@ class RunOptions(Generic[M]):
     """several seeds: one run each, side by side on the cores; overrides --seed"""
     out: Path = Path("runs")
     """folder in which the run folders METHOD-DATA-seedSEED are made"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
+    MLFLOW_TRACKING_URI says)"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ResumeOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on, tensorboard or mlflow"""
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,10 @@ def run(args: Sequence[str]) -> None:
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
-    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    tracking.check(options.track, options.out)
+    folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
+    jobs = [launch.Job(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
+    _launch([replace(job, track=options.track) for job in jobs])
 
 
 def resume(args: Sequence[str]) -> None:
@@ -135,7 +144,8 @@ def resume(args: Sequence[str]) -> None:
         raise UserError("name the run folders to go on with")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([launch.Job(stored(folder), folder) for folder in here])
+        tracking.check(options.track, here[0])
+        _launch([launch.Job(stored(folder), folder, track=options.track) for folder in here])
 
 
 def show(args: Sequence[str]) -> None:

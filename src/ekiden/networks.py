@@ -120,7 +120,7 @@ def builder(
 ) -> Callable[[], nn.Module]:
     """What makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
-    shape, classes = dataset.shape, len(dataset.classes)
+    shape, classes = dataset.shape, dataset.outputs
     build: Callable[[], nn.Module]
     if isinstance(model, nn.Module):
         build = Given(model)

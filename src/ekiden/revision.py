@@ -23,12 +23,13 @@ from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
 from ekiden.learning.training import Hardware, Training
 from ekiden.learning.weights import Weights
-from ekiden.loading import ModelSource, method_in
 from ekiden.machine import resolve
 from ekiden.methods.fedgram import FedGram, Summing
 from ekiden.modules import initial_weights, write_models
 from ekiden.networks import builder
 from ekiden.parties import check_clients
+from ekiden.serving.loading import method_in
+from ekiden.serving.model import ModelSource
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.simulation import Simulation
 
@@ -249,7 +250,8 @@ def _revised(
         folder.load(Summing)
         state, weights = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    return Result(state, weights, (), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
+    found = weights, ()
+    return Result(state, tuple(trace.metrics), tuple(trace.ledger), out, test.build, read_config(out), lambda: found)
 
 
 def _driven(

@@ -14,6 +14,7 @@ from ekiden.core.method import Addable, Method, Size
 from ekiden.core.seeds import derive
 from ekiden.core.store import TRAINED
 from ekiden.data.samples import ClientData, Dataset, Subset
+from ekiden.data.tasks import Scores, Task
 from ekiden.errors import UserError
 from ekiden.learning import fit as fitting
 from ekiden.learning import frozen
@@ -98,7 +99,7 @@ class Client:
     Attributes:
         name: unique in the run.
         data: its training, validation and test samples.
-        classes: number of classes.
+        classes: K, the number of classes, or of the outputs of another task.
         shape: of one input.
         state: private; a task may replace it, and finds it again in a later step.
         training: how this client trains unless `fit` is told otherwise.
@@ -117,7 +118,7 @@ class Client:
     ) -> None:
         self.name = data.name
         self.data = data
-        self.classes = len(bench.feed.dataset.classes)
+        self.classes = bench.feed.dataset.outputs
         self.shape = bench.feed.dataset.shape
         self.state = state
         self.training = bench.training
@@ -128,6 +129,16 @@ class Client:
         self._epochs_left = most_epochs
         self._trained = trained
         self.last_trained: Weights | None = None
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._bench.task
+
+    @property
+    def loss(self) -> Objective:
+        """The mean loss ℓ of a batch: cross-entropy in classification."""
+        return fitting.loss_of(self.task)
 
     @property
     def work(self) -> Work:
@@ -172,7 +183,7 @@ class Client:
         *,
         epochs: int,
         penalty: Penalty | None = None,
-        objective: Objective = fitting.cross_entropy,
+        objective: Objective | None = None,
         training: Training | None = None,
         train: Subset | None = None,
         network: Network | None = None,
@@ -206,11 +217,17 @@ class Client:
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty."""
+        return self._scores(model, subset).accuracy()
+
+    def score(self, model: Weights, subset: Subset | None = None) -> float:
+        """The headline metric of `model`, turned so that more is better, otherwise as `accuracy`."""
+        return self.task.headline.better(self._scores(model, subset).score())
+
+    def _scores(self, model: Weights, subset: Subset | None) -> Scores:
         subset = self.data.val if subset is None else subset
         self._bench.network.load(model)
-        correct, _ = fitting.evaluate(self._bench, subset)
         self.work.forward += len(subset)
-        return float(correct.sum()) / len(subset) if len(subset) else float("nan")
+        return fitting.evaluate(self._bench, subset)
 
     def probe(self, x: Tensor, model: Weights | None = None) -> tuple[Tensor, Tensor]:
         """What enters the head and what leaves it, see `Network.probe`.

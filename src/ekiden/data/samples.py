@@ -6,6 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ekiden.data.inputs import Inputs, of_tensor
+from ekiden.data.tasks import Classification, Task
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
@@ -16,8 +18,9 @@ class Samples:
     """Labelled samples, decoded once.
 
     Attributes:
-        x: (n, C, H, W) uint8 images or (n, d) float32 features; float32 of any other shape is used as it is.
-        y: (n,) int64 class indices.
+        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
+            as it is.
+        y: (n,) int64 class indices; of other tasks than classification, see theirs in `ekiden.data.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
         classes: class names in the order of the indices; empty where they have none, or those of a `Dataset` are meant.
@@ -46,11 +49,16 @@ class Dataset:
         name: the name the user gave.
         train: all training samples (validation is cut from each client's share of them).
         test: all test samples.
-        classes: class names; their count is the number of outputs of the network.
+        classes: names of what the network's outputs stand for: classes, labels or targets.
         domains: domain names, empty where the set has none.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: what training batches undergo.
+        task: what the labels mean.
+        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
+        groups: names of the natural owners, where they are to be called so.
+        least: fewest rows of a client about which it tells anything when clients agree on the scaling of tables and
+            targets; 0: nothing is left to agree on.
     """
 
     name: str
@@ -61,6 +69,14 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
+    task: Task = field(default_factory=Classification)
+    inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+    groups: tuple[str, ...] = ()
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inputs is None:
+            object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def fed(self, training: Training) -> "Dataset":
         """With the normalisation and augmentation that `training` asks for."""
@@ -76,6 +92,11 @@ class Dataset:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def outputs(self) -> int:
+        """K, the number of outputs that the network needs for each sample, pixel or token."""
+        return self.task.outputs(self.classes)
+
 
 @dataclass(frozen=True)
 class Subset:
@@ -89,7 +110,7 @@ class Subset:
 
     @cached_property
     def y(self) -> Tensor:
-        """(k,) labels."""
+        """(k, ...) labels."""
         return self.samples.y[self.rows]
 
     @property

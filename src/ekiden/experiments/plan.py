@@ -1,6 +1,6 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -111,6 +111,7 @@ class Plan(Checked, Generic[M]):
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
         about: Mapping[str, Any] | None = None,
+        track: Sequence[str] = (),
     ) -> api.Result:
         """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
@@ -130,6 +131,7 @@ class Plan(Checked, Generic[M]):
             evaluate_on=self.evaluate_on,
             train=self.train,
             weights=self.weights,
+            track=track,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ekiden.core.folder import read_config, read_ledger, read_lines
 from ekiden.core.method import Method
 from ekiden.core.refs import SERVER
 from ekiden.core.run import told
+from ekiden.data.tasks import Classification, Task, task_of
 from ekiden.errors import UserError
 from ekiden.experiments.entries import at
 from ekiden.learning.training import Hardware, Training
@@ -123,9 +124,17 @@ def comparison(summaries: Iterable[Summary]) -> Table:
 
 def divergence(run: Summary) -> str:
     """Return one line about a run whose training diverged; empty of all others."""
-    classes = len(run.config.get("classes", ()))  # not in older folders, whose metrics do not tell either
-    line = evaluation.divergence(run.last, classes, run.config["training"]["lr"]) if classes else ""
+    classes = run.config.get("classes", ())  # not in older folders, whose metrics do not tell either
+    if not run.last.get("diverged") or "classes" not in run.config:
+        return ""
+    task = task_in(run.config)
+    line = evaluation.divergence(run.last, task.guess(task.outputs(classes)), run.config["training"]["lr"])
     return f"{run.folder}: {line}" if line else ""
+
+
+def task_in(config: Mapping[str, Any]) -> Task:
+    """What the labels of a run mean."""
+    return task_of(config["task"]) if "task" in config else Classification()
 
 
 def about(run: Summary) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.data import cache
+from ekiden.data.inputs import Tokens
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.learning import frozen
 from ekiden.learning.augment import normalise
@@ -50,30 +51,35 @@ class Feed:
         return not self.dataset.augment.active
 
     def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool) -> tuple[Tensor, Tensor]:
-        """Inputs (b, ...) float32 and labels (b,) for positions `rows` of `subset`, augmented in training."""
+        """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
+
+        Inputs are float32; tokens are int64, cut to the longest text of the batch.
+        """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
-        inputs = self._inputs(held, index, train=train)
+        inputs, y = self._inputs(held, index, train=train)
         if self._remembers and (self.alike or not train):
             version = 0 if inputs.is_inference() else inputs._version
             setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
-        return inputs, held.y[index]
+        return inputs, y
 
-    def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> Tensor:
-        inputs = held.x[index]
+    def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
+        inputs, y = held.x[index], held.y[index]
+        if isinstance(self.dataset.inputs, Tokens):
+            return self._trimmed(inputs, y, self.dataset.inputs, train)
         if train:
             inputs = self.dataset.augment(inputs)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
         if self._channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+        return inputs, y
 
     def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return what the frozen part `key` answers to samples `index`, each on its own; `x` are their inputs."""
         with torch.no_grad():
 
             def alone(row: int) -> Tensor:
-                return self._inputs(held, torch.tensor([row], device=self.device), train=False)
+                return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
 
             def one(row: int) -> Tensor:
                 return compute(alone(row)).float()
@@ -90,6 +96,14 @@ class Feed:
         how = f"{self.dataset.mean} {self.dataset.std} {self.device.type} {self._precision} {self._channels_last}"
         samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
+
+    @staticmethod
+    def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
+        """Texts without what only fills up; with labels per token, in training alone: answers have one length."""
+        if y.ndim == 2 and y.shape == tokens.shape and not train:
+            return tokens, y
+        longest = max(2, int(kind.lengths(tokens).max())) if len(tokens) else 2
+        return tokens[:, :longest], y[:, :longest] if y.shape == tokens.shape else y
 
     def _on_device(self, samples: Samples) -> _Held:
         """Move whole sample sets once."""

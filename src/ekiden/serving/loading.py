@@ -1,0 +1,192 @@
+"""Load what a run gave: `ekiden.load_model("runs/mine")`, `ekiden.open_run("runs/mine")`."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ekiden import outside
+from ekiden.api import describe_model
+from ekiden.core.federation import Transfer
+from ekiden.core.folder import config_digest, read_config, read_ledger, read_lines, read_state
+from ekiden.core.method import Method
+from ekiden.core.worker import Setup
+from ekiden.errors import UserError, unknown
+from ekiden.evaluation import Built
+from ekiden.experiments.entries import at
+from ekiden.experiments.plan import read_model, stored
+from ekiden.learning import frozen
+from ekiden.methods import method_of
+from ekiden.modules import as_module
+from ekiden.networks import Given, Made, Named, Prepared, builder, of_method
+from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
+from ekiden.serving.result import Models, Result
+
+
+def load_model(folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None) -> LoadedModel:
+    """Load the model that a run gave.
+
+    Args:
+        folder: the run folder.
+        client: name of a client whose personal model is wanted instead of the global one.
+        network: the module that the run was started with, or a function that makes one, where the network is not one
+            of the library; its values do not matter, but for those that were frozen.
+
+    Returns:
+        The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
+
+    Raises:
+        UserError: there is no such model, or it does not fit the network.
+    """
+    run = _Opened.of(Path(folder), network)
+    name = f"personal/{client}.safetensors" if client else "model.safetensors"
+    _check_there(run, name, client)
+    build = run.build.own if client else run.build
+    own = build()  # says what is missing of a network of the user's own before anything is read
+    weights = read_model(run.folder, name, lambda: own)
+    return wrapped(as_module(build, weights), run.config)
+
+
+def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
+    """Open a run folder: what `ekiden.run` returned when it made it, or stopped.
+
+    Models are read when they are used. Everything else of a run with a network of your own needs no `network`.
+
+    Args:
+        folder: the run folder.
+        network: as in `load_model`.
+
+    Raises:
+        UserError: it is no run folder, or damaged.
+    """
+    run = _Opened.of(Path(folder), network)
+    state = run.method.start()
+    if (run.folder / "state.safetensors").exists():
+        state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
+    # What a killed run wrote of a step that is not done does not count.
+    metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
+    ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
+    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models)
+
+
+def method_in(config: Mapping[str, Any]) -> Method:
+    """Return the method in the configuration of a run."""
+    try:
+        return method_of(config)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the hyperparameters cannot be read ({error}): use the Ekiden that wrote it") from None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A run folder whose configuration was read.
+
+    Attributes:
+        folder: where it is.
+        config: its configuration, with what older folders do not say.
+        method: what was run.
+        build: makes networks that the models fit.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    method: Method
+    build: Built
+
+    @classmethod
+    def of(cls, folder: Path, network: ModelSource | None) -> "_Opened":
+        config = read_config(folder)
+        with at(str(folder)):
+            outside.refuse_changed(config.get("plan", {}).get("code", {}))
+            method = method_in(config)
+            config = _complete(config, method, folder)
+        shape, outputs = tuple(config["input"]["shape"]), task_in(config).outputs(config["classes"])
+        own = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
+        return cls(folder, config, method, Built(method, own, len(config["clients"])))
+
+    def models(self) -> Models:
+        """All models that are there."""
+        files = [f"personal/{name}.safetensors" for name in self.config["clients"]]
+        personal = all((self.folder / name).exists() for name in files)
+        if personal and not (self.folder / "model.safetensors").exists():
+            return None, self._personal(files)
+        model = read_model(self.folder, "model.safetensors", self.build)
+        return model, self._personal(files) if personal else ()
+
+    def _personal(self, files: list[str]) -> tuple[Any, ...]:
+        return tuple(read_model(self.folder, name, self.build.own) for name in files)
+
+
+def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str, Any]:
+    """The configuration with what it says of network and inputs; of an older run, what its data say."""
+    config = {"steps": method.steps(len(config["clients"])), **config}
+    if "input" in config:
+        return config
+    plan = stored(folder)
+    data = plan.federation()
+    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.weights)
+    return config | describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """Stands for a network of the user's own that was not given."""
+
+    model: str
+
+    def __call__(self) -> nn.Module:
+        raise UserError(
+            f"the run trained a network of its own ({self.model}): give it, network=THE_MODULE_OR_WHAT_MAKES_IT; on "
+            "the command line --network FILE.py:NAME"
+        )
+
+
+def _own(
+    config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
+) -> Callable[[], nn.Module]:
+    """What makes the network that the user chose."""
+    seed, name = config["seed"], config["network"]
+    build: Callable[[], nn.Module]
+    if name is not None:
+        build = Named(name, shape, outputs, seed)
+    elif given is None:
+        return _Unknown(config["model"])
+    else:
+        build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
+    prepared = Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
+    return _Same(prepared, config.get("frozen", {}).get("digest", ""))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Builds the network only if its frozen part is the run's."""
+
+    build: Callable[[], nn.Module]
+    frozen: str
+
+    def __call__(self) -> nn.Module:
+        module = self.build()
+        if (found := frozen.digest(module)) != self.frozen:
+            raise UserError(
+                f"the frozen part of the network is not that of the run ({found or 'none'} instead of "
+                f"{self.frozen or 'none'}): give the values that the run began with"
+            )
+        return module
+
+
+def _check_there(run: _Opened, name: str, client: str) -> None:
+    """Name the models that are there, if the one wanted is not."""
+    if (run.folder / name).exists():
+        return
+    personal = sorted(file.stem for file in run.folder.glob("personal/*.safetensors"))
+    if personal:
+        both = ", and the global one" if (run.folder / "model.safetensors").exists() else ", and no global one"
+        wanted = f"{run.folder} has models of {', '.join(personal)}{both}: choose one by client=NAME"
+        raise UserError(f"there is no model of {client!r}: {wanted}" if client else wanted)
+    if client:
+        if client not in run.config["clients"]:
+            raise unknown("client", client, run.config["clients"])
+        raise UserError(f"{run.config['method']} gives no personal models: leave out the client {client!r}")
