@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.data import arrays, files, frames, tabular, texts
+from ekiden.data import arrays, cache, files, frames, tabular, texts
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, class_codes, codes, natural
 from ekiden.data.holdout import hold_out
@@ -373,7 +373,7 @@ def _tensors(
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)
-            return decode([_merged(side) for side in sides], images), images
+            return decode([_merged(side) for side in sides], images, cache.room), images
         case "tokens":
             tokens = known if isinstance(known, Tokens) else texts.tokens_for(reading.tokenizer or "words", reading.text_length)
             return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
