@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from ekiden import models
 from ekiden.core.method import Method
 from ekiden.core.seeds import derive
+from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
 from ekiden.learning import frozen
 from ekiden.models import training_part
@@ -26,11 +26,12 @@ class Named:
     shape: tuple[int, ...]
     classes: int
     seed: int
+    inputs: Inputs | None = None
 
     def __call__(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "initial"))
-            return models.build(self.name, self.shape, self.classes)
+            return models.build(self.name, self.shape, self.classes, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,15 @@ class Prepared:
     seed: int
 
     def __call__(self) -> nn.Module:
-        named = isinstance(self.build, Named) and (self.weights or self.train != "all" or models.is_pretrained(self.build.name))
-        if named and torch.get_default_device().type == "cpu":  # reading a large file again and again takes long
-            return frozen.copied(_read(self))
-        return self.make()
+        named = isinstance(self.build, Named) and (
+            self.weights or self.train != "all" or models.is_pretrained(self.build.name)
+        )
+        if not named or torch.get_default_device().type != "cpu":
+            return self.make()
+        if repr(self) not in _made:  # reading a large file again and again takes long
+            _made.clear()
+            _made[repr(self)] = self.make()
+        return frozen.copied(_made[repr(self)])
 
     def make(self) -> nn.Module:
         """Make it."""
@@ -88,9 +94,8 @@ class Prepared:
             return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
 
 
-@lru_cache(maxsize=1)
-def _read(prepared: Prepared) -> nn.Module:
-    return prepared.make()
+_made: dict[str, nn.Module] = {}
+"""the last network that was read from files, by what it was made from"""
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ def builder(
     elif callable(model):
         build = Made(model, seed)
     else:
-        name = models.default_for(dataset.name, shape) if model == "auto" else model
-        build = Named(name, shape, classes, seed)
+        name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
+        build = Named(name, shape, classes, seed, dataset.inputs)
     return of_method(Prepared(build, weights, train, seed), method, shape, classes, seed)
 
 

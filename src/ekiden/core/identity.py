@@ -14,7 +14,7 @@ from ekiden.data.samples import ClientData, Subset
 from ekiden.learning import frozen
 from ekiden.learning.network import Network
 
-_CHUNK = 4096  # samples hashed at a time
+_CHUNK = 1 << 26  # bytes hashed at a time
 _SHOWN = 8  # numbers kept of what the initial model answers
 _LISTED = 3  # clients named in a message
 _LIKE = 1e-2  # relative; machines and devices round differently, other networks answer differently
@@ -70,7 +70,7 @@ def _client(client: ClientData) -> str:
 def _add_samples(digest: "hashlib.blake2b", part: Subset, name: str) -> None:
     x = part.samples.x
     digest.update(f"{name} {len(part)} {tuple(x.shape[1:])} {x.dtype};".encode())
-    for rows in torch.split(part.rows, _CHUNK):
+    for rows in torch.split(part.rows, max(1, _CHUNK // max(1, x[:1].nbytes))):
         digest.update(_bytes(x[rows]))
     _add(digest, part.y, "labels")
 

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.data.inputs import Inputs, of_tensor
+from ekiden.data.mapped import Place, place
 from ekiden.data.tasks import Classification, Task
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
@@ -35,10 +37,20 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes map what stays in a file; the rest travels."""
+        at = place(self.x)
+        rest = (self.y, self.domain, self.group, self.classes)
+        return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
+
     def taken(self, rows: Tensor) -> "Samples":
         """A copy of these rows."""
         domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
         return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
+
+
+def _opened(at: Place, *rest: Any) -> Samples:
+    return Samples(at.open(), *rest)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ from ekiden.data.tensors import federate, from_tensors
 from ekiden.errors import UserError, unknown
 
 
-def load(
-    name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any
-) -> Dataset:
+def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
     A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
@@ -127,8 +125,10 @@ def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | N
         schema = pq.read_schema(first)
     except Exception:  # `read` says what is wrong
         return True
-    named = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
-    return ({"image", spec.columns.image} & set(named) or "label" not in named) and named.get("label", "") != "double"
+    types = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
+    pictures = {"image", spec.columns.image} & set(types)
+    usual = {"label", spec.columns.label} & set(types)
+    return bool(pictures and usual) and not any(types[name] in ("double", "float", "bool") for name in usual)
 
 
 def _named(how: Reading, spec: Named) -> Reading:
@@ -227,8 +227,8 @@ def _path(name: str) -> Path | None:
         return path
     if "/" in name or os.sep in name or own.suits(path):
         find(path)  # says that it is not there
-    own = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
-    raise unknown("data set", name, {*NAMED, *own})
+    there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
+    raise unknown("data set", name, {*NAMED, *there})
 
 
 def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:
@@ -314,7 +314,7 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
             raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
         parts = [parts[0].taken(r.numpy()) for r in rows]
         y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
-    samples = [Samples(*fields) for fields in zip(decode(parts, images), y, domain, group, strict=True)]
+    samples = [Samples(*fields) for fields in zip(decode(parts, images, cache.room), y, domain, group, strict=True)]
     return Dataset(source, samples[0], samples[1], classes, domains)
 
 
@@ -330,4 +330,3 @@ def _codes(
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
     return codes(given, names, what, parts[0].source)
-

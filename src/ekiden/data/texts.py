@@ -68,9 +68,7 @@ def _loaded(name: str) -> tuple[Any, str]:
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(
-            f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model"
-        )
+        raise UserError(f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model")
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415  (an extra)
     except ImportError:

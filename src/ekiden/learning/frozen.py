@@ -43,7 +43,9 @@ def fix(module: nn.Module) -> nn.Module:
             inner._non_persistent_buffers_set.update(inner._buffers)
         part.eval()
         _set(part, "train", _stay)
-    sequences = [m for m in module.modules() if type(m) is nn.Sequential and any(id(p) in frozen for p in m.parameters())]
+    sequences = [
+        m for m in module.modules() if type(m) is nn.Sequential and any(id(p) in frozen for p in m.parameters())
+    ]
     lengths = {id(m): _leading(m, frozen) for m in sequences}
     for part in module.modules():
         names = [n for n, p in part._parameters.items() if p is not None and id(p) in frozen]

@@ -56,7 +56,9 @@ class Answers:
         values = torch.zeros(samples, *first.shape[1:], device=first.device)
         known = torch.zeros(samples, dtype=torch.bool)
         if file is not None and file.is_file():
-            with contextlib.suppress(OSError, SafetensorError, KeyError):  # whatever is wrong with it, all can be computed
+            with contextlib.suppress(
+                OSError, SafetensorError, KeyError
+            ):  # whatever is wrong with it, all can be computed
                 found = load_file(file)
                 if found["values"].shape == values.shape and found["known"].shape == known.shape:
                     values, known = found["values"].to(first.device), found["known"].bool()

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ekiden.data.inputs import Inputs, Tokens
 from ekiden.errors import UserError
 from ekiden.models.split import SplitNetwork
 
@@ -22,8 +23,16 @@ def is_pretrained(name: str) -> bool:
     return name == LITE0 or name.startswith(("hf:", "timm:"))
 
 
-def build(name: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
+def located(name: str) -> str:
+    """Return the same name for every working folder: that of a folder becomes absolute."""
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    return f"hf:{folder.absolute()}" if name.startswith("hf:") and folder.is_dir() else name
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
     """Return the network with a new linear head, which depends on torch's random state.
+
+    Where there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
 
     Raises:
         UserError: a package is missing, there is no such network, or it takes other samples.
@@ -31,7 +40,16 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
     if name == LITE0:
         return efficientnet_lite0(shape, classes)
     library, _, source = name.partition(":")
-    return (from_transformers if library == "hf" else from_timm)(source, shape, classes)
+    if library == "timm":
+        return from_timm(source, shape, classes)
+    tokens = inputs if isinstance(inputs, Tokens) else None
+    if tokens and tokens.tokenizer == "words":
+        raise UserError(f"{name} reads the tokens of its own tokenizer: name its folder by --tokenizer")
+    return (
+        causal(source, tokens)
+        if tokens and tokens.vocabulary == classes
+        else from_transformers(source, shape, classes, tokens)
+    )
 
 
 def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
@@ -121,7 +139,7 @@ class Decoder(nn.Module):
         return hidden
 
 
-def from_transformers(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
+def from_transformers(source: str, shape: tuple[int, ...], classes: int, texts: Tokens | None = None) -> SplitNetwork:
     """Return a network of transformers, from a folder or by its name on the hub, with a new linear head.
 
     Raises:
@@ -138,11 +156,22 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int) -> Spli
         channels = getattr(config, "num_channels", 3)
         if channels != shape[0]:
             raise UserError(f"hf:{source} takes images of {channels} channels, these have {shape[0]}")
-    features = Encoder(backbone, getattr(config, "pad_token_id", None) or 0, tokens=tokens)
+    if texts:
+        _same_vocabulary(source, config, texts)
+    pad = texts.pad if texts else getattr(config, "pad_token_id", None) or 0
+    features = Encoder(backbone, pad, tokens=tokens)
     return SplitNetwork(features, nn.Linear(_width(features, shape, f"hf:{source}"), classes))
 
 
-def causal(source: str, vocabulary: int) -> SplitNetwork:
+def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
+    if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
+        raise UserError(
+            f"hf:{source} knows {config.vocab_size} tokens, the tokenizer {texts.tokenizer} gives {texts.vocabulary}: "
+            "name the folder of its own by --tokenizer"
+        )
+
+
+def causal(source: str, texts: Tokens) -> SplitNetwork:
     """Return a causal language model of transformers, whose head gives each token's logits.
 
     Raises:
@@ -151,11 +180,16 @@ def causal(source: str, vocabulary: int) -> SplitNetwork:
     transformers = _transformers()
     model = _loaded(transformers.AutoModelForCausalLM, source, {})
     head, body = model.get_output_embeddings(), model.base_model
-    if not isinstance(head, nn.Linear) or head.out_features < vocabulary:
-        raise UserError(f"hf:{source} has no head for {vocabulary} tokens: use its own tokenizer")
-    head.weight = nn.Parameter(head.weight.detach().clone())  # the embedding shares it; each is trained for itself
-    config = model.config
-    return SplitNetwork(Decoder(body, getattr(config, "pad_token_id", None) or 0), head)
+    if not isinstance(head, nn.Linear):
+        raise UserError(f"hf:{source} has no linear head: choose another causal language model")
+    _same_vocabulary(source, model.config, texts)
+    # The embedding may share its values, and there may be more rows than tokens.
+    own = nn.Linear(head.in_features, texts.vocabulary, bias=head.bias is not None)
+    with torch.no_grad():
+        own.weight.copy_(head.weight[: texts.vocabulary])
+        if head.bias is not None:
+            own.bias.copy_(head.bias[: texts.vocabulary])
+    return SplitNetwork(Decoder(body, texts.pad), own)
 
 
 def _transformers() -> Any:
@@ -272,6 +306,6 @@ def _some(names: list[str]) -> str:
 
 def missing(what: str, error: Exception, install: str) -> UserError:
     """One line about a package that cannot be imported."""
-    return UserError(f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): {install}")
-
-
+    return UserError(
+        f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): {install}"
+    )

@@ -167,7 +167,9 @@ def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[
         for target in wanted:
             if not any(n == target or n.endswith(f".{target}") for n in layers):
                 last = sorted({n.rpartition(".")[2] for n in layers})
-                raise UserError(f"--train lora: no layer of the features is called {target!r}: choose of {', '.join(last)}")
+                raise UserError(
+                    f"--train lora: no layer of the features is called {target!r}: choose of {', '.join(last)}"
+                )
         return found
     linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
     found = linear or list(layers)

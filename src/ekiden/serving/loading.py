@@ -14,6 +14,7 @@ from ekiden.core.federation import Transfer
 from ekiden.core.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.core.method import Method
 from ekiden.core.worker import Setup
+from ekiden.data.inputs import from_json
 from ekiden.errors import UserError, unknown
 from ekiden.evaluation import Built
 from ekiden.experiments.entries import at
@@ -151,7 +152,7 @@ def _own(
     seed, name = config["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
-        build = Named(name, shape, outputs, seed)
+        build = Named(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
     elif given is None:
         return _Unknown(config["model"])
     else:
