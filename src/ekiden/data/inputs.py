@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
 
 PAD = 0
 """the token that fills up short texts"""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import arrays, cache, files, frames, tabular, texts
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, class_codes, codes, natural
@@ -21,7 +22,6 @@ from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Task, named
 from ekiden.data.tasks.base import IGNORED
-from ekiden.errors import UserError
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 

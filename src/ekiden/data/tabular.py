@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.files import natural
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Regression, Task
-from ekiden.errors import UserError
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.inputs import PAD, Tokens
-from ekiden.errors import UserError
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _VOCABULARY = 20_000  # of hashed words; two of the 1000 commonest share a token in one case in 20

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ekiden.base.errors import UserError
 from ekiden.data.inputs import Inputs, Tokens
-from ekiden.errors import UserError
 from ekiden.models.split import SplitNetwork
 
 log = logging.getLogger("ekiden")

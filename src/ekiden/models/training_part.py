@@ -8,7 +8,7 @@ from types import MethodType
 import torch
 from torch import nn
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import files as images
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
-from ekiden.errors import UserError
 
 TABLES = (".parquet", ".csv")
 _COLUMNS = {"images": "image", "tokens": "text"}
