@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.files import Raw
-from ekiden.errors import UserError
 
 CHUNK = 512  # images a thread decodes at a time
 Pixels = NDArray[np.uint8]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 

@@ -6,9 +6,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ekiden.errors import UserError, unknown
-from ekiden.learning.augment import Augment
-from ekiden.learning.training import Training
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Training
+from ekiden.data.augment import Augment
 
 
 @dataclass(frozen=True)
