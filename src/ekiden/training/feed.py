@@ -76,7 +76,7 @@ class Feed:
 
     def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return what the frozen part `key` answers to samples `index`, each on its own; `x` are their inputs."""
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # the answers outlive an evaluation
 
             def alone(row: int) -> Tensor:
                 return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
