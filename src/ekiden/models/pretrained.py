@@ -1,4 +1,4 @@
-"""Networks that others trained: EfficientNet-Lite0 from a package, and those of transformers and timm, with a new head."""
+"""Networks that others trained, with a new head: EfficientNet-Lite0 from a package, those of transformers and timm."""
 
 import logging
 from functools import cache

@@ -1,6 +1,7 @@
 """Which part of a network is trained: all of it, its head, its last blocks, or adapters of low rank."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MethodType
@@ -97,6 +98,10 @@ def blocks(features: nn.Module) -> list[list[nn.Module]]:
     A list of modules, or a module with one child that holds parameters, counts as its children do. What holds vectors
     alone (a normalisation) belongs to the block before it.
     """
+    while len(inner := [c for c in features.children() if next(c.parameters(), None) is not None]) == 1:
+        if not any(True for _ in inner[0].children()):
+            break
+        features = inner[0]
     found: list[list[nn.Module]] = []
     for child in _children(features):
         vectors = all(p.dim() < 2 for p in child.parameters())
@@ -147,7 +152,9 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
         raise UserError(f'--train lora needs peft ({error}): pip install "ekiden[hf]"') from None
     config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
     try:
-        inject_adapter_in_model(config, module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that keep their weight transposed, which peft sees by itself
+            inject_adapter_in_model(config, module)
     except ValueError as error:
         raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
     module.requires_grad_(False)

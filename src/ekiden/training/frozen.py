@@ -82,13 +82,13 @@ def fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def digest(module: nn.Module) -> str:
     """Return what names the constants of `module`: their names, shapes and values; empty where there are none."""
-    found = hashlib.blake2b(digest_size=16)
-    count = 0
-    for count, (name, tensor) in enumerate(fixed(module), 1):
+    found, any_there = hashlib.blake2b(digest_size=16), False
+    for name, tensor in fixed(module):
+        any_there = True
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         if not tensor.is_meta:
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest() if count else ""
+    return found.hexdigest() if any_there else ""
 
 
 def size(module: nn.Module) -> int:
