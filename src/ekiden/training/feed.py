@@ -50,15 +50,22 @@ class Feed:
         """Whether a sample is always fed alike: nothing is augmented."""
         return not self.dataset.augment.active
 
-    def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
-        Inputs are float32; tokens are int64, cut to the longest text of the batch.
+        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may only say which
+        samples they are: for a network whose frozen part alone reads them (`Network.light`).
         """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
-        inputs, y = self._inputs(held, index, train=train)
-        if self._remembers and (self.alike or not train):
+        known = self._remembers and (self.alike or not train)
+        if light and known and not isinstance(self.dataset.inputs, Tokens):
+            inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
+        else:
+            inputs, y = self._inputs(held, index, train=train)
+        if known:
             version = 0 if inputs.is_inference() else inputs._version
             setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
         return inputs, y
@@ -74,8 +81,8 @@ class Feed:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, y
 
-    def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return what the frozen part `key` answers to samples `index`, each on its own; `x` are their inputs."""
+    def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what the frozen part `key` answers to samples `index`, each on its own."""
         with torch.inference_mode(False), torch.no_grad():  # the answers outlive an evaluation
 
             def alone(row: int) -> Tensor:
@@ -89,7 +96,9 @@ class Feed:
                 file = cache.folder() / self._name(held, key)
                 held.answers[key] = Answers.of(one(row), alone(row), len(held.samples), file)
             answers = held.answers[key]
-            return compute(x) if answers is None else answers.get(index, one)
+            if answers is None:
+                return compute(self._inputs(held, index, train=False)[0])
+            return answers.get(index, one)
 
     def _name(self, held: _Held, key: str) -> str:
         """Return the name of a file for what a frozen part answers to these samples."""
@@ -120,6 +129,6 @@ class _Rows:
     held: _Held
     index: Tensor
 
-    def answer(self, key: str, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what the frozen part `key` answers to the batch."""
-        return self.feed.answer(self.held, self.index, key, compute, x)
+        return self.feed.answer(self.held, self.index, key, compute)

@@ -19,8 +19,8 @@ SOURCE = "_ekiden_source"
 class Source(Protocol):
     """Knows where the rows of a batch come from, and what frozen parts have answered to them."""
 
-    def answer(self, key: str, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return what `compute` gives for the batch `x`, each sample on its own."""
+    def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `compute` gives for the batch, each sample on its own."""
 
 
 def fix(module: nn.Module) -> nn.Module:
@@ -66,6 +66,11 @@ def fix(module: nn.Module) -> nn.Module:
                 _set(child, "train", _stay)
             _set(part, "forward", _answer_first)
     return module
+
+
+def is_asked_once(part: nn.Module) -> bool:
+    """Return whether `fix` made this module answer from what is known of samples."""
+    return hasattr(part, _KEY) and "forward" in vars(part)
 
 
 def is_fixed(part: nn.Module) -> bool:
@@ -142,7 +147,7 @@ def _answer(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Answer from what is known, if these are samples as they are."""
     forward = type(part).forward
     if len(args) == 1 and not kwargs and (source := _source(args[0])) is not None:
-        return source.answer(getattr(part, _KEY), lambda x: cast(Tensor, forward(part, x)), args[0])
+        return source.answer(getattr(part, _KEY), lambda x: cast(Tensor, forward(part, x)))
     return forward(part, *args, **kwargs)
 
 
@@ -156,7 +161,7 @@ def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
             x = member(x)
         return x
 
-    x = first(x) if source is None else source.answer(getattr(part, _KEY), first, x)
+    x = first(x) if source is None else source.answer(getattr(part, _KEY), first)
     for member in islice(part, length, None):
         x = member(x)
     return x

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
+from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
 from ekiden.training.layout import Layout, layout
 from ekiden.training.weights import Part, Weights
@@ -95,6 +96,11 @@ class Network:
 
         params, buffers, counters = self._tensors
         return Part(entries(params), entries(buffers), entries(counters))
+
+    @property
+    def light(self) -> bool:
+        """Whether samples are read by a frozen part alone, which is asked about each only once."""
+        return type(self.module) is SplitNetwork and frozen.is_asked_once(self.module.features)
 
     def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
