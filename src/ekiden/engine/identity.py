@@ -7,7 +7,7 @@ from math import isfinite, prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.worker import Setup
@@ -41,6 +41,14 @@ def model_digest(setup: Setup) -> dict[str, Any]:
         _add(digest, tensor, name)
     found = {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
     return found | ({"frozen": constants} if (constants := frozen.digest(network.module)) else {})
+
+
+def values_digest(module: nn.Module) -> str:
+    """Return a digest of all values of an initial network, the frozen ones too."""
+    digest = hashlib.blake2b(frozen.digest(module).encode(), digest_size=16)
+    for name, tensor in module.state_dict().items():
+        _add(digest, tensor, name)
+    return digest.hexdigest()
 
 
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -131,6 +131,9 @@ class Method(Checked, ABC):
     joins_models: ClassVar[bool] = False
     """Whether the result is the clients' N models, which answer together, and not one model."""
 
+    averages: ClassVar[bool] = True
+    """Whether it may combine several models, value by value: all but methods that hand one model on, or train apart."""
+
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
 

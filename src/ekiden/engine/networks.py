@@ -79,10 +79,11 @@ class Prepared:
         )
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
-        if repr(self) not in _made:  # reading a large file again and again takes long
+        key = f"{self} {Path(self.weights).stat().st_mtime_ns if Path(self.weights).is_file() else 0}"
+        if key not in _made:  # reading a large file again and again takes long
             _made.clear()
-            _made[repr(self)] = self.make()
-        return frozen.copied(_made[repr(self)])
+            _made[key] = self.make()
+        return frozen.copied(_made[key])
 
     def make(self) -> nn.Module:
         """Make it."""
@@ -134,6 +135,7 @@ def builder(
     else:
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
         build = Named(name, shape, classes, seed, dataset.inputs)
+    training_part.check(train, method.title(), averages=method.averages)
     return of_method(Prepared(build, weights, train, seed), method, shape, classes, seed)
 
 

@@ -26,6 +26,7 @@ class Centralized(Method):
     """E, epochs over the union"""
 
     pools_data: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step, at the one client that holds everything."""

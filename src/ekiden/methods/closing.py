@@ -220,7 +220,7 @@ class ClosingLap(Method):
 
 
 _TASKS = ("lap_body", "lap_add", "lap_close")
-_DECLARED = ("private", "pools_data", "skips", "splits_model", "needs_validation")
+_DECLARED = ("private", "pools_data", "averages", "skips", "splits_model", "needs_validation")
 
 
 def handed_on(layout: Layout) -> int:

@@ -45,6 +45,7 @@ class Ensemble(Method):
     """
 
     joins_models = True
+    averages = False
 
     epochs: Count = 200
     """E, epochs at each client"""

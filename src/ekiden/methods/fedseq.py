@@ -37,6 +37,7 @@ class FedSeq(Method):
     """ρ, weight of GLAM's alignment with the model that the round began with"""
 
     skips: ClassVar[bool] = True  # a hop is left out
+    averages: ClassVar[bool] = False
 
     def start(self) -> Passing:
         """No pass yet."""

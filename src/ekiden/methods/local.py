@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ekiden.base.checks import Count, Fraction
 from ekiden.engine.federation import Fed
@@ -20,6 +21,8 @@ class Local(Method):
     Departures from the paper: none. The optimiser restarts each round, as in the methods compared with. Local
     training ends with the epoch that --select names, by default the best on validation data.
     """
+
+    averages: ClassVar[bool] = False
 
     rounds: Count = 1
     """R, times that every client trains; a unit of book-keeping only"""

@@ -53,6 +53,20 @@ def parsed(text: str) -> Part:
     raise UserError(f"--train {text!r} is no part of a network: write {_FORMS}")
 
 
+def check(text: str, method: str, *, averages: bool) -> None:
+    """Refuse adapters both of whose factors are trained where a method averages models: it would average wrongly.
+
+    Raises:
+        UserError: says so, or that `text` is no part.
+    """
+    part = parsed(text)
+    if averages and isinstance(part, Adapters) and part.both:
+        raise UserError(
+            f"{method} averages models, and the mean of products B·A is not the product of the means: leave out "
+            "factors=both, so that A is the same everywhere and the average exact"
+        )
+
+
 def _adapters(text: str, rest: str) -> Adapters:
     wrong = UserError(f"--train {text!r} does not describe adapters: write lora:r=8,alpha=16,targets=a+b,factors=b")
     values = dict(pair.partition("=")[::2] for pair in filter(None, rest.split(",")))

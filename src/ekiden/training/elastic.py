@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ekiden.base.errors import UserError
+from ekiden.training import frozen
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
@@ -194,8 +195,8 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
     Raises:
         UserError: it has shortcuts, layers in another order than they are registered in, or some that are frozen.
     """
-    if len({p.requires_grad for p in network.parameters()}) > 1:
-        raise UserError(f"some of the network's layers are frozen, and all units are matched: {_ADVICE}")
+    if frozen.digest(network) or len({p.requires_grad for p in network.parameters()}) > 1:
+        raise UserError("some of the network's layers are frozen, and all units are matched: train all, or use average")
     draw = torch.Generator().manual_seed(0)
     before = Network(copy.deepcopy(network).cpu().requires_grad_(True))
     for values in before.module.parameters():

@@ -82,7 +82,8 @@ def fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the constants of `module` that `fix` made, by name."""
     for path, part in module.named_modules():
         for name in getattr(part, _FIXED, ()):
-            yield f"{path}.{name}" if path else name, part.get_buffer(name)
+            if (value := part._buffers.get(name)) is not None:
+                yield f"{path}.{name}" if path else name, value
 
 
 def digest(module: nn.Module) -> str:

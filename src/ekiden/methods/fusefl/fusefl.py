@@ -17,6 +17,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.models.split import as_split
+from ekiden.training import frozen
 from ekiden.training.fit import Forward, Work, cross_entropy
 from ekiden.training.network import Network, fresh
 from ekiden.training.weights import Weights, mean
@@ -100,7 +101,7 @@ class FuseFL(Method):
     def check_network(self, model: Size) -> None:
         """Refuse a network that cannot be divided, or not be made thin."""
         network = copy.deepcopy(model.network.module).cpu().eval()
-        if not all(p.requires_grad for p in network.parameters()):
+        if frozen.digest(network) or not all(p.requires_grad for p in network.parameters()):
             raise UserError("some of the network's layers are frozen, and FuseFL trains every block: unfreeze them")
         split = as_split(network)
         if not any(isinstance(m, nn.Linear) for m in split.head.modules()):

@@ -5,11 +5,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ekiden import models
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
@@ -17,9 +19,10 @@ from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
 from ekiden.data.samples import Dataset, Samples
 from ekiden.engine.method import Method
-from ekiden.engine.networks import Named, of_method
+from ekiden.engine.networks import Named, Prepared, of_method
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named
+from ekiden.models import training_part
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
@@ -51,6 +54,9 @@ class Agreement:
         sealed: whether values are sealed for who reads them.
         skips: whether the run goes on without silos that do not answer.
         closing_lap: whether the classifier is refitted after the method's last step.
+        train: what of the network is trained.
+        weights: name of the file with the network's values; empty: none.
+        values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
     """
 
     run: str
@@ -71,6 +77,9 @@ class Agreement:
     sealed: bool = False
     skips: bool = False
     closing_lap: bool = False
+    train: str = "all"
+    weights: str = ""
+    values: str = ""
 
     @property
     def digest(self) -> str:
@@ -82,11 +91,17 @@ class Agreement:
         """The public key of each silo; empty where names are not proved."""
         return dict(zip(self.clients, self.keys, strict=False))
 
+    @property
+    def pretrained(self) -> bool:
+        """Whether the network has values that do not follow from the seed."""
+        return self.train != "all" or bool(self.weights) or models.is_pretrained(self.model)
+
     def text(self) -> str:
         """As JSON, the same text for the same terms."""
         values = asdict(self)
-        if not self.closing_lap:  # as in runs that were begun before there was a choice
-            del values["closing_lap"]
+        for name, default in _LATER.items():  # as in runs that were begun before there was a choice
+            if values[name] == default:
+                del values[name]
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
@@ -106,19 +121,34 @@ class Agreement:
             values[name] = value
         return ClosingLap(kind(**values)) if self.closing_lap else kind(**values)
 
-    def setup(self, dataset: Dataset, hardware: Hardware) -> Setup:
-        """What a worker needs, at a party that holds `dataset`."""
+    def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
+        """What a worker needs, at a party that holds `dataset`; `pretrained` as in `builder`."""
         try:
             training = Training(**self.training)
         except (TypeError, ValueError) as error:
             raise UserError(f"the run's training settings cannot be read ({error})") from None
         method = self.build_method()
-        return Setup(method, self.builder(method), dataset, training, hardware, self.seed)
+        return Setup(method, self.builder(method, pretrained), dataset, training, hardware, self.seed)
 
-    def builder(self, method: Method) -> Callable[[], nn.Module]:
-        """What makes the initial network of a run of `method`, the same at every call."""
-        named = Named(self.model, self.shape, len(self.classes), self.seed)
-        return of_method(named, method, self.shape, len(self.classes), self.seed)
+    def builder(self, method: Method, pretrained: Path | None = None) -> Callable[[], nn.Module]:
+        """What makes the initial network of a run of `method`, the same at every call.
+
+        Args:
+            method: the method.
+            pretrained: folder in which a silo looks for networks and files with values, by the last part of their
+                names; None: where the names say, as the coordinator does.
+
+        Raises:
+            UserError: what is trained is no part of a network, or not one that the method can treat.
+        """
+        training_part.check(self.train, method.title(), averages=method.averages)
+        model, weights = self.model, self.weights
+        if pretrained is not None:
+            model = own_network(model, pretrained)
+            weights = str(_own(weights, pretrained)) if weights else ""
+        named = Named(model, self.shape, len(self.classes), self.seed)
+        prepared = Prepared(named, weights, self.train, self.seed)
+        return of_method(prepared, method, self.shape, len(self.classes), self.seed)
 
 
 def parse(text: str) -> Agreement:
@@ -134,7 +164,7 @@ def parse(text: str) -> Agreement:
         version = values["version"]
         if version != __version__:
             raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
-        values = {"closing_lap": False} | values
+        values = _LATER | values
         if set(values) != {f.name for f in fields(Agreement)}:
             raise UserError("the terms of the run cannot be read: are they from another program?")
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
@@ -152,6 +182,7 @@ def parse(text: str) -> Agreement:
             and len(agreement.keys) in (0, len(agreement.clients))
             and type(agreement.sealed) is type(agreement.skips) is type(agreement.closing_lap) is bool
             and bool(agreement.keys) >= agreement.sealed
+            and type(agreement.train) is type(agreement.weights) is type(agreement.values) is str
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
         )
@@ -181,7 +212,28 @@ def no_samples(agreed: Agreement) -> Dataset:
     return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment)
 
 
+def own_network(name: str, folder: Path) -> str:
+    """Return the name of a silo's own copy of a network; others never say which files it reads.
+
+    Raises:
+        UserError: it has none, or would have to fetch it.
+    """
+    if name.startswith("timm:"):
+        raise UserError("the run's network comes from a hub, which a silo does not ask: use --model hf:FOLDER")
+    return f"hf:{_own(name.removeprefix('hf:'), folder)}" if name.startswith("hf:") else name
+
+
+def _own(name: str, folder: Path) -> Path:
+    last = Path(name).name
+    if not last or last == ".." or not (folder / last).exists():
+        raise UserError(
+            f"the run needs {last[:80]!r}, which is not in {folder}: put it there (pretrained.folder in the silo.toml)"
+        )
+    return folder / last
+
+
 _ABSENT = object()
+_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "weights": "", "values": ""}
 
 
 def _same_kind(value: object, example: object) -> bool:

@@ -1,6 +1,7 @@
 """What a silo agrees to: its own file and the method as it is installed here have the last word."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
-from ekiden.engine import wire
+from ekiden.engine import identity, wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import Outline, TooLong, outline
 from ekiden.engine.worker import Setup
@@ -90,13 +91,26 @@ def check_size(file: SiloFile, agreed: Agreement) -> None:
     Raises:
         UserError: says both sizes.
     """
-    with torch.device("meta"):
-        module = agreed.builder(agreed.build_method())()
+    with nullcontext() if agreed.pretrained else torch.device("meta"):  # the silo's own copy is as large as it is
+        module = agreed.builder(agreed.build_method(), file.pretrained_folder)()
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     if size > file.limits.model_bytes:
         raise UserError(
             f"the model has {size} bytes, {file.name} allows {file.limits.model_bytes} "
             "(limits.model_bytes in its silo.toml)"
+        )
+
+
+def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
+    """Refuse a run whose frozen or pretrained values are others than the silo's own.
+
+    Raises:
+        UserError: they differ, or the silo does not have them.
+    """
+    if agreed.pretrained and (own := identity.values_digest(setup.build())) != agreed.values:
+        raise UserError(
+            f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): install "
+            "the same at all parties"
         )
 
 

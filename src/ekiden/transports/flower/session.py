@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from math import log
 from pathlib import Path
@@ -27,6 +27,7 @@ from ekiden.engine.method import Method, Size, State
 from ekiden.engine.outline import outline
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named, written
+from ekiden.models import training_part
 from ekiden.training.network import Network
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
@@ -53,6 +54,11 @@ class RemotePlan(Checked, Generic[M]):
     """names of the silos, separated by commas, in the order that methods see"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
+    weights: str = ""
+    """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
+    train: str = "all"
+    """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel, and
+    is checked by every silo"""
     training: Training = field(default_factory=Training)
     closing_lap: bool = False
     """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
@@ -73,6 +79,9 @@ class RemotePlan(Checked, Generic[M]):
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
+        training_part.parsed(self.train)
+        object.__setattr__(self, "weights", api.located(self.weights))
+        object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
@@ -94,8 +103,10 @@ class RemotePlan(Checked, Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
-        if not self.closing_lap:  # as in runs that were begun before there was a choice
-            del values["closing_lap"]
+        defaults = {"closing_lap": False, "train": "all", "weights": ""}
+        for name, default in defaults.items():  # as in runs that were begun before there was a choice
+            if values[name] == default:
+                del values[name]
         return values
 
 
@@ -329,7 +340,7 @@ def agree(
                 )
     model = models.default_for(one.dataset, one.shape) if plan.model == "auto" else plan.model
     crop, flip, rotation = one.augment
-    return Agreement(
+    agreed = Agreement(
         run_id,
         __version__,
         plan.method.title(),
@@ -348,7 +359,12 @@ def agree(
         plan.sealed and bool(public_keys),
         plan.absent == "skip",
         plan.closing_lap,
+        plan.train,
+        plan.weights,
     )
+    if not agreed.pretrained:
+        return agreed
+    return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))
 
 
 def stored(folder: Path) -> RemotePlan[Method] | None:

@@ -97,6 +97,14 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Pretrained:
+    """Networks and values that others trained, for runs that need them. A run never says which other files are read."""
+
+    folder: str = "pretrained"
+    """folder that holds them by name: a folder with config.json and model.safetensors, or a safetensors file"""
+
+
+@dataclass(frozen=True)
 class SiloFile:
     """The content of a `silo.toml`."""
 
@@ -108,6 +116,12 @@ class SiloFile:
     limits: Limits = field(default_factory=Limits)
     hardware: Hardware = field(default_factory=Hardware)
     link: Link = field(default_factory=Link)
+    pretrained: Pretrained = field(default_factory=Pretrained)
+
+    @property
+    def pretrained_folder(self) -> Path:
+        """Where the silo keeps networks that others trained."""
+        return self.beside(self.pretrained.folder)
 
     def beside(self, path: str) -> Path:
         """A path in the file, relative to the file's folder."""
@@ -181,7 +195,13 @@ def read(path: Path) -> SiloFile:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no TOML: {error}") from None
-    sections: dict[str, type[Any]] = {"data": Data, "limits": Limits, "hardware": Hardware, "link": Link}
+    sections: dict[str, type[Any]] = {
+        "data": Data,
+        "limits": Limits,
+        "hardware": Hardware,
+        "link": Link,
+        "pretrained": Pretrained,
+    }
     for key in values:
         if key not in ("name", "folder", *sections):
             raise unknown(f"entry in {path}", key, ("name", "folder", *sections))

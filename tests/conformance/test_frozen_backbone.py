@@ -1,0 +1,62 @@
+"""Every method with a frozen backbone: it trains what is left, and moves only that, or refuses in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ekiden import FederatedData, run
+from ekiden.base.errors import UserError
+from ekiden.conformance.subject import settings
+from ekiden.engine.method import Method, Size
+from ekiden.engine.networks import Given, Prepared, of_method
+from ekiden.models.split import SplitNetwork
+from ekiden.training import frozen
+from ekiden.training.network import Network
+from tests.conformance.test_every_method import every_method, small
+
+PARTS = {"head": 8 * 3 + 3, "last:1": 64 * 8 + 8 + 8 * 3 + 3}
+
+
+def backbone() -> SplitNetwork:
+    """A network with BatchNorm and dropout in its features, as pretrained ones have them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        features = nn.Sequential(
+            nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8), nn.ReLU()
+        )
+        network = SplitNetwork(features, nn.Linear(8, 3))
+        for _ in range(50):
+            network(torch.randn(64, 4) * 2)
+    return network
+
+
+@every_method
+@pytest.mark.parametrize("part", PARTS)
+def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
+    kind: type[Method], part: str, few: FederatedData, tmp_path: Path
+) -> None:
+    method, folder = small(kind), tmp_path / "run"
+    try:
+        result = run(method, few, backbone(), train=part, folder=folder, **settings())
+    except UserError as refusal:
+        assert "\n" not in str(refusal)
+        assert not folder.exists(), refusal
+        return
+    own = Prepared(Given(backbone()), "", part, 3)
+    size = Size.of(Network(of_method(own, method, (4,), 3, 3)()), (4,))
+    assert result.bytes == method.moved(result.state, len(few.clients), size)
+    if type(method).own_network is Method.own_network and not method.extra_outputs:
+        assert len(size.network.params) == PARTS[part]
+        assert not len(size.network.buffers)
+    models = [m for m in (result.weights, *result.personal) if m is not None]
+    assert models
+    assert all(m.is_finite() for m in models)
+    assert not frozen.digest(own()) == ""
+
+
+def test_a_trained_head_beats_chance(few: FederatedData) -> None:
+    """The frozen features are of use: what the methods train is not only refused or left alone."""
+    result = run("fedavg", few, backbone(), train="head", **settings())
+    assert result.accuracy > 0.4
