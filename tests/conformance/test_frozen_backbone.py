@@ -33,7 +33,7 @@ def backbone() -> SplitNetwork:
 
 
 @every_method
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param("head", marks=pytest.mark.slow), "last:1"])
 def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
     kind: type[Method], part: str, few: FederatedData, tmp_path: Path
 ) -> None:

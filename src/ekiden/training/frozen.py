@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _FIXED = "_ekiden_fixed"  # names of what were parameters, and of running statistics
 _KEY = "_ekiden_key"  # digest of a part that always gives the same output for the same input
@@ -41,6 +42,8 @@ def fix(module: nn.Module) -> nn.Module:
         for inner in part.modules():
             _note(inner, [n for n in inner._buffers if n not in inner._non_persistent_buffers_set])
             inner._non_persistent_buffers_set.update(inner._buffers)
+            if isinstance(inner, _BatchNorm):  # or its loading invents a counter that is not in a file
+                inner.track_running_stats = False
         part.eval()
         _set(part, "train", _stay)
     sequences = [

@@ -109,8 +109,8 @@ def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
     """
     if agreed.pretrained and (own := identity.values_digest(setup.build())) != agreed.values:
         raise UserError(
-            f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): install "
-            "the same at all parties"
+            f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): "
+            "install the same at all parties"
         )
 
 

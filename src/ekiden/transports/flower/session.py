@@ -57,8 +57,8 @@ class RemotePlan(Checked, Generic[M]):
     weights: str = ""
     """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
     train: str = "all"
-    """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel, and
-    is checked by every silo"""
+    """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
+    and is checked by every silo"""
     training: Training = field(default_factory=Training)
     closing_lap: bool = False
     """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
