@@ -42,7 +42,7 @@ class Images:
         from ekiden.data.files import Raw  # noqa: PLC0415
 
         images = list(raw)
-        return decode([Raw("the images given", images, np.zeros(len(images), dtype=np.int64))], self.size or None)[0]
+        return decode([Raw("the images given", images, np.zeros(len(images), dtype=np.int64))], self)[0]
 
 
 @dataclass(frozen=True)
