@@ -13,30 +13,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from ekiden import outside
-from ekiden.checks import Count, CountOrZero, checked
-from ekiden.core import identity
-from ekiden.core.folder import RunFolder
-from ekiden.core.method import Method, Size
-from ekiden.core.run import Row
-from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
+from ekiden.base import outside
+from ekiden.base.checks import Count, CountOrZero, checked
+from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.settings import Hardware, Training
 from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Classification, recorded
 from ekiden.data.tensors import Source, federate
-from ekiden.errors import DivergenceWarning, UserError
-from ekiden.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.learning.training import Hardware, Training
-from ekiden.machine import resolve
-from ekiden.modules import model_bytes
-from ekiden.networks import builder, network_name
-from ekiden.parties import check_clients, holders
+from ekiden.engine import identity
+from ekiden.engine.drive import Row
+from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
+from ekiden.engine.folder import RunFolder
+from ekiden.engine.machine import resolve
+from ekiden.engine.method import Method, Size
+from ekiden.engine.modules import model_bytes
+from ekiden.engine.networks import builder, network_name
+from ekiden.engine.parties import check_clients, holders
+from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.serving import tracking
 from ekiden.serving.result import Result
-from ekiden.simulated import End, Simulated, last
-from ekiden.transports.in_process import InProcess
-from ekiden.transports.processes import Processes, refuse_within_worker
-from ekiden.transports.simulation import Executor
+from ekiden.transports.local.in_process import InProcess
+from ekiden.transports.local.processes import Processes, refuse_within_worker
+from ekiden.transports.local.run import End, Simulated, last
+from ekiden.transports.local.simulation import Executor
 
 __all__ = ["Result", "check_model", "describe", "describe_model", "run", "steps"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, UserError, load, load_model, open_run, run
-from ekiden.core.folder import read_lines
+from ekiden.engine.folder import read_lines
 from ekiden.methods import Average, FedSeq, Local
 from ekiden.serving import exporting
 from ekiden.serving.card import card

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from ekiden import load, load_model, run
-from ekiden.core.folder import read_lines
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
 from ekiden.data.tasks import MultiLabel, Regression, Task
+from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.serving.predictions import predict
 from ekiden.serving.reading import Reader

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ekiden import FederatedData, UserError, run
-from ekiden.core.folder import read_lines
+from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg
 from ekiden.serving import tracking
 from tests.conftest import Tiny

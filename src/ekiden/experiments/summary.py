@@ -10,15 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
-from ekiden import evaluation, outside
-from ekiden.core.folder import read_config, read_ledger, read_lines
-from ekiden.core.method import Method
-from ekiden.core.refs import SERVER
-from ekiden.core.run import told
+from ekiden.base import outside
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER
+from ekiden.base.settings import Hardware, Training
 from ekiden.data.tasks import Classification, Task, task_of
-from ekiden.errors import UserError
+from ekiden.engine import evaluation
+from ekiden.engine.drive import told
+from ekiden.engine.folder import read_config, read_ledger, read_lines
+from ekiden.engine.method import Method
 from ekiden.experiments.entries import at
-from ekiden.learning.training import Hardware, Training
 from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.checks import Count, CountOrZero, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
-from ekiden.core.seeds import derive
-from ekiden.core.worker import Client
-from ekiden.errors import UserError
-from ekiden.learning.network import Network, fresh
-from ekiden.learning.weights import Weights
+from ekiden.base.checks import Count, CountOrZero, Positive
+from ekiden.base.errors import UserError
+from ekiden.base.seeds import derive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
+from ekiden.training.network import Network, fresh
+from ekiden.training.weights import Weights
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ekiden import outside
-from ekiden.errors import UserError, unknown
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork

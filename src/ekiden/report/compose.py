@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ekiden.base.errors import UserError
 from ekiden.data.describe import counts, picture
-from ekiden.errors import UserError
 from ekiden.report import landscape
 from ekiden.report.curves import curves
 from ekiden.report.ledger import ledger

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ekiden.core.folder import read_ledger
-from ekiden.core.refs import SERVER
+from ekiden.base.refs import SERVER
+from ekiden.engine.folder import read_ledger
 from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank

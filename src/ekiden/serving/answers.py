@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.errors import UserError
 from ekiden.serving.model import LoadedModel
 
 

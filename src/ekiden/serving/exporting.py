@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ekiden._version import __version__
-from ekiden.core.files import disk_error, safetensors_chunks, write
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.inputs import Images, Tokens
 from ekiden.data.tasks import Classification, recorded
-from ekiden.errors import UserError, unknown
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.model import LoadedModel, ModelSource

@@ -8,19 +8,19 @@ from typing import Any
 
 from torch import nn
 
-from ekiden import outside
 from ekiden.api import describe_model
-from ekiden.core.federation import Transfer
-from ekiden.core.folder import config_digest, read_config, read_ledger, read_lines, read_state
-from ekiden.core.method import Method
-from ekiden.core.worker import Setup
-from ekiden.errors import UserError, unknown
-from ekiden.evaluation import Built
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
+from ekiden.engine.evaluation import Built
+from ekiden.engine.federation import Transfer
+from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
+from ekiden.engine.method import Method
+from ekiden.engine.modules import as_module
+from ekiden.engine.networks import Given, Made, Named, builder, of_method
+from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.methods import method_of
-from ekiden.modules import as_module
-from ekiden.networks import Given, Made, Named, builder, of_method
 from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
 from ekiden.serving.result import Models, Result
 

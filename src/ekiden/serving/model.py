@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ekiden.base.errors import UserError
+from ekiden.data.augment import normalise
 from ekiden.data.inputs import Arrays, Images, Inputs, Tokens, from_json
 from ekiden.data.tasks import Classification, Task, task_of
-from ekiden.errors import UserError
-from ekiden.learning.augment import normalise
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 """The module that a run was started with, or a function that makes one; its values do not matter."""

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.files import disk_error
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error
 from ekiden.serving.answers import Answers
 from ekiden.serving.model import LoadedModel
 from ekiden.serving.reading import Batch, Reader

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import files as images
 from ekiden.data import frames
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
 from ekiden.data.named import NAMED
-from ekiden.errors import UserError
 
 _COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
 _TEXTS = frozenset({".txt", ".md"})

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ekiden import machine
-from ekiden.core.federation import Transfer
-from ekiden.core.method import State
-from ekiden.core.run import Row
-from ekiden.core.worker import Setup, Worker
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import Dataset, FederatedData
-from ekiden.errors import UserError, unknown
-from ekiden.evaluation import Built, TestSet
-from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
-from ekiden.modules import as_module
+from ekiden.engine import machine
+from ekiden.engine.drive import Row
+from ekiden.engine.evaluation import Built, TestSet
+from ekiden.engine.federation import Transfer
+from ekiden.engine.method import State
+from ekiden.engine.modules import as_module
+from ekiden.engine.worker import Setup, Worker
 from ekiden.serving.model import LoadedModel, task_in, wrapped
+from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +37,7 @@ class Result:
 
     Attributes:
         state: the last state.
-        metrics: one row a step, see `ekiden.evaluation.TestSet`.
+        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
         ledger: every transfer.
         folder: the run folder, if there is one.
         build: makes a network that `weights` fits.
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.evaluation.diverged`."""
+        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
         return bool(self.metrics and self.metrics[-1].get("diverged"))
 
     @property
@@ -156,7 +156,7 @@ class Result:
                 (x, y) all of it. Models of clients need the same silos.
 
         Returns:
-            A row of metrics like those of a step; see `ekiden.evaluation.TestSet`.
+            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
 
         Raises:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models.

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ekiden.core.folder import read_config
+from ekiden.base.errors import UserError
 from ekiden.data.inputs import Images, Tokens
-from ekiden.errors import UserError
+from ekiden.engine.folder import read_config
 from ekiden.experiments.plan import plan_in
 from ekiden.serving.model import LoadedModel
 

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from ekiden.core.files import write
-from ekiden.core.folder import read_lines
-from ekiden.core.run import Row
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
+from ekiden.engine.drive import Row
+from ekiden.engine.folder import read_lines
 from ekiden.serving.result import flat
 
 log = logging.getLogger("ekiden")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ekiden.checks import Checked
-from ekiden.errors import UserError, unknown
+from ekiden.base.checks import Checked
+from ekiden.base.errors import UserError, unknown
 
 IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""

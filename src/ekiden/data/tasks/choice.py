@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks.base import Metric, Task
 from ekiden.data.tasks.classification import Classification
 from ekiden.data.tasks.language import LanguageModelling
 from ekiden.data.tasks.multilabel import MultiLabel
 from ekiden.data.tasks.regression import Regression
 from ekiden.data.tasks.segmentation import Segmentation
-from ekiden.errors import UserError, unknown
 
 KINDS: Mapping[str, type[Task]] = {
     kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
