@@ -10,6 +10,7 @@ from ekiden.core import identity
 from ekiden.core.method import Method
 from ekiden.core.refs import EVERYONE, SERVER
 from ekiden.data.samples import ClientData, FederatedData, Subset
+from ekiden.data.tasks import Task
 from ekiden.errors import UserError
 
 
@@ -52,6 +53,33 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
             raise UserError(
                 f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
             )
+
+
+def check_task(method: Method, task: Task) -> None:
+    """Refuse a method that needs what the task does not offer.
+
+    Raises:
+        UserError: names the methods that do without.
+    """
+    missing = method.needs - task.offers
+    if not missing:
+        return
+    from ekiden.methods import METHODS  # noqa: PLC0415  (`import ekiden` stays light)
+
+    why = "one class for each sample" if "classes" in missing else "one vector of outputs for each sample"
+    what = f"{method.title()} needs {why}, the task is {task.kind}"
+    if (plain := _plain(type(method))) is not None and plain.needs <= task.offers:
+        raise UserError(f"{what}: leave out what makes it need them, its defaults do")
+    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= task.offers)
+    raise UserError(f"{what}: use one of {others}")
+
+
+def _plain(kind: type[Method]) -> Method | None:
+    """The method with its defaults, if it has some for all fields."""
+    try:
+        return kind()
+    except TypeError:
+        return None
 
 
 def _pool(data: FederatedData) -> tuple[ClientData, ...]:

@@ -79,6 +79,10 @@ class Dataset:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
 
+    def strata(self, samples: Samples) -> Tensor:
+        """A group (n,) int64 for each of some samples, by their labels: the class, in classification."""
+        return self.task.strata(samples.y)
+
     @property
     def outputs(self) -> int:
         """K, the number of outputs that the network needs for each sample, pixel or token."""
@@ -126,6 +130,10 @@ class FederatedData:
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+
+    def with_task(self, task: Task) -> "FederatedData":
+        """The same data, with another headline metric or scale."""
+        return replace(self, dataset=replace(self.dataset, task=task))
 
     def for_tuning(self) -> "FederatedData":
         """With the clients' validation samples in the place of the test samples.

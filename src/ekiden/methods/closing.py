@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core.federation import Fed
-from ekiden.core.method import HasModel, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, HasModel, Method, Size, State, on_client
 from ekiden.core.refs import EVERYONE, Ref
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning import gaussian_heads as heads
 from ekiden.learning.layout import Layout
@@ -103,6 +104,11 @@ class ClosingLap(Method):
         if not getattr(task, "__on_client__", False):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return task
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes: sums over the samples of each."""
+        return self.method.needs | CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
         """As the method does."""

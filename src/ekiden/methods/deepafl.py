@@ -7,12 +7,11 @@ from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.checks import Count, CountOrZero, Positive
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import INITIAL, VECTORS, Method, Size, State, on_client
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
@@ -133,6 +132,7 @@ class DeepAFL(Method):
     """factor of R_0, for features that are much smaller or larger than 1"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = VECTORS
 
     def start(self) -> Solved:
         """There is no classifier before the first sums."""
@@ -182,7 +182,7 @@ class DeepAFL(Method):
         with torch.no_grad():
             for x, labels in client.batches(passes=0):
                 a = head[:solved](client.probe(x, initial)[0].double())
-                y = F.one_hot(labels, client.classes).double()
+                y = client.task.targets(labels, client.classes).double()
                 if len(solutions) % 2:
                     y = y - a @ solutions[-1]
                     residual = head[solved]

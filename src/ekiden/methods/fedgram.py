@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
@@ -119,6 +119,7 @@ class FedGram(Method):
     """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
 
     skips: ClassVar[bool] = True  # a hop is left out
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""

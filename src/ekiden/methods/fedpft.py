@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import Count, NonNegative, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
@@ -82,6 +82,7 @@ class FedPFT(Method):
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
 
     splits_model: ClassVar[bool] = True
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         """A star has no order."""

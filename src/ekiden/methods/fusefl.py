@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.checks import Count, Positive, Range
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
@@ -88,6 +88,7 @@ class FuseFL(Method):
     """learning rate of the calibration (plain SGD, batches of 128)"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = CLASSES
 
     def selection(self, select: str) -> str:
         """The last epoch, as in the code."""

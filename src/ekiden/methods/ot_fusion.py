@@ -13,6 +13,7 @@ from ekiden.checks import Count, CountOrZero, NonNegative, require
 from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work
 from ekiden.learning.layout import Layer, Layout
@@ -62,6 +63,11 @@ class OTFusion(Method):
     """the classifier: averaged, or each row over the clients with more than one sample of its class"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes, where the classifier is averaged by them."""
+        return self.average.needs
 
     def check(self, clients: Sequence[str]) -> None:
         """The target must be one of them."""

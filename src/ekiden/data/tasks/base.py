@@ -122,6 +122,14 @@ class Task(Checked, ABC):
         """The mean distance () of a batch's outputs from a teacher's, which distillation minimises, differentiable."""
 
     @abstractmethod
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """What least squares brings the outputs to (b, K), where there is one vector of outputs for each sample."""
+
+    @abstractmethod
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Labels (n, ...) at random, on the CPU, where there is one vector of outputs for each sample."""
+
+    @abstractmethod
     def guess(self, outputs: int) -> float:
         """The loss of guessing."""
 
@@ -203,6 +211,13 @@ class Scores:
     def accuracy(self, rows: Tensor | None = None) -> float:
         """The share of right answers, in all or in some rows; NaN where there are none."""
         return mean_right(self.at(rows))
+
+    def goodness(self) -> float:
+        """The share of right answers; of numbers R²: 1 is best, and methods may compare it with a threshold."""
+        if any(metric.name == "accuracy" for metric in self.task.metrics):
+            return mean_right(self)
+        found = {metric.name: metric for metric in self.task.metrics}["r2"]
+        return found.measure(self) if len(self) else float("nan")
 
     def score(self, rows: Tensor | None = None) -> float:
         """The headline metric, of all or of some rows; NaN where it is not defined."""
