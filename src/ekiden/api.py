@@ -19,6 +19,7 @@ from ekiden.core.folder import RunFolder
 from ekiden.core.method import Method, Size, State
 from ekiden.core.run import Row
 from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
+from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
@@ -393,6 +394,8 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "mean": [float(value) for value in dataset.mean],
             "std": [float(value) for value in dataset.std],
         },
+        # as in runs begun before there were others
+        **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
     }
 
 

@@ -43,11 +43,13 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
     "input": dict,
+    "inputs": dict,
     "task": dict,
     "steps": int,
     "revisions": list,
 }
-_ABOUT = ("method", "closing_lap", "network", "classes", "input", "task")  # stands in the headers of model files too
+# Stands in the headers of model files too.
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions"}
 """What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""

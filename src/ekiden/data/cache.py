@@ -9,12 +9,14 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.tasks import recorded, task_of
 
 VERSION = 1  # of the decoder and of the format; a new number makes all old files unused
 
@@ -67,6 +69,9 @@ def _store(path: Path, dataset: Dataset) -> None:
         "name": dataset.name,
         "classes": dataset.classes,
         "domains": dataset.domains,
+        "groups": dataset.groups,
+        "task": recorded(dataset.task),
+        "least": dataset.least,
         "sum": _sum(tensors),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,9 +98,16 @@ def _load(path: Path) -> Dataset | None:
             Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
             for part in ("train.", "test.")
         )
-        return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]))
+        more = {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
+        if "task" in names:
+            more["task"] = task_of(_tuples(names["task"]))
+        return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
     except Exception:  # whatever is wrong with it, the sources are there
         return None
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _sum(tensors: dict[str, Tensor]) -> int:

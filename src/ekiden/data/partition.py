@@ -331,6 +331,10 @@ def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
 
 
 def _names(dataset: Dataset, partition: Partition, clients: int) -> list[str]:
+    if isinstance(partition, Natural) and dataset.groups and dataset.train.group is not None:
+        owners = np.unique(numpy(dataset.train.group))
+        if len(owners) == clients:
+            return [dataset.groups[owner] for owner in owners]
     if not isinstance(partition, Domains):
         return [f"client-{k}" for k in range(clients)]
     domains = partition.names(dataset)

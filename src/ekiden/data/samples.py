@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ekiden.data.inputs import Inputs, of_tensor
 from ekiden.data.tasks import Classification, Task
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
@@ -17,7 +18,8 @@ class Samples:
     """Labelled samples, decoded once.
 
     Attributes:
-        x: (n, C, H, W) uint8 images or (n, d) float32 features; float32 of any other shape is used as it is.
+        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
+            as it is.
         y: (n,) int64 class indices; of other tasks than classification, see theirs in `ekiden.data.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
@@ -53,6 +55,10 @@ class Dataset:
         std: per channel, divided by.
         augment: what training batches undergo.
         task: what the labels mean.
+        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
+        groups: names of the natural owners, where they are to be called so.
+        least: fewest rows of a client about which it tells anything when clients agree on the scaling of tables and
+            targets; 0: nothing is left to agree on.
     """
 
     name: str
@@ -64,6 +70,13 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
     task: Task = field(default_factory=Classification)
+    inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+    groups: tuple[str, ...] = ()
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inputs is None:
+            object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def fed(self, training: Training) -> "Dataset":
         """With the normalisation and augmentation that `training` asks for."""
