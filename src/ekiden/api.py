@@ -419,7 +419,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    wanted = task.output_shape(y, dataset.outputs + extra)
+    wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":

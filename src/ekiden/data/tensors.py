@@ -240,7 +240,7 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
         names = source.classes
     else:
         x, y, names = _collect(source, what, task)
-    x = _inputs(x, what)
+    x = x.long() if _tokens(x, y) else _inputs(x, what)
     if len(y) != len(x):
         raise UserError(
             f"{what} has {len(x)} samples and {len(y)} labels: it must hold {len(x)} integers or other labels"
@@ -289,6 +289,11 @@ def _inputs(x: Tensor, what: str) -> Tensor:
     if bad.any():
         raise UserError(f"{what} has NaN or infinity in sample {int(bad.nonzero()[0])}: remove or replace such values.")
     return x.float()
+
+
+def _tokens(x: Tensor, y: Tensor) -> bool:
+    """Whether these are texts (n, L) for a language model, which labels them by themselves."""
+    return isinstance(inferred(y, x), LanguageModelling)
 
 
 def _numbers(ys: Sequence[Any], task: Task | None) -> Tensor:

@@ -89,8 +89,8 @@ class Task(Checked, ABC):
         """K, the outputs that the network needs, for the names in `Dataset.classes`."""
 
     @abstractmethod
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """The shape of the network's outputs for a batch with labels `y`."""
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """The shape of the network's outputs for a batch `x` with labels `y`."""
 
     @abstractmethod
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def inferred(y: Tensor, x: Tensor) -> Task:
 
     Whole numbers are classes, other numbers are targets of a regression; rows of 0 and 1 are several labels, of which
     more than one or none may be there; whole numbers (n, H, W) are the classes of the pixels of images; whole numbers
-    (n, L) that are the inputs themselves are tokens to foresee.
+    (n, L) that are the inputs themselves are tokens to predict.
 
     Args:
         y: the labels as given.

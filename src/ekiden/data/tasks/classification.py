@@ -41,7 +41,7 @@ class Classification(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs)
 
@@ -93,7 +93,7 @@ class Classification(Task):
 def _hint(y: Tensor, n: int) -> str:
     """What else the labels may be."""
     if y.shape == (n,) and y.is_floating_point():
-        return '; numbers to foresee need task="regression"'
+        return '; numbers to predict need task="regression"'
     if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):
         return ' (of one-hot rows, y.argmax(1)); labels of which several may be there need task="multi-label"'
     return ""

@@ -52,7 +52,7 @@ class Regression(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs)
 
