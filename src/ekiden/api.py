@@ -30,7 +30,7 @@ from ekiden.learning.weights import Weights
 from ekiden.machine import resolve
 from ekiden.modules import as_module, model_bytes
 from ekiden.networks import builder, network_name
-from ekiden.parties import check_clients, check_task, holders
+from ekiden.parties import check_clients, check_needs, holders
 from ekiden.simulated import End, Simulated, last
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes, refuse_within_worker
@@ -230,7 +230,7 @@ def _prepared(
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
     method, data = _method(method, data), _measured(_data(data), metric)
-    check_task(method, data.dataset.task)
+    check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
         payload_types(method, task)
     clients = holders(method, data)

@@ -2,7 +2,7 @@
 
 from ekiden.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
 from ekiden.core.federation import ClientMissing, Fed
-from ekiden.core.method import CLASSES, INITIAL, VECTORS, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.core.refs import SERVER, Ref
 from ekiden.core.worker import Client
 from ekiden.data.tasks import Task
@@ -14,6 +14,7 @@ from ekiden.learning.weights import Weights, mean
 __all__ = [
     "CLASSES",
     "INITIAL",
+    "NUMBERS",
     "SERVER",
     "VECTORS",
     "Checked",

@@ -9,8 +9,7 @@ import torch
 from ekiden.core import identity
 from ekiden.core.method import Method
 from ekiden.core.refs import EVERYONE, SERVER
-from ekiden.data.samples import ClientData, FederatedData, Subset
-from ekiden.data.tasks import Task
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.errors import UserError
 
 
@@ -55,22 +54,27 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
             )
 
 
-def check_task(method: Method, task: Task) -> None:
-    """Refuse a method that needs what the task does not offer.
+def check_needs(method: Method, dataset: Dataset) -> None:
+    """Refuse a method that needs what the data do not offer.
 
     Raises:
         UserError: names the methods that do without.
     """
-    missing = method.needs - task.offers
+    offers, task = dataset.offers, dataset.task.kind
+    missing = method.needs - offers
     if not missing:
         return
     from ekiden.methods import METHODS  # noqa: PLC0415  (`import ekiden` stays light)
 
-    why = "one class for each sample" if "classes" in missing else "one vector of outputs for each sample"
-    what = f"{method.title()} needs {why}, the task is {task.kind}"
-    if (plain := _plain(type(method))) is not None and plain.needs <= task.offers:
-        raise UserError(f"{what}: leave out what makes it need them, its defaults do")
-    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= task.offers)
+    if "classes" in missing:
+        what = f"{method.title()} needs one class for each sample, the task is {task}"
+    elif "vectors" in missing:
+        what = f"{method.title()} needs one vector of outputs for each sample, the task is {task}"
+    else:
+        what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
+    if (plain := _plain(type(method))) is not None and plain.needs <= offers:
+        raise UserError(f"{what}: leave out the options that ask for it, its defaults do without")
+    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)
     raise UserError(f"{what}: use one of {others}")
 
 

@@ -1,4 +1,4 @@
-"""One small real problem of each task: data of two clients, and a network that fits."""
+"""One small real problem of each task: data of four clients, and a network that fits."""
 
 import codecs
 import contextlib
@@ -31,10 +31,10 @@ def digits(number: int = 300) -> tuple[Tensor, Tensor]:
 
 
 def divided(x: Tensor, y: Tensor, task: str | None = None) -> FederatedData:
-    """Every third sample is for testing, the others go to two clients."""
+    """Every third sample is for testing, the others go to four clients."""
     rows = torch.arange(len(x))
     train, test = rows[rows % 3 > 0], rows[rows % 3 == 0]
-    silos = [(x[part], y[part]) for part in (train[::2], train[1::2])]
+    silos = [(x[part], y[part]) for part in (train[k::4] for k in range(4))]
     return federate(silos, (x[test], y[test]), val_fraction=0.2, task=task)
 
 
@@ -98,7 +98,9 @@ def language() -> Problem:
     known = sorted(set(text))
     letters = torch.tensor([known.index(letter) + 1 for letter in text])  # 0 fills up
     windows = letters.unfold(0, WINDOW, WINDOW // 2)
-    return Problem(divided(windows, windows), lambda: SplitNetwork(Causal(len(known) + 1), nn.Linear(32, len(known) + 1)))
+    return Problem(
+        divided(windows, windows), lambda: SplitNetwork(Causal(len(known) + 1), nn.Linear(32, len(known) + 1))
+    )
 
 
 @cache

@@ -52,6 +52,8 @@ CLASSES: frozenset[Need] = frozenset({"classes"})
 """`Method.needs` of a method that needs one class for each sample."""
 VECTORS: frozenset[Need] = frozenset({"vectors"})
 """`Method.needs` of a method that needs one vector of outputs for each sample."""
+NUMBERS: frozenset[Need] = frozenset({"numbers"})
+"""`Method.needs` of a method that makes or mixes inputs, so that they must be numbers."""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -178,10 +180,10 @@ class Method(Checked, ABC):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the method needs of a task, besides a loss: `CLASSES`, `VECTORS`, or nothing.
+        """What the method needs of the data, besides a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
 
-        A run with another task is refused before anything is written. A plain attribute of the class will do:
-        `needs = CLASSES`.
+        A run with other data is refused before anything is written. A plain attribute of the class will do:
+        `needs = CLASSES | NUMBERS`.
         """
         return frozenset()
 

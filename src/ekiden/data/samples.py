@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.data.inputs import Inputs, of_tensor
-from ekiden.data.tasks import Classification, Task
+from ekiden.data.tasks import Classification, Need, Task
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import Augment
 from ekiden.learning.training import Training
@@ -91,6 +91,12 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def offers(self) -> frozenset[Need]:
+        """What methods can rely on; see `Method.needs`."""
+        tokens = self.train.x.dtype == torch.int64
+        return self.task.offers if tokens else self.task.offers | {"numbers"}
 
     def strata(self, samples: Samples) -> Tensor:
         """A group (n,) int64 for each of some samples, by their labels: the class, in classification."""

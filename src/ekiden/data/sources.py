@@ -23,9 +23,7 @@ from ekiden.data.tensors import federate, from_tensors
 from ekiden.errors import UserError, unknown
 
 
-def load(
-    name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any
-) -> Dataset:
+def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
     A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
@@ -330,4 +328,3 @@ def _codes(
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
     return codes(given, names, what, parts[0].source)
-

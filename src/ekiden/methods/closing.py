@@ -18,6 +18,7 @@ from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning import gaussian_heads as heads
 from ekiden.learning.layout import Layout
+from ekiden.learning.network import trial
 from ekiden.learning.sums import WIDE, Sums, measure, size
 from ekiden.learning.weights import Weights
 
@@ -127,7 +128,8 @@ class ClosingLap(Method):
         linear = isinstance(head, nn.Linear) and last.name == "head" and last.bias is not None
         if linear:
             with torch.no_grad():
-                features, logits = network.probe(torch.ones(2, *model.shape, device=network.params.device))
+                x = torch.ones(2, *model.shape, device=network.params.device)
+                features, logits = network.probe(trial(network.module, x))
                 linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
         if not linear:
             raise UserError(

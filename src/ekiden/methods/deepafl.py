@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ekiden.checks import Count, CountOrZero, Positive
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, VECTORS, Method, Size, State, on_client
+from ekiden.core.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.errors import UserError
-from ekiden.learning.network import Network, fresh
+from ekiden.learning.network import Network, fresh, trial
 from ekiden.learning.weights import Weights
 from ekiden.models.split import SplitNetwork
 
@@ -132,7 +133,11 @@ class DeepAFL(Method):
     """factor of R_0, for features that are much smaller or larger than 1"""
 
     private: ClassVar[type[Kept]] = Kept
-    needs = VECTORS
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Vectors; and numbers, where the inputs are the features."""
+        return VECTORS if self.features == "network" else VECTORS | NUMBERS
 
     def start(self) -> Solved:
         """There is no classifier before the first sums."""
@@ -148,7 +153,7 @@ class DeepAFL(Method):
         """Refuse a network whose classifier is not a linear layer on vectors."""
         network = Network(copy.deepcopy(model.network.module).cpu())
         wanted = inputs(network.module)
-        h, _ = network.probe(torch.zeros(2, *model.shape))
+        h, _ = network.probe(trial(network.module, torch.zeros(2, *model.shape)))
         if h.shape[1] != wanted:
             raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
 

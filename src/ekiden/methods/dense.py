@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ekiden.checks import Count, NonNegative, Positive, Range
 from ekiden.core import wire
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, VECTORS, Method, State, on_client
+from ekiden.core.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.data.tasks import Task
 from ekiden.learning.ensemble import EnsembleModel
@@ -69,7 +69,7 @@ class DENSE(Method):
     student: Literal["fresh", "average"] = "fresh"
     """the student's start: the common initial model, or the mean of the clients' models"""
 
-    needs = VECTORS
+    needs = VECTORS | NUMBERS
 
     def start(self) -> Distilled:
         """No teacher, no sample."""

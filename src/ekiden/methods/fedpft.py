@@ -17,7 +17,7 @@ from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.fit import Diverged
 from ekiden.learning.mixtures import Covariance, Mixtures, fit, size_of_covariance
-from ekiden.learning.network import Network
+from ekiden.learning.network import Network, trial
 from ekiden.learning.optimizer import optimizer
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Part, Weights
@@ -206,4 +206,4 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
 def width(network: Network, shape: tuple[int, ...]) -> int:
     """A, the number of features that enter the head."""
     with torch.no_grad():
-        return network.probe(torch.zeros(1, *shape, device=network.params.device))[0].shape[1]
+        return network.probe(trial(network.module, torch.zeros(1, *shape, device=network.params.device)))[0].shape[1]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ekiden.checks import BelowOne, Count, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.data.tasks import Need
 from ekiden.errors import UserError
@@ -109,8 +109,9 @@ class FedTasuki(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes, where statistics or mean inputs of them travel."""
-        return CLASSES if self.statistics or self.recall else frozenset()
+        """Classes, where statistics or mean inputs of them travel; numbers, where inputs are scrambled or moved."""
+        found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
+        return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""

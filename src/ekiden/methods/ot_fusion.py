@@ -17,7 +17,7 @@ from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work
 from ekiden.learning.layout import Layer, Layout
-from ekiden.learning.network import Network
+from ekiden.learning.network import Network, trial
 from ekiden.learning.weights import Weights
 from ekiden.methods.average import Average, Init, Trained
 
@@ -244,7 +244,7 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
     def shuffle(number: int, rows: Tensor, goal: Tensor) -> Tensor:
         return torch.eye(len(rows))[torch.randperm(len(rows), generator=generator)].to(rows)
 
-    x = torch.randn(2, *shape, generator=generator).to(built.params.device)
+    x = trial(built.module, torch.randn(2, *shape, generator=generator).to(built.params.device))
     with torch.no_grad():
         before = built.module(x)
         built.load(align(model, model, built.layout, built.layout, shuffle)[0])

@@ -15,9 +15,13 @@ from ekiden.errors import UserError, unknown
 IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
 
-Need = Literal["classes", "vectors"]
-"""What a method may need of a task: one class for each sample; or one vector of outputs for each sample, so that models
-can answer together, and a linear head can be solved for."""
+Need = Literal["classes", "vectors", "numbers"]
+"""What a method may need of the data, besides a loss:
+
+classes: one class for each sample;
+vectors: one vector of outputs for each sample, for which labels can be drawn and least squares solved;
+numbers: inputs that are numbers (images, features, signals), which can be made, mixed and averaged; tokens are none.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Task(Checked, ABC):
     kind: ClassVar[str]
     """Its name on the command line and in `config.json`."""
     offers: ClassVar[frozenset[Need]]
-    """What methods can rely on; see `Method.needs`."""
+    """What methods can rely on, whatever the inputs are; see `Method.needs`."""
     metrics: ClassVar[tuple[Metric, ...]]
     """All that can be measured; the first is the headline unless `metric` names another."""
 
