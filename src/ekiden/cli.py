@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from ekiden import models, outside
 from ekiden.cli_console import console, first_line, no_run, parse
 from ekiden.core.folder import read_lines
 from ekiden.core.method import Method
+from ekiden.data import Reading
 from ekiden.errors import UserError, unknown
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, stored
@@ -64,13 +65,16 @@ class DataOptions:
     """Who holds what: prints it and draws it."""
 
     data: Positional[str] = "digits"
-    """name of a data set, folder or Parquet file"""
+    """name of a data set, folder, table or file of arrays"""
     partition: str = "auto"
     """iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural"""
     clients: int | None = None
     """number of clients"""
     size: int | None = None
     """side of the images in pixels"""
+    silos: tuple[str, ...] = ()
+    """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of them"""
+    reading: Reading = field(default_factory=Reading)
     seed: int = 0
     """of the partition"""
     draw: Path | None = None
@@ -117,13 +121,23 @@ def run(args: Sequence[str]) -> None:
         "the rest as in the paper.",
     )
     plan: Plan[Any] = replace(
-        options.plan, data=datasets.located(options.plan.data), model=outside.located(options.plan.model)
+        options.plan,
+        data=datasets.located(options.plan.data),
+        silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
+        model=outside.located(options.plan.model),
     )
-    name = f"{kind.title()}-{Path(plan.data).stem}"
+    if plan.silos and plan.data != default.data:
+        raise UserError("--silos and --data both say where the samples are: give one of them")
+    name = f"{kind.title()}-{_stem(plan)}"
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+
+
+def _stem(plan: Plan[Any]) -> str:
+    """What the data are called in the name of a run folder."""
+    return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
 
 
 def resume(args: Sequence[str]) -> None:
@@ -169,7 +183,14 @@ def data(args: Sequence[str]) -> None:
     options = parse(DataOptions, args, "ekiden data")
     outside.trust(options.data)
     plan: Plan[Any] = Plan(
-        METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
+        METHODS[0](),
+        options.data,
+        options.partition,
+        options.clients,
+        options.size,
+        silos=options.silos,
+        reading=options.reading,
+        seed=options.seed,
     )
     federation = plan.federation()
     console.print(datasets.table(federation))

@@ -16,7 +16,19 @@ from ekiden.core.method import Method
 from ekiden.errors import UserError
 
 T = TypeVar("T")
-_LISTS = ("--seeds", "--mean", "--std", "--only", "--without")
+_LISTS = (
+    "--seeds",
+    "--mean",
+    "--std",
+    "--only",
+    "--without",
+    "--silos",
+    "--label-column",
+    "--feature-columns",
+    "--drop-columns",
+    "--categorical-columns",
+    "--window",
+)
 # Labels, paths and names of classes may hold square brackets and colons.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 

@@ -39,7 +39,7 @@ def evaluate(args: Sequence[str]) -> None:
     own = plan.federation()
     if not options.data:
         check_same_data(read_config(options.run), plan.method, own, options.run)
-    other = datasets.load(options.data, size=own.dataset.shape[-1]) if options.data else None
+    other = plan.other(options.data, own.dataset) if options.data else None
     data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
     if len(data.dataset.classes) != len(own.dataset.classes):
         raise UserError(

@@ -225,8 +225,8 @@ def _path(name: str) -> Path | None:
         return path
     if "/" in name or os.sep in name or own.suits(path):
         find(path)  # says that it is not there
-    own = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
-    raise unknown("data set", name, {*NAMED, *own})
+    there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
+    raise unknown("data set", name, {*NAMED, *there})
 
 
 def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:

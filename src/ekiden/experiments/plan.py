@@ -16,7 +16,8 @@ from ekiden.core.method import Method
 from ekiden.core.run import Row
 from ekiden.core.store import load as load_tensors
 from ekiden.core.worker import Setup, Watch, Worker
-from ekiden.data import Dataset, FederatedData, load, parse, silos, split
+from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
+from ekiden.data.inputs import Images
 from ekiden.errors import UserError
 from ekiden.evaluation import EvaluateOn, TestSet
 from ekiden.experiments.entries import at
@@ -34,10 +35,11 @@ class Plan(Checked, Generic[M]):
 
     method: M
     data: str = "digits"
-    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, or a Parquet file"""
+    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet, CSV),
+    or arrays (.npz, safetensors)"""
     partition: str = "auto"
-    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: by domain where the data have
-    domains, else dirichlet:0.5"""
+    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: natural with --silos or
+    --group-column, by domain where the data have domains, else dirichlet:0.5"""
     clients: Count | None = None
     """N, number of clients; by default one per domain or natural owner, else 10"""
     size: Count | None = None
@@ -46,8 +48,12 @@ class Plan(Checked, Generic[M]):
     """clients to leave out, with their test data: names separated by commas; the others hold what they hold anyway"""
     val_fraction: BelowOne = 0.1
     """part of each client's training data that selects epochs"""
+    silos: tuple[str, ...] = ()
+    """instead of --data, the files or folders of the silos; or one folder that holds a file or a folder for each; or a
+    TOML file that names them"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
+    reading: Reading = field(default_factory=Reading)
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
     seed: CountOrZero = 0
@@ -87,14 +93,32 @@ class Plan(Checked, Generic[M]):
         return data.for_tuning() if self.tune else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
-        if dataset is None and (given := silos(self.data, val_fraction=self.val_fraction, seed=self.seed)) is not None:
-            if self.partition != "auto" or self.clients is not None:
-                raise UserError(f"{self.data} says who holds what: leave out --partition and --clients")
-            return given
-        dataset = dataset or load(self.data, size=self.size)
-        auto = "domains" if dataset.domains else "dirichlet:0.5"
+        if self.silos and (self.partition != "auto" or self.clients is not None):
+            raise UserError("--silos says who holds what: leave out --partition and --clients")
+        if dataset is None and not self.silos:
+            given = silos(self.data, val_fraction=self.val_fraction, seed=self.seed)
+            if given is not None:
+                if self.partition != "auto" or self.clients is not None or self.reading != Reading():
+                    raise UserError(
+                        f"{self.data} says who holds what: leave out --partition and --clients, and flags of columns"
+                    )
+                return given
+        dataset = dataset or self.dataset()
+        auto = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
         return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+
+    def dataset(self) -> Dataset:
+        """The data, not divided."""
+        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model))
+
+    def other(self, data: str, own: Dataset) -> Dataset:
+        """Other data to measure a model on, read and scaled like the run's `own`."""
+        if isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
+            return load(data, size=own.shape[-1])
+        chosen = self.reading.for_model(self.model).chosen()
+        chosen.pop("group_column", None)
+        return load(data, like=own, **chosen)
 
     def run(
         self,
@@ -128,12 +152,18 @@ class Plan(Checked, Generic[M]):
         values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
         if code := outside.digests((name, self.model, self.data)):
             values["code"] = code
-        for later in ("closing_lap", "tune", "keep_trained", "without"):  # as in runs begun before there was a choice
+        values["reading"] = self.reading.chosen()
+        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without"):  # as in runs begun before there was a choice
             if not values[later]:
                 del values[later]
         if self.evaluate_on == "all":
             del values["evaluate_on"]
         return values
+
+
+def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading) -> Dataset:
+    """What `data`, or else the files of `silos`, hold."""
+    return join(silos, size=size, **reading.chosen()) if silos else load(data, size=size, **reading.chosen())
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
@@ -145,12 +175,18 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
     try:
         outside.refuse_changed(values.get("code", {}))
         kind = method_named(values["method"])
-        own = ("method", "hyperparameters", "training", "hardware", "code")
+        own = ("method", "hyperparameters", "training", "hardware", "code", "reading")
         parts = {k: v for k, v in values.items() if k not in own}
         if unknown := set(parts) - {f.name for f in fields(Plan)}:
             raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
         method = kind(**values["hyperparameters"])
-        return Plan(method, training=Training(**values["training"]), hardware=Hardware(**values["hardware"]), **parts)
+        return Plan(
+            method,
+            reading=Reading(**values.get("reading", {})),
+            training=Training(**values["training"]),
+            hardware=Hardware(**values["hardware"]),
+            **parts,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the plan cannot be read ({error}): use the Ekiden that wrote it") from None
 

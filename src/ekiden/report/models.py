@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.store import read_trained
-from ekiden.data import Dataset, FederatedData, load
+from ekiden.data import Dataset, FederatedData, Reading
 from ekiden.errors import UserError
 from ekiden.evaluation import TestSet
-from ekiden.experiments.plan import judge, read_model, stored
+from ekiden.experiments.plan import loaded, judge, read_model, stored
 from ekiden.experiments.summary import Summary
 from ekiden.learning.weights import Weights, mean
 from ekiden.parties import check_same_data
@@ -54,7 +54,7 @@ def open_run(run: Summary) -> Opened:
         UserError: it was made with data that are not here, or its models cannot be read.
     """
     plan = stored(run.folder)
-    data = plan.federation(_dataset(plan.data, plan.size))
+    data = plan.federation(_dataset(plan.data, plan.silos, plan.size, plan.reading.for_model(plan.model)))
     check_same_data(run.config, plan.method, data, run.folder)
     test = judge(plan, data, data)
     names = [f"personal/{client}.safetensors" for client in run.config["clients"]]
@@ -65,9 +65,9 @@ def open_run(run: Summary) -> Opened:
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, size: int | None) -> Dataset:
+def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Reading) -> Dataset:
     """Decoded once for all runs of a report."""
-    return load(name, size=size)
+    return loaded(data, silos, size, reading)
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
