@@ -357,9 +357,13 @@ def _measured(data: FederatedData, metric: Any) -> FederatedData:
     if not metric:
         _ = data.dataset.task.headline  # exists
         return data
+    if isinstance(metric, str):
+        outside.trust(metric)
     if callable(metric) and not isinstance(metric, Metric):
         metric = own_metric(metric)
-    return data.with_task(replace(data.dataset.task, metric=metric))
+    data = data.with_task(replace(data.dataset.task, metric=metric))
+    _ = data.dataset.task.headline  # exists
+    return data
 
 
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:

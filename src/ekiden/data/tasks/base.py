@@ -9,11 +9,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ekiden import outside
 from ekiden.checks import Checked
 from ekiden.errors import UserError, unknown
 
 IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
+
+_ROW = frozenset(
+    ["step", "loss", "bytes", "forward", "backward", "clients", "metric", "metrics", "groups", "confusion", "notes", "parameters", "consensus", "diverged"]
+)
+"""What else a row of metrics holds."""
 
 Need = Literal["classes", "vectors", "numbers"]
 """What a method may need of the data, besides a loss:
@@ -53,6 +59,11 @@ class Metric:
         return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
 
     @property
+    def scale(self) -> int:
+        """What values are multiplied by where they are shown: 100 of shares, 1 of others."""
+        return 100 if self.share else 1
+
+    @property
     def unit(self) -> str:
         """What follows the name in a heading: " %" or nothing."""
         return " %" if self.share else ""
@@ -73,7 +84,8 @@ class Task(Checked, ABC):
     """All that can be measured; the first is the headline unless `metric` names another."""
 
     metric: str | Metric = field(default="", kw_only=True)
-    """The headline metric by its name, or a `Metric` of the user's own. Empty: the task's first."""
+    """The headline metric by its name, or one of the user's own: PATH.py:NAME of a function or a `Metric`, or a `Metric`
+    itself. Empty: the task's first."""
 
     @abstractmethod
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -152,11 +164,14 @@ class Task(Checked, ABC):
         Raises:
             UserError: the task has no metric of this name.
         """
-        if isinstance(self.metric, Metric):
-            return self.metric
         known = {metric.name: metric for metric in self.metrics}
+        own = _own_metric_of(self.metric)
+        if own is not None:
+            if own.name in known or own.name in _ROW or not own.name.isidentifier():
+                raise UserError(f"a metric of your own cannot be called {own.name!r}: give it another name")
+            return own
         if self.metric and self.metric not in known:
-            raise unknown(f"metric of {self.kind}", self.metric, tuple(known))
+            raise unknown(f"metric of {self.kind}", str(self.metric), tuple(known))
         return known[self.metric] if self.metric else self.metrics[0]
 
     @property
@@ -292,6 +307,18 @@ class _Own:
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(f"the metric {self.name} failed: {reason}") from error
+
+
+def _own_metric_of(metric: str | Metric) -> Metric | None:
+    """The metric of the user's own; None where `metric` is a name of the library's."""
+    if isinstance(metric, Metric):
+        return metric
+    if not outside.is_file(metric):
+        return None
+    found = outside.load(metric)
+    if not isinstance(found, Metric) and not callable(found):
+        raise UserError(f"{metric} is no metric: name a function (answers, labels) -> number, or a Metric")
+    return found if isinstance(found, Metric) else own_metric(found)
 
 
 def own_metric(function: Callable[[Tensor, Tensor], Any], name: str = "", *, higher: bool = True) -> Metric:

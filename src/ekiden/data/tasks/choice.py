@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ekiden import outside
 from ekiden.data.tasks.base import Metric, Task
 from ekiden.data.tasks.classification import Classification
 from ekiden.data.tasks.language import LanguageModelling
@@ -93,7 +94,8 @@ def recorded(task: Task) -> dict[str, Any]:
     values = {key: value for key, value in asdict(task).items() if key != "metric"}
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    return {"kind": task.kind, **({"metric": metric} if metric else {}), **lists}
+    own = {"metric": metric, "higher": task.headline.higher} if task.headline not in task.metrics else {"metric": metric}
+    return {"kind": task.kind, **(own if metric else {}), **lists}
 
 
 def task_of(values: Mapping[str, Any]) -> Task:
@@ -104,8 +106,9 @@ def task_of(values: Mapping[str, Any]) -> Task:
     """
     try:
         kind = KINDS[values["kind"]]
-        fields = {key: value for key, value in values.items() if key != "kind"}
-        if fields.get("metric") not in {m.name for m in kind.metrics}:
+        fields = {key: value for key, value in values.items() if key not in ("kind", "higher")}
+        metric = fields.get("metric", "")
+        if metric not in {m.name for m in kind.metrics} and not outside.is_file(metric):
             fields.pop("metric", None)
         return kind(**fields)
     except (KeyError, TypeError) as error:
