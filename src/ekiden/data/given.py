@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.checks import checked
+from ekiden.base.checks import checked
+from ekiden.base.errors import UserError
+from ekiden.data.augment import Augment
 from ekiden.data.given import Named, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
@@ -25,8 +27,6 @@ from ekiden.data.tasks import (
     names_of,
     scaled,
 )
-from ekiden.errors import UserError
-from ekiden.learning.augment import Augment
 
 
 class Pairs(Protocol):
