@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from ekiden import models
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.cli.console import console, first_line, no_run, parse
+from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
@@ -71,13 +72,16 @@ class DataOptions:
     """Who holds what: prints it and draws it."""
 
     data: Positional[str] = "digits"
-    """name of a data set, folder or Parquet file"""
+    """name of a data set, folder, table or file of arrays"""
     partition: str = "auto"
     """iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural"""
     clients: int | None = None
     """number of clients"""
     size: int | None = None
     """side of the images in pixels"""
+    silos: tuple[str, ...] = ()
+    """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of them"""
+    reading: Reading = field(default_factory=Reading)
     seed: int = 0
     """of the partition"""
     draw: Path | None = None
@@ -124,9 +128,15 @@ def run(args: Sequence[str]) -> None:
         "the rest as in the paper.",
     )
     plan: Plan[Any] = replace(
-        options.plan, data=datasets.located(options.plan.data), model=outside.located(options.plan.model)
+        options.plan,
+        data=datasets.located(options.plan.data),
+        silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
+        model=outside.located(options.plan.model),
+        metric=outside.located(options.plan.metric),
     )
-    name = f"{kind.title()}-{Path(plan.data).stem}"
+    if plan.silos and plan.data != default.data:
+        raise UserError("--silos and --data both say where the samples are: give one of them")
+    name = f"{kind.title()}-{_stem(plan)}"
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
@@ -134,6 +144,11 @@ def run(args: Sequence[str]) -> None:
     folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
     jobs = [launch.Job(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
     _launch([replace(job, track=options.track) for job in jobs])
+
+
+def _stem(plan: Plan[Any]) -> str:
+    """What the data are called in the name of a run folder."""
+    return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
 
 
 def resume(args: Sequence[str]) -> None:
@@ -180,7 +195,14 @@ def data(args: Sequence[str]) -> None:
     options = parse(DataOptions, args, "ekiden data")
     outside.trust(options.data)
     plan: Plan[Any] = Plan(
-        METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
+        METHODS[0](),
+        options.data,
+        options.partition,
+        options.clients,
+        options.size,
+        silos=options.silos,
+        reading=options.reading,
+        seed=options.seed,
     )
     federation = plan.federation()
     console.print(datasets.table(federation))

@@ -379,7 +379,11 @@ def _tensors(
             images = known if isinstance(known, Images) else reading.images(size)
             return decode([_merged(side) for side in sides], images), images
         case "tokens":
-            tokens = known if isinstance(known, Tokens) else texts.tokens_for(reading.tokenizer, reading.text_length)
+            tokens = (
+                known
+                if isinstance(known, Tokens)
+                else texts.tokens_for(reading.tokenizer or "words", reading.text_length)
+            )
             return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
         case "arrays":
             return [_stacked(side, raws[0]) for side in sides], (

@@ -1,6 +1,7 @@
 """How one's own files are to be read: which columns mean what, and how samples are brought to one shape."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ekiden.base.checks import Checked, Count, Range
@@ -37,8 +38,9 @@ class Reading(Checked):
     """how images come to --size: both sides are scaled, or the shorter side, and the middle is cut out"""
     window: tuple[float, ...] = ()
     """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
-    tokenizer: str = "words"
-    """what cuts texts into tokens: words, which needs no agreement, or a folder with the tokenizer of a model"""
+    tokenizer: str = ""
+    """what cuts texts into tokens: words, which needs no agreement, or a folder with the tokenizer.json of a model; by
+    default that of --model hf:FOLDER, else words"""
     text_length: Annotated[int, Range(least=1, most=100_000)] = 256
     """most tokens of a text; the rest is cut off"""
 
@@ -53,10 +55,22 @@ class Reading(Checked):
         if twice := next((c for c in (*own, self.group_column) if c and [*own, self.group_column].count(c) > 1), None):
             raise UserError(f"column {twice!r} cannot be two things: give each flag its own column")
 
+    def chosen(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain values."""
+        default = asdict(Reading())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
     @property
     def names_columns(self) -> bool:
         """Whether any column is named."""
         return any(getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns")))
+
+    def for_model(self, model: str) -> "Reading":
+        """With the tokenizer of the model that is trained, unless another was named."""
+        folder = model.removeprefix("hf:")
+        if not self.text_column or self.tokenizer or folder == model or not Path(folder).expanduser().is_dir():
+            return self
+        return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
 
     def images(self, size: int | None) -> Images:
         """What images become."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from ekiden import models
 from ekiden.base.seeds import derive
+from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
 from ekiden.engine.method import Method
 from ekiden.models.widen import Widened
@@ -22,11 +23,12 @@ class Named:
     shape: tuple[int, ...]
     classes: int
     seed: int
+    inputs: Inputs | None = None
 
     def __call__(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "initial"))
-            return models.build(self.name, self.shape, self.classes)
+            return models.build(self.name, self.shape, self.classes, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ def builder(
     elif callable(model):
         build = Made(model, seed)
     else:
-        name = models.default_for(dataset.name, shape) if model == "auto" else model
-        build = Named(name, shape, classes, seed)
+        name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
+        build = Named(name, shape, classes, seed, dataset.inputs)
     return of_method(build, method, shape, classes, seed)
 
 
