@@ -21,7 +21,7 @@ from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
-from ekiden.engine import identity
+from ekiden.engine import identity, networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
 from ekiden.engine.folder import RunFolder
@@ -33,6 +33,7 @@ from ekiden.engine.parties import check_clients, check_needs, holders
 from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.serving import tracking
 from ekiden.serving.result import Result
+from ekiden.training import frozen
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.processes import Processes, refuse_within_worker
 from ekiden.transports.local.run import End, Simulated, last
@@ -61,6 +62,8 @@ def run(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Result:
@@ -70,8 +73,8 @@ def run(
         method: what to run; a class, or its name on the command line, stands for the method with its defaults.
         data: who holds what, from `ekiden.split` or `ekiden.federate`, or a list with the samples of each client,
             which `ekiden.federate` is called with.
-        model: name of a network of the library ("auto": the one fit for the data), a module (its values are the
-            initial model), or a function that makes one (called with the seed set).
+        model: name of a network of the library ("auto": the one fit for the data), `hf:FOLDER`, `timm:NAME`, a module
+            (its values are the initial model), or a function that makes one (called with the seed set).
         training: how clients train.
         hardware: on what; `threads` = 0 means all cores, divided among the workers.
         seed: of everything random.
@@ -88,6 +91,10 @@ def run(
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
+        train: what of the model is trained: "all"; "head"; "last:2", the last two blocks and the head; or
+            "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
+            travel, and stays in evaluation mode.
+        weights: safetensors file with the values of the model, by its names.
         track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
             fails is left out with a warning in the log.
         metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
@@ -128,6 +135,8 @@ def steps(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Generator[Result, None, None]:
@@ -163,17 +172,15 @@ def _prepared(
     absent: Callable[[int, str], bool],
     keep_trained: bool,
     evaluate_on: EvaluateOn,
+    train: str,
+    weights: str | os.PathLike[str],
     track: str | Sequence[str],
+    metric: str | Metric | Callable[[Tensor, Tensor], Any],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
     trackers = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(trackers, None if folder is None else Path(folder))
-    method, data = _method(method, data), _data(data)
-    metric: str | Metric | Callable[[Tensor, Tensor], Any],
-) -> "_Prepared":
-    """Check all that can be checked before the first step; the arguments are those of `run`."""
-    refuse_within_worker()
     method, data = _method(method, data), _measured(_data(data), metric)
     check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
@@ -181,7 +188,7 @@ def _prepared(
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed, method)
+    build = builder(model, data, seed, method, train, located(weights))
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
@@ -341,6 +348,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
+        **_describe_parts(setup),
         **({} if dataset.task == Classification() else {"task": recorded(dataset.task)}),
         "classes": [str(name) for name in dataset.classes],
         "input": {
@@ -351,6 +359,25 @@ def describe_model(setup: Setup) -> dict[str, Any]:
         # as in runs begun before there were others
         **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
     }
+
+
+def _describe_parts(setup: Setup) -> dict[str, Any]:
+    """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
+    prepared = networks.prepared(setup.build)
+    found: dict[str, Any] = {}
+    if prepared and prepared.train != "all":
+        found["train"] = prepared.train
+    if prepared and prepared.weights:
+        found["weights"] = prepared.weights
+    module = (prepared or setup.build)()
+    if digest := frozen.digest(module):
+        found["frozen"] = {"digest": digest, "values": frozen.size(module)}
+    return found
+
+
+def located(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a file with weights; empty: none."""
+    return str(Path(path).expanduser().absolute()) if os.fspath(path) else ""
 
 
 def describe_samples(setup: Setup) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def list_all(args: Sequence[str]) -> None:
     for method in METHODS:
         table.add_row(method.title(), first_line(method))
     console.print(table)
-    console.print(f"networks: {', '.join(models.names())}")
+    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
     home = os.environ.get("EKIDEN_DATA")
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")

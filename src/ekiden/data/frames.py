@@ -85,13 +85,20 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path} is empty: it needs a header and rows")
     try:
         if suffix == ".parquet":
-            return pq.read_table(path, partitioning=None)
+            return _without_index(pq.read_table(path, partitioning=None))
         if suffix in (".feather", ".arrow"):
-            return pyarrow.feather.read_table(path)
+            return _without_index(pyarrow.feather.read_table(path))
         return _text(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if "Empty CSV" in str(error):
+            raise UserError(f"{path} has no row: it needs a header and rows") from None
         kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(suffix, "CSV")
         raise UserError(f"{path} cannot be read as {kind}, copy or write it again ({first(error)})") from error
+
+
+def _without_index(table: Any) -> Any:
+    """Without the row numbers that pandas writes."""
+    return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
 
 
 def _text(path: Path) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import arrays, files, frames, tabular, texts
+from ekiden.data import arrays, cache, files, frames, tabular, texts
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, class_codes, codes, natural
 from ekiden.data.holdout import hold_out
@@ -377,7 +377,7 @@ def _tensors(
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)
-            return decode([_merged(side) for side in sides], images), images
+            return decode([_merged(side) for side in sides], images, cache.room), images
         case "tokens":
             tokens = (
                 known

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import Inputs, of_tensor
+from ekiden.data.mapped import Place, place
 from ekiden.data.tasks import Classification, Need, Task
 
 
@@ -35,10 +37,20 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes map what stays in a file; the rest travels."""
+        at = place(self.x)
+        rest = (self.y, self.domain, self.group, self.classes)
+        return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
+
     def taken(self, rows: Tensor) -> "Samples":
         """A copy of these rows."""
         domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
         return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
+
+
+def _opened(at: Place, *rest: Any) -> Samples:
+    return Samples(at.open(), *rest)
 
 
 @dataclass(frozen=True)

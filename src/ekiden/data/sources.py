@@ -126,8 +126,10 @@ def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | N
         schema = pq.read_schema(first)
     except Exception:  # `read` says what is wrong
         return True
-    named = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
-    return ({"image", spec.columns.image} & set(named) or "label" not in named) and named.get("label", "") != "double"
+    types = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
+    pictures = {"image", spec.columns.image} & set(types)
+    usual = {"label", spec.columns.label} & set(types)
+    return bool(pictures and usual) and not any(types[name] in ("double", "float", "bool") for name in usual)
 
 
 def _named(how: Reading, spec: Named) -> Reading:
@@ -313,7 +315,7 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
             raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
         parts = [parts[0].taken(r.numpy()) for r in rows]
         y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
-    samples = [Samples(*fields) for fields in zip(decode(parts, images), y, domain, group, strict=True)]
+    samples = [Samples(*fields) for fields in zip(decode(parts, images, cache.room), y, domain, group, strict=True)]
     return Dataset(source, samples[0], samples[1], classes, domains)
 
 

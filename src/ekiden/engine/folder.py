@@ -43,6 +43,9 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
     "input": dict,
+    "train": str,
+    "weights": str,
+    "frozen": dict,
     "inputs": dict,
     "task": dict,
     "steps": int,
@@ -51,7 +54,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "architecture": dict,
 }
 # Stands in the headers of model files too.
-_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
 """What the configuration says that does not decide the run: what wrote it, for which table, what its result is."""

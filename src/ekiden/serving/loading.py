@@ -11,18 +11,20 @@ from torch import nn
 from ekiden.api import describe_model
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
+from ekiden.data.inputs import from_json
 from ekiden.engine.evaluation import Built
 from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module
-from ekiden.engine.networks import Given, Made, Named, builder, of_method
+from ekiden.engine.networks import Given, Made, Named, Prepared, builder, of_method
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.methods import method_of
 from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
 from ekiden.serving.result import Models, Result
+from ekiden.training import frozen
 
 
 def load_model(folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None) -> LoadedModel:
@@ -32,7 +34,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
         network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library; its values do not matter.
+            of the library; its values do not matter, but for those that were frozen.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -126,7 +128,7 @@ def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str,
         return config
     plan = stored(folder)
     data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method)
+    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.weights)
     return config | describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
@@ -148,11 +150,32 @@ def _own(
 ) -> Callable[[], nn.Module]:
     """What makes the network that the user chose."""
     seed, name = config["seed"], config["network"]
+    build: Callable[[], nn.Module]
     if name is not None:
-        return Named(name, shape, outputs, seed)
-    if given is None:
+        build = Named(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
+    elif given is None:
         return _Unknown(config["model"])
-    return Given(given) if isinstance(given, nn.Module) else Made(given, seed)
+    else:
+        build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
+    prepared = Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
+    return _Same(prepared, config.get("frozen", {}).get("digest", ""))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Builds the network only if its frozen part is the run's."""
+
+    build: Callable[[], nn.Module]
+    frozen: str
+
+    def __call__(self) -> nn.Module:
+        module = self.build()
+        if (found := frozen.digest(module)) != self.frozen:
+            raise UserError(
+                f"the frozen part of the network is not that of the run ({found or 'none'} instead of "
+                f"{self.frozen or 'none'}): give the values that the run began with"
+            )
+        return module
 
 
 def _check_there(run: _Opened, name: str, client: str) -> None:
