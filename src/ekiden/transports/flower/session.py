@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from math import log
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -185,13 +186,15 @@ def _go(
         say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
         if notes := trace.metrics[-1].get("notes"):
             say(f"step {state.step}: {told(notes)}")
-    if trace.metrics and (line := divergence(trace.metrics[-1], classes, plan.training.lr)):
+    if trace.metrics and (line := divergence(trace.metrics[-1], log(classes), plan.training.lr)):
         say(line)
     build = Built(method, setup.build, len(clients))
     weights, personal = models_of(state, remote)
     modules.write_models(run_folder, setup.build, build, clients, weights, personal)
     trace = run_folder.trace()
-    return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
+    models = weights, tuple(personal)
+    config = read_config(folder)
+    return api.Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
 
 
 def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:

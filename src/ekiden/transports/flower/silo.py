@@ -426,7 +426,8 @@ class Silo:
                 bench.network = Network(adapted(build(), model), setup.hardware.device)
             check(model, bench.network, whole=True)
             bench.network.load(model)
-            counts.append(measured.coarse(*fitting.evaluate(bench, client.test), self._file.limits.min_samples))
+            scores = fitting.evaluate(bench, client.test)
+            counts.append(measured.coarse(scores.right, scores.loss, self._file.limits.min_samples))
         return tuple(counts)
 
     @property
