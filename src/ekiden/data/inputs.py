@@ -110,7 +110,7 @@ class Tokens:
     """
 
     tokenizer: str = "words"
-    vocabulary: int = 20_000
+    vocabulary: int = 8192
     length: int = 256
     digest: str = ""
     pad: int = PAD

@@ -45,6 +45,13 @@ class Feed:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, y[index]
 
+    def lengths(self, subset: Subset) -> Tensor | None:
+        """(n,) lengths of texts, by which batches are put together; None of other samples."""
+        tokens = self.dataset.inputs
+        if not isinstance(tokens, Tokens):
+            return None
+        return torch.cat([tokens.lengths(subset.samples.x[rows]) for rows in torch.split(subset.rows, 4096)])
+
     @staticmethod
     def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
         """Texts without what only fills up; with labels per token, in training alone: answers have one length."""
