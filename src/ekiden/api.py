@@ -4,12 +4,12 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden import outside
 from ekiden.checks import Count, CountOrZero, checked
@@ -21,7 +21,7 @@ from ekiden.core.run import Row
 from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
-from ekiden.data.tasks import Classification, recorded
+from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
 from ekiden.errors import DivergenceWarning, UserError
 from ekiden.evaluation import EvaluateOn, TestSet, divergence
@@ -30,7 +30,7 @@ from ekiden.learning.weights import Weights
 from ekiden.machine import resolve
 from ekiden.modules import as_module, model_bytes
 from ekiden.networks import builder, network_name
-from ekiden.parties import check_clients, holders
+from ekiden.parties import check_clients, check_needs, holders
 from ekiden.simulated import End, Simulated, last
 from ekiden.transports.in_process import InProcess
 from ekiden.transports.processes import Processes, refuse_within_worker
@@ -77,9 +77,24 @@ class Result:
         Raises:
             UserError: that step was not measured.
         """
+        if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
+            raise UserError(f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}")
         if not self.metrics or "accuracy" not in self.metrics[-1]:
             raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
         return float(self.metrics[-1]["accuracy"])
+
+    @property
+    def score(self) -> float:
+        """The headline metric on the union of all clients' test data after the last step, see `run`.
+
+        Raises:
+            UserError: that step was not measured, or the metric is not defined for these data.
+        """
+        row = self.metrics[-1] if self.metrics else {}
+        value = row.get(row.get("metric", "accuracy"))
+        if value is None:
+            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+        return float(value)
 
     @property
     def diverged(self) -> bool:
@@ -92,7 +107,7 @@ class Result:
         return sum(row.bytes for row in self.ledger)
 
 
-@checked("method", "data")
+@checked("method", "data", "metric")
 def run(
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source],
@@ -112,6 +127,7 @@ def run(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -137,6 +153,9 @@ def run(
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
+        metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
+            give. A name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number of which more is
+            better, or a `Metric`. Empty: the task's first, accuracy in classification.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -152,7 +171,7 @@ def run(
     return result
 
 
-@checked("method", "data")
+@checked("method", "data", "metric")
 def steps(
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source],
@@ -172,6 +191,7 @@ def steps(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
@@ -205,10 +225,12 @@ def _prepared(
     absent: Callable[[int, str], bool],
     keep_trained: bool,
     evaluate_on: EvaluateOn,
+    metric: str | Metric | Callable[[Tensor, Tensor], Any],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
-    method, data = _method(method, data), _data(data)
+    method, data = _method(method, data), _measured(_data(data), metric)
+    check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
         payload_types(method, task)
     clients = holders(method, data)
@@ -330,6 +352,20 @@ def _data(data: Any) -> FederatedData:
     )
 
 
+def _measured(data: FederatedData, metric: Any) -> FederatedData:
+    """The federation with the headline metric that is meant."""
+    if not metric:
+        _ = data.dataset.task.headline  # exists
+        return data
+    if isinstance(metric, str):
+        outside.trust(metric)
+    if callable(metric) and not isinstance(metric, Metric):
+        metric = own_metric(metric)
+    data = data.with_task(replace(data.dataset.task, metric=metric))
+    _ = data.dataset.task.headline  # exists
+    return data
+
+
 def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
     """What a run folder says of a run."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
@@ -387,7 +423,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    wanted = task.output_shape(y, dataset.outputs + extra)
+    wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":

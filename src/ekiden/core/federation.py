@@ -15,6 +15,7 @@ from ekiden.core.method import INITIAL, Addable, State
 from ekiden.core.refs import EVERYONE, SERVER, Ref
 from ekiden.core.seeds import derive
 from ekiden.core.worker import Setup
+from ekiden.data.tasks import Task
 from ekiden.errors import UserError, unknown
 from ekiden.learning.augment import normalise
 from ekiden.learning.fit import Work
@@ -284,6 +285,11 @@ class Fed:
     def generator(self, purpose: str) -> torch.Generator:
         """Randomness of the server in this step, for one purpose."""
         return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._agreed.dataset.task
 
     @cached_property
     def layout(self) -> Layout:

@@ -314,7 +314,7 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
             raise unknown(f"column of {source}", name, table.column_names)
     if not reading.label_column and "label" not in table.column_names:
         raise UserError(
-            f"{source} has no column 'label': say which column holds the labels by --label-column; it has: "
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
             f"{', '.join(table.column_names)}."
         )
     targets = reading.label_column or ("label",)

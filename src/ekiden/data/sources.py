@@ -16,6 +16,7 @@ from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
 from ekiden.data.holdout import hold_out
 from ekiden.data.inputs import Images
+from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
@@ -23,9 +24,7 @@ from ekiden.data.tensors import federate, from_tensors
 from ekiden.errors import UserError, unknown
 
 
-def load(
-    name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any
-) -> Dataset:
+def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
     A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
@@ -69,7 +68,7 @@ def load(
     if _is_function(name):
         if how != Reading():
             raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
-        return _dataset_of(outside.call(name, "ekiden.datasets"), name, size)
+        return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
     spec = NAMED.get(name, Named())
     path = _path(name)
     if path is not None and not _classic(path, how, spec, task, like):
@@ -86,7 +85,7 @@ def load(
     else:
         dataset = _from_hub(name, spec, size)
     train, test = (replace(part, classes=dataset.classes) for part in (dataset.train, dataset.test))
-    return _fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec)
+    return meant(_fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec), task)
 
 
 def _fed(dataset: Dataset, spec: Named) -> Dataset:
@@ -185,12 +184,12 @@ def _is_function(name: str) -> bool:
     return outside.is_file(name) or name in outside.installed("ekiden.datasets")
 
 
-def _dataset_of(given: Any, name: str, size: int | None) -> Dataset:
+def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Dataset:
     """What the user's function returned, as a data set."""
     if size is not None:
         raise UserError(f"{name} makes the images itself: leave out --size")
     if isinstance(given, tuple) and len(given) == 2:
-        given = from_tensors(*given, name=outside.short(name))
+        given = from_tensors(*given, name=outside.short(name), task=task or None)
     if isinstance(given, FederatedData | list):
         raise UserError(f"{name} returns silos, a data set is needed here: return a Dataset or (train, test)")
     if not isinstance(given, Dataset):
@@ -332,4 +331,3 @@ def _codes(
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
     return codes(given, names, what, parts[0].source)
-

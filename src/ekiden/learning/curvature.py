@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ekiden.errors import UserError
 from ekiden.learning.fit import Work
 from ekiden.learning.layout import Layer
-from ekiden.learning.network import Network
+from ekiden.learning.network import Network, trial
 from ekiden.learning.projectors import layer_inputs
 
 Labels = Literal["expected", "sampled", "given"]
@@ -70,7 +70,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
                 f"groups, or usual normalisation: {advice}"
             )
     with torch.no_grad(), _watched(module, layers) as seen:
-        module(torch.zeros(2, *shape, device=network.params.device))
+        module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
     for name, calls in seen.items():
         if not calls:
             raise UserError(f"layer {name} is not called as a module, so that its inputs are not seen: {advice}")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ekiden.checks import Checked
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.learning.fit import Objective, Penalty
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Weights, mean
@@ -114,6 +115,11 @@ class Host(Checked):
     sent: ClassVar[int] = 0  # vectors that go with w^r
     changes: ClassVar[int] = 0  # vectors that a client sends when a round is closed
     numbers: ClassVar[int] = 0  # numbers likewise
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """See `Method.needs`."""
+        return frozenset()
 
     def penalty(self, local: Local, model: Weights) -> Penalty | None:
         """What the local loss has in addition to that of the labels, in closed form, from `model` on."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.checks import NonNegative, Positive
+from ekiden.core.method import CLASSES
 from ekiden.errors import UserError, unknown
 from ekiden.learning.fit import Objective, Penalty
 from ekiden.learning.weights import Weights, mean
@@ -216,6 +217,7 @@ class FedDisco(Host):
     b: float = feddisco.FedDisco.b  # b
     measure: feddisco.Measure = feddisco.FedDisco.measure  # d_k
     numbers: ClassVar[int] = 2
+    needs = CLASSES
 
     def close(self, local: Local, learned: Vectors) -> tuple[Vectors, Closing]:
         """n_k and d_k."""

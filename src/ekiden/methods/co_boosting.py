@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
 from ekiden.core import wire
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.fit import Work, kept
 from ekiden.learning.generator import SampleGenerator
@@ -92,6 +92,8 @@ class CoBoosting(Method):
     """length of the generator's input z"""
     width: Count = 64
     """channels of the generator"""
+
+    needs = CLASSES | NUMBERS
 
     def start(self) -> Boosted:
         """No teacher, no sample."""

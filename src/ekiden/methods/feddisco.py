@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.checks import Count, Fraction, NonNegative, Positive
 from ekiden.core.federation import Fed
-from ekiden.core.method import Method, OwnSamples, State, on_client
+from ekiden.core.method import CLASSES, Method, OwnSamples, State, on_client
 from ekiden.core.worker import Client
 from ekiden.learning.weights import Weights, mean
 from ekiden.methods._rounds import (
@@ -64,6 +64,8 @@ class FedDisco(Method):
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
+
+    needs = CLASSES
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""

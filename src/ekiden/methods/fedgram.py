@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from ekiden.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning import gaussian_heads as heads
-from ekiden.learning.network import Network
+from ekiden.learning.network import Network, trial
 from ekiden.learning.patches import PatchSums
 from ekiden.learning.sums import Sums, measure, size, widest
 from ekiden.learning.weights import Weights
@@ -120,6 +121,11 @@ class FedGram(Method):
 
     skips: ClassVar[bool] = True  # a hop is left out
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes; and numbers, unless the network makes the features."""
+        return CLASSES if self.features == "network" else CLASSES | NUMBERS
+
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
@@ -168,7 +174,7 @@ class FedGram(Method):
 
     def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
         with torch.no_grad():
-            inputs = network.eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
+            inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
         width = self._width(model, classes, each=4, fixed=4 * inputs)
         if width < inputs:
             least = size(classes, inputs) + 8 * inputs

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import Count, CountOrZero, NonNegative, Positive, require
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.elastic import Elastic, Form, adapted, assemble, check, matrices
@@ -99,6 +99,7 @@ class FedMA(Method):
     """initial models: one for all, or each client its own"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         require(self.rounds == 1 or self.retrain_epochs > 0, "rounds", self.rounds, "1 without --retrain-epochs")

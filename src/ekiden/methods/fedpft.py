@@ -11,13 +11,13 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import Count, NonNegative, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.fit import Diverged
 from ekiden.learning.mixtures import Covariance, Mixtures, fit, size_of_covariance
-from ekiden.learning.network import Network
+from ekiden.learning.network import Network, trial
 from ekiden.learning.optimizer import optimizer
 from ekiden.learning.training import Training
 from ekiden.learning.weights import Part, Weights
@@ -82,6 +82,7 @@ class FedPFT(Method):
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
 
     splits_model: ClassVar[bool] = True
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         """A star has no order."""
@@ -205,4 +206,4 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
 def width(network: Network, shape: tuple[int, ...]) -> int:
     """A, the number of features that enter the head."""
     with torch.no_grad():
-        return network.probe(torch.zeros(1, *shape, device=network.params.device))[0].shape[1]
+        return network.probe(trial(network.module, torch.zeros(1, *shape, device=network.params.device)))[0].shape[1]

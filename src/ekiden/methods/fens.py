@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import BelowOne, Count, NonNegative, Positive, Range
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.data.samples import Subset
@@ -136,6 +136,7 @@ class FENS(Method):
     """initial models: one for all, or each client its own"""
 
     private: ClassVar[Any] = Held
+    needs = CLASSES
 
     def start(self) -> Stacking:
         """There is no result before the models are joined."""

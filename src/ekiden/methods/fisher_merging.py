@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.checks import Count, Positive
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.curvature import Labels, diagonal, refuse
@@ -59,6 +59,8 @@ class FisherMerging(Method):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES
 
     def check_network(self, model: Size) -> None:
         """The Fisher information of every layer must be measurable."""

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from ekiden.checks import Count, Positive, Range
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.learning.fit import Forward, Work, cross_entropy
 from ekiden.learning.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
-from ekiden.learning.network import Network, fresh
+from ekiden.learning.network import Network, fresh, trial
 from ekiden.learning.weights import Weights, mean
 from ekiden.models.split import as_split
 
@@ -88,6 +88,7 @@ class FuseFL(Method):
     """learning rate of the calibration (plain SGD, batches of 128)"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = CLASSES
 
     def selection(self, select: str) -> str:
         """The last epoch, as in the code."""
@@ -107,6 +108,7 @@ class FuseFL(Method):
             raise UserError("FuseFL needs a linear classifier: let `head` be or hold an nn.Linear")
         whole = Fused([[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]).eval()
         x = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
+        x = trial(model.network.module, x)
         with torch.no_grad():
             if not torch.allclose(whole(x), network(x), rtol=1e-4, atol=1e-5):
                 raise UserError("the network is not head(features(x)), which is what FuseFL divides: use ensemble")

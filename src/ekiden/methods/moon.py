@@ -12,7 +12,7 @@ from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.core.federation import Fed
 from ekiden.core.method import Method, State, on_client
 from ekiden.core.worker import Client
-from ekiden.learning.fit import Forward, Objective, cross_entropy, teachers_of
+from ekiden.learning.fit import Forward, Objective, teachers_of
 from ekiden.learning.robust import Rule
 from ekiden.learning.weights import Weights
 from ekiden.methods._rounds import (
@@ -98,7 +98,7 @@ class MOON(Method):
                 model,
                 epochs=self.epochs,
                 training=training,
-                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature),
+                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature, client.loss),
             )
         else:
             trained = client.fit(model, epochs=self.epochs, training=training)
@@ -123,7 +123,7 @@ class Contrast:
     previous: Sequence[Split]
     mu: float
     temperature: float
-    base: Objective = cross_entropy
+    base: Objective
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 
 from ekiden.checks import Count, CountOrZero, NonNegative, Positive
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.core.worker import Client
 from ekiden.errors import UserError
 from ekiden.learning.elastic import Elastic, Form, assemble, check, matrices
@@ -54,6 +54,8 @@ class PFNM(Method):
     """global units of a layer above which few new ones are offered"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES
 
     @property
     def process(self) -> Process:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ekiden.checks import Count, Fraction, NonNegative, Positive, require
 from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning.distillation import kl, without
@@ -79,6 +79,8 @@ class SFedKD(Method):
     """c, part of the clients in a round's sequence, at least one"""
     order: str = "random"
     """order of the clients: random (another one in each round), given, reversed, or names separated by commas"""
+
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         """A fixed order would leave the same clients out in every round."""

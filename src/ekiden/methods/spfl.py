@@ -12,6 +12,7 @@ from ekiden.core.federation import Fed
 from ekiden.core.method import INITIAL, Method, Model, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.errors import UserError
 from ekiden.learning.fit import Objective
 from ekiden.learning.weights import Weights, mean
@@ -125,6 +126,11 @@ class SPFL(Method):
         if self.order == "random" and self.length:
             raise UserError("--order random makes chains of all clients: leave --length 0, or use --order latin")
         host_named(self.host)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the host needs."""
+        return host_named(self.host).needs
 
     def check(self, clients: Sequence[str]) -> None:
         """No more chains and no longer ones than clients take part."""

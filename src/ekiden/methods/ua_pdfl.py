@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from ekiden.checks import Count, Fraction, NonNegative
 from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
+from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.core.refs import Ref
 from ekiden.core.worker import Client
 from ekiden.learning import topology
@@ -102,6 +102,7 @@ class UAPDFL(Method):
 
     private: ClassVar[type[Heard]] = Heard
     splits_model: ClassVar[bool] = True
+    needs = CLASSES | NUMBERS
 
     def check(self, clients: Sequence[str]) -> None:
         """There must be enough others to draw from."""
