@@ -163,7 +163,7 @@ def federate(
 
 def _is_own(source: Any) -> bool:
     """Whether it is read like a file: a frame, a path, a dict of columns."""
-    if isinstance(source, str | PathLike | dict):
+    if isinstance(source, str | PathLike) or type(source) is dict:
         return True
     return frames.is_frame(source) and not pairs_of_images(source)
 
