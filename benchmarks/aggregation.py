@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Hardware, federate, models, run
-from ekiden.core.federation import Fed
-from ekiden.learning.ensemble import EnsembleModel
-from ekiden.learning.network import Network
-from ekiden.learning.projectors import projectors
-from ekiden.learning.weights import Weights, mean
+from ekiden.engine.federation import Fed
 from ekiden.methods import DENSE, MAEcho
-from ekiden.methods.ma_echo import Contribution
+from ekiden.methods.blocks.ensemble import EnsembleModel
+from ekiden.methods.blocks.projectors import projectors
+from ekiden.methods.ma_echo.ma_echo import Contribution
 from ekiden.methods.ot_fusion import align, transport
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights, mean
 
 SHAPE, CLASSES = (1, 28, 28), 10
 CLIENTS = (10, 20, 50)

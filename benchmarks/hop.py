@@ -20,12 +20,13 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from tests.e2e.silos import NAMES, Federation, running
 
-from ekiden import cli_silos, methods
-from ekiden.core.federation import Fed
-from ekiden.core.folder import read_lines
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
+from ekiden import methods
+from ekiden.cli import silos as cli_silos
+from ekiden.engine.federation import Fed
+from ekiden.engine.folder import read_lines
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import client_app, commands, guard, session, silo_file, supernode
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap

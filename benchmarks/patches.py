@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ekiden.learning.patches import from_images
+from ekiden.models.patch_filters import from_images
 from ekiden.models.patches import Patches, filters_of
 
 SHAPE = (3, 32, 32)

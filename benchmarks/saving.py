@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ekiden import Hardware, run
-from ekiden.core import folder as run_folder
-from ekiden.core import store
+from ekiden.engine import folder as run_folder
+from ekiden.engine import store
 from ekiden.experiments.plan import Plan
 from ekiden.methods import FedELMY, FedSeq
-from ekiden.transports import simulation
+from ekiden.transports.local import simulation
 
 PLACES = [
     (run_folder.RunFolder, "save"),

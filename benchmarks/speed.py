@@ -17,10 +17,10 @@ from torch import nn
 
 from ekiden import Augment, Hardware, Training, models
 from ekiden.data import Samples, Subset, from_tensors
-from ekiden.learning.feed import Feed
-from ekiden.learning.fit import Bench, Penalty, fit
-from ekiden.learning.network import Network
 from ekiden.methods import FedELMY
+from ekiden.training.feed import Feed
+from ekiden.training.fit import Bench, Penalty, fit
+from ekiden.training.network import Network
 
 BATCH = 128
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ekiden import app
+from ekiden.cli import app
 from ekiden.conformance.toy import Tiny
 from ekiden.conformance.toy import blobs as make_blobs
 from ekiden.data import FederatedData

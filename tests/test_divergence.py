@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ekiden import DivergenceWarning, FederatedData, Training, federate, run
-from ekiden.evaluation import diverged, divergence
+from ekiden.engine.evaluation import diverged, divergence
 from ekiden.methods import FedSeq, Local
 from tests.conftest import Tiny
 

@@ -12,13 +12,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, load, load_model, run, split
-from ekiden.core.folder import read_config
-from ekiden.core.method import Method
 from ekiden.data import Iid
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
 from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer, FedSeq, Local
 from tests.conftest import Tiny
-from tests.core.test_identity import older
+from tests.engine.test_identity import older
 
 DOCS = Path(__file__).parents[1] / "docs" / "loading.md"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import ekiden
-from ekiden import UserError, outside
+from ekiden import UserError
+from ekiden.base import outside
 from ekiden.data import load, silos
 from ekiden.methods import method_named, name_of
 
@@ -19,10 +20,10 @@ MINE = '''
 from dataclasses import dataclass
 
 import torch
-from ekiden.checks import Count
-from ekiden.core.method import Method, on_client
+from ekiden.base.checks import Count
+from ekiden.engine.method import Method, on_client
 from ekiden.data import from_tensors
-from ekiden.learning.weights import Weights
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

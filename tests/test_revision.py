@@ -17,18 +17,18 @@ from torch import nn
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
 from ekiden.api import Result
-from ekiden.app import main
-from ekiden.core import wire
-from ekiden.core.federation import Transfer
-from ekiden.core.folder import read_lines
-from ekiden.core.method import on_client
-from ekiden.core.seeds import derive
-from ekiden.core.store import load, read
-from ekiden.core.worker import Client, Setup, Worker
-from ekiden.learning.sums import size
-from ekiden.learning.weights import Weights
+from ekiden.base.seeds import derive
+from ekiden.base.sums import size
+from ekiden.cli.app import main
+from ekiden.engine import wire
+from ekiden.engine.federation import Transfer
+from ekiden.engine.folder import read_lines
+from ekiden.engine.method import on_client
+from ekiden.engine.store import load, read
+from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedGram, FedSeq
 from ekiden.methods.fedgram import Handoff
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 

@@ -40,16 +40,16 @@ class WarmContext(ForkServerContext):
 @contextmanager
 def warm_processes() -> Iterator[None]:
     """Let the product make its processes so. Tests that start a script, or `ekiden` by its name, have it as it is."""
-    multiprocessing.set_forkserver_preload(["ekiden.cli", "ekiden.app", "pytest", "sklearn.datasets"])
+    multiprocessing.set_forkserver_preload(["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ekiden.transports.processes.SpawnProcess", WarmProcess)
+        patch.setattr("ekiden.transports.local.processes.SpawnProcess", WarmProcess)
         patch.setattr("ekiden.experiments.launch.get_context", lambda method: WarmContext())
         yield
 
 
 def command(args: list[str], folder: Path, out: Path, error: Path) -> None:
     """What a process does: an `ekiden` command in a folder, with its output added to files."""
-    from ekiden.app import main
+    from ekiden.cli.app import main
 
     os.chdir(folder)
     for file, number in ((out, 1), (error, 2)):

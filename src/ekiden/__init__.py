@@ -7,28 +7,28 @@ from ekiden._version import __version__
 
 if TYPE_CHECKING:
     from ekiden.api import Result, run, steps
+    from ekiden.base.errors import DivergenceWarning, UserError
+    from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
-    from ekiden.errors import DivergenceWarning, UserError
-    from ekiden.learning.augment import Augment
-    from ekiden.learning.training import Hardware, Training
-    from ekiden.loading import LoadedModel, load_model
-    from ekiden.revision import forget, join
+    from ekiden.data.augment import Augment
+    from ekiden.experiments.revision import forget, join
+    from ekiden.serving.loading import LoadedModel, load_model
 
 _WHERE = {
-    "Augment": "learning.augment",
+    "Augment": "data.augment",
     "Dataset": "data",
-    "DivergenceWarning": "errors",
+    "DivergenceWarning": "base.errors",
     "FederatedData": "data",
-    "Hardware": "learning.training",
-    "LoadedModel": "loading",
+    "Hardware": "base.settings",
+    "LoadedModel": "serving.loading",
     "Result": "api",
-    "Training": "learning.training",
-    "UserError": "errors",
+    "Training": "base.settings",
+    "UserError": "base.errors",
     "federate": "data",
-    "forget": "revision",
-    "join": "revision",
+    "forget": "experiments.revision",
+    "join": "experiments.revision",
     "load": "data",
-    "load_model": "loading",
+    "load_model": "serving.loading",
     "run": "api",
     "split": "data",
     "steps": "api",

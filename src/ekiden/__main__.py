@@ -1,6 +1,6 @@
 """`python -m ekiden`: the command line, where its script is not on the path."""
 
-from ekiden.app import main
+from ekiden.cli.app import main
 
 if __name__ == "__main__":
     main()

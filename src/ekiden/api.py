@@ -11,30 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ekiden import outside
-from ekiden.checks import Count, CountOrZero, checked
-from ekiden.core import identity
-from ekiden.core.federation import Transfer
-from ekiden.core.folder import RunFolder
-from ekiden.core.method import Method, Size, State
-from ekiden.core.run import Row
-from ekiden.core.worker import Setup, Watch, Worker, payload_types, tasks
+from ekiden.base import outside
+from ekiden.base.checks import Count, CountOrZero, checked
+from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.settings import Hardware, Training
 from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
-from ekiden.errors import DivergenceWarning, UserError
-from ekiden.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
-from ekiden.machine import resolve
-from ekiden.modules import as_module, model_bytes
-from ekiden.networks import builder, network_name
-from ekiden.parties import check_clients, check_needs, holders
-from ekiden.simulated import End, Simulated, last
-from ekiden.transports.in_process import InProcess
-from ekiden.transports.processes import Processes, refuse_within_worker
-from ekiden.transports.simulation import Executor
+from ekiden.engine import identity
+from ekiden.engine.drive import Row
+from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
+from ekiden.engine.federation import Transfer
+from ekiden.engine.folder import RunFolder
+from ekiden.engine.machine import resolve
+from ekiden.engine.method import Method, Size, State
+from ekiden.engine.modules import as_module, model_bytes
+from ekiden.engine.networks import builder, network_name
+from ekiden.engine.parties import check_clients, check_needs, holders
+from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
+from ekiden.training.weights import Weights
+from ekiden.transports.local.in_process import InProcess
+from ekiden.transports.local.processes import Processes, refuse_within_worker
+from ekiden.transports.local.run import End, Simulated, last
+from ekiden.transports.local.simulation import Executor
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Result:
         state: the last state.
         weights: the global model, or None where the method has only personal ones.
         personal: one model per client, where the method personalises.
-        metrics: one row a step, see `ekiden.evaluation.TestSet`.
+        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
         ledger: every transfer.
         folder: the run folder, if there is one.
         build: makes a network that `weights` fits.
@@ -98,7 +98,7 @@ class Result:
 
     @property
     def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.evaluation.diverged`."""
+        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
         return bool(self.metrics and self.metrics[-1].get("diverged"))
 
     @property

@@ -1,15 +1,15 @@
 """What the file of a method imports, in the package or outside: `from ekiden.authoring import Method, State, ...`."""
 
-from ekiden.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
-from ekiden.core.federation import ClientMissing, Fed
-from ekiden.core.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
-from ekiden.core.refs import SERVER, Ref
-from ekiden.core.worker import Client
+from ekiden.base.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER, Ref
+from ekiden.base.settings import Training
 from ekiden.data.tasks import Task
-from ekiden.errors import UserError
-from ekiden.learning.fit import Objective, Penalty, Work, cross_entropy
-from ekiden.learning.training import Training
-from ekiden.learning.weights import Weights, mean
+from ekiden.engine.federation import ClientMissing, Fed
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
+from ekiden.training.weights import Weights, mean
 
 __all__ = [
     "CLASSES",

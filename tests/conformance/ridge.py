@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.checks import Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
+from ekiden.base.checks import Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.training.weights import Weights
 
 
 class Products(NamedTuple):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import FederatedData, UserError, conformance, outside, run, skeleton
+from ekiden import FederatedData, UserError, conformance, run
+from ekiden.base import outside
+from ekiden.cli import skeleton
 from ekiden.conformance import CHECKS, Check, Finding, check, line
 from ekiden.methods import method_named
 from tests.conformance.ridge import Ridge

@@ -14,17 +14,17 @@ from torch import nn
 
 from ekiden import FederatedData, Training, conformance, run
 from ekiden.api import Result
+from ekiden.base.refs import SERVER, Ref
 from ekiden.conformance import Subject
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.subject import settings as small_settings
 from ekiden.conformance.watching import watched, watched_fits
-from ekiden.core.federation import live_refs
-from ekiden.core.method import INITIAL, Method
-from ekiden.core.outline import outline
-from ekiden.core.refs import SERVER, Ref
-from ekiden.core.worker import Setup
+from ekiden.engine.federation import live_refs
+from ekiden.engine.method import INITIAL, Method
+from ekiden.engine.outline import outline
+from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
-from ekiden.methods._hosts import HOSTS
+from ekiden.methods.spfl.hosts import HOSTS
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
 
@@ -253,14 +253,14 @@ def test_passes_that_a_task_does_by_itself_are_in_the_metrics(blobs: FederatedDa
 
 def test_methods_import_only_core_and_learning() -> None:
     allowed = (
-        "ekiden.checks",
-        "ekiden.core",
-        "ekiden.learning",
+        "ekiden.base.checks",
+        "ekiden.engine",
+        "ekiden.training",
         "ekiden.methods",
-        "ekiden.errors",
+        "ekiden.base.errors",
         "ekiden.data",
         "ekiden.models",
-        "ekiden.outside",
+        "ekiden.base.outside",
     )
     for file in (ROOT / "src" / "ekiden" / "methods").glob("*.py"):
         for name in imported(file):
@@ -270,7 +270,7 @@ def test_methods_import_only_core_and_learning() -> None:
 def test_core_imports_no_method_and_no_transport() -> None:
     for file in (ROOT / "src" / "ekiden" / "core").glob("*.py"):
         for name in imported(file):
-            assert not name.startswith(("ekiden.methods", "ekiden.transports", "ekiden.cli", "ekiden.app")), (
+            assert not name.startswith(("ekiden.methods", "ekiden.transports", "ekiden.cli.runs", "ekiden.cli.app")), (
                 f"{file.name}: {name}"
             )
 

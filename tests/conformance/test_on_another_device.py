@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.app import main
+from ekiden.base.files import safetensors_chunks
+from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
-from ekiden.core.files import safetensors_chunks
-from ekiden.core.method import Method
-from ekiden.core.worker import Setup, Worker
 from ekiden.data import federate
-from ekiden.learning.augment import Augment
-from ekiden.learning.optimizer import optimizer as step_of
+from ekiden.data.augment import Augment
+from ekiden.engine.method import Method
+from ekiden.engine.worker import Setup, Worker
 from ekiden.methods import (
     DENSE,
     SCAFFOLD,
@@ -46,6 +45,7 @@ from ekiden.methods import (
     RegMean,
 )
 from ekiden.models.pooling import MaxPool
+from ekiden.training.optimizer import optimizer as step_of
 from tests.conformance.elsewhere import Elsewhere, Mixed
 from tests.conformance.test_every_method import every_method, small
 from tests.conftest import Tiny
@@ -358,7 +358,7 @@ def test_a_fit_goes_on_there(
     optimizer: str, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a hop, from the journal: optimiser, best epoch and dropout."""
-    monkeypatch.setattr("ekiden.learning.fit._SHARE_OF_SAVING", 0)
+    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)
 
     def killed(client: str, epoch: int, epochs: int) -> None:
         if epoch == 3:

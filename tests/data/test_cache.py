@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ekiden.base.errors import UserError
 from ekiden.data import Dataset, decode, load, sources
-from ekiden.errors import UserError
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from ekiden.base.errors import UserError
 from ekiden.data import (
     Dataset,
     Dirichlet,
@@ -24,7 +25,6 @@ from ekiden.data import (
     parse,
     split,
 )
-from ekiden.errors import UserError
 
 DOMAINS = ("photo", "art", "cartoon", "sketch")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ekiden.data import Dataset, Dirichlet, Domains, Samples, split
-from ekiden.learning.augment import Augment
+from ekiden.data.augment import Augment
 
 Real = Callable[[str], Dataset]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ekiden.base.errors import UserError
 from ekiden.data import NAMED, Dataset, load, located
-from ekiden.errors import UserError
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+from ekiden.base.errors import UserError
 from ekiden.data import FederatedData, Samples, federate, from_tensors, load
-from ekiden.errors import UserError
-from ekiden.learning.augment import Augment
+from ekiden.data.augment import Augment
 from tests.data.conftest import noise, png, write
 
 

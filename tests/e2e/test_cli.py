@@ -22,10 +22,10 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, federate, run
 from ekiden.api import Result
-from ekiden.app import COMMANDS, main
-from ekiden.core.folder import RunFolder, read_lines
-from ekiden.core.method import Method
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.cli.app import COMMANDS, main
+from ekiden.engine.folder import RunFolder, read_lines
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import judge, stored
 from ekiden.experiments.presets import _DATA, PRESETS, preset
 from ekiden.methods import FedELMY, FedSeq, Local

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.core.folder import read_lines
+from ekiden.engine.folder import read_lines
 from ekiden.methods import FedSeq
 from tests.e2e.silos import BIN, NAMES, Cable, Federation, assert_same_files, expected, running, wait_for
 

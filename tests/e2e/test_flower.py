@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ekiden.core.folder import read_lines
-from ekiden.core.method import Method
+from ekiden.engine.folder import read_lines
+from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedSeq, MAEcho
 from ekiden.transports.flower import commands, keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.app import main
-from ekiden.core.files import disk_error
-from ekiden.core.folder import read_lines
+from ekiden.base.files import disk_error
+from ekiden.cli.app import main
+from ekiden.engine.folder import read_lines
 from ekiden.experiments import experiment, launch, records
 
 TABLE = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.experiments import experiment
 from ekiden.experiments.budget import Scaled
 from ekiden.experiments.comparison import Published

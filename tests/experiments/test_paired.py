@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.experiments import experiment, ledger, selection, sweep
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.paired import contrasts, difference

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.experiments import experiment, ledger, records, results, sweep
 from ekiden.experiments.plan import stored
 from ekiden.experiments.summary import Summary, about, comparison, label, summarise

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ekiden.learning.layout import Layout
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
 from ekiden.methods.average import Trained
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 
 Array = np.ndarray
 

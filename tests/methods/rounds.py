@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ekiden import Training
-from ekiden.core import wire
-from ekiden.core.federation import Fed, Request, Transfer, resolve
-from ekiden.core.method import INITIAL, Method, State
-from ekiden.core.refs import Ref
-from ekiden.core.worker import task_of
-from ekiden.learning.fit import Objective, Penalty, Work, cross_entropy
-from ekiden.learning.weights import Weights
+from ekiden.base.refs import Ref
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed, Request, Transfer, resolve
+from ekiden.engine.method import INITIAL, Method, State
+from ekiden.engine.worker import task_of
+from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
+from ekiden.training.weights import Weights
 
 
 def weights(*values: float) -> Weights:

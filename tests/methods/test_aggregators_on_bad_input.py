@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Method
 from ekiden.data import federate
-from ekiden.learning.ensemble import copies, join
-from ekiden.learning.network import Network
+from ekiden.engine.method import Method
 from ekiden.methods import DENSE, Average, Ensemble, FedFisher, FedLPA, FedOV, FisherMerging, MAEcho, OTFusion, RegMean
 from ekiden.methods.average import Trained
-from ekiden.methods.ma_echo import Contribution
+from ekiden.methods.blocks.ensemble import copies, join
+from ekiden.methods.ma_echo.ma_echo import Contribution
 from ekiden.methods.ot_fusion import align, transport
+from ekiden.training.network import Network
 
 METHODS: list[Method] = [
     Average(epochs=2),

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from ekiden import FederatedData, run
-from ekiden.core import wire
-from ekiden.core.method import Method
-from ekiden.learning.glam import GLAM
+from ekiden.engine import wire
+from ekiden.engine.method import Method
 from ekiden.methods import SPFL, FedELMY, FedSeq
-from ekiden.methods._alignment import alignment
+from ekiden.methods.spfl.alignment import alignment
+from ekiden.methods.spfl.glam import GLAM
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 

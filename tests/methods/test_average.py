@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.core.worker import Client
-from ekiden.learning.aggregate import class_mean
-from ekiden.learning.layout import Layout
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine.method import Size
+from ekiden.engine.worker import Client
 from ekiden.methods import Average
 from ekiden.methods.average import Trained
+from ekiden.methods.blocks.class_wise import class_mean
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 

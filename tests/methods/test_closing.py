@@ -13,20 +13,18 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
 from ekiden.api import Result
-from ekiden.app import main
+from ekiden.base.sums import WIDE
+from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.watching import watched
-from ekiden.core.federation import ClientMissing
-from ekiden.core.method import Method, Size
-from ekiden.core.outline import outline
-from ekiden.core.worker import Setup
+from ekiden.engine.federation import ClientMissing
+from ekiden.engine.method import Method, Size
+from ekiden.engine.outline import outline
+from ekiden.engine.worker import Setup
 from ekiden.experiments import settings
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.experiments.standing import flat
 from ekiden.experiments.summary import label
-from ekiden.learning.network import Network
-from ekiden.learning.sums import WIDE
-from ekiden.learning.weights import Weights
 from ekiden.methods import (
     METHODS,
     Average,
@@ -46,6 +44,8 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 
 SHAPES = [

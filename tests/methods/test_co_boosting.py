@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.core.federation import Fed
 from ekiden.data import federate
-from ekiden.learning.ensemble import EnsembleModel
-from ekiden.learning.fit import Work
-from ekiden.learning.network import Network
+from ekiden.engine.federation import Fed
 from ekiden.methods import CoBoosting, co_boosting
-from ekiden.methods._synthesis import synthesise
+from ekiden.methods.blocks.ensemble import EnsembleModel
+from ekiden.methods.blocks.synthesis import synthesise
 from ekiden.methods.co_boosting import Boosted, WeightedEnsemble, hard, moved
+from ekiden.training.fit import Work
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size, State
-from ekiden.core.worker import Client
-from ekiden.learning.critical import CriticalPeriods, Squares, due, resize
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size, State
+from ekiden.engine.worker import Client
 from ekiden.methods import CriticalFL, DFedAvgM
-from ekiden.methods.criticalfl import Periods, Trained
+from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
+from ekiden.methods.criticalfl.criticalfl import Periods, Trained
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.learning.masks import pack
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import CriticalFLServer, FedAvg
-from ekiden.methods.criticalfl_server import Selection, Upload, largest, merge
+from ekiden.methods.blocks.masks import pack
+from ekiden.methods.criticalfl.criticalfl_server import Selection, Upload, largest, merge
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS, same

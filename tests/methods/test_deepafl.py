@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.api import Result
-from ekiden.core.method import Size
 from ekiden.data import federate
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import DeepAFL
 from ekiden.methods.deepafl import Residual, Sums, sandwiched
 from ekiden.models import SplitNetwork
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {"training": Training(batch_size=16), "hardware": Hardware(threads=1)}

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.core.federation import Fed
 from ekiden.data import federate
-from ekiden.learning.ensemble import EnsembleModel
-from ekiden.learning.fit import Work
-from ekiden.learning.generator import SampleGenerator
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights, mean
+from ekiden.engine.federation import Fed
+from ekiden.engine.modules import as_module
 from ekiden.methods import DENSE, dense
-from ekiden.methods._synthesis import Distilled, batches, softened
+from ekiden.methods.blocks.ensemble import EnsembleModel
+from ekiden.methods.blocks.generator import SampleGenerator
+from ekiden.methods.blocks.synthesis import Distilled, batches, softened
 from ekiden.methods.dense import Statistics, disagreement
-from ekiden.modules import as_module
+from ekiden.training.fit import Work
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.federation import Fed
-from ekiden.core.method import State
-from ekiden.core.worker import Client
-from ekiden.learning import topology
-from ekiden.learning.weights import Weights, mean
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import State
+from ekiden.engine.worker import Client
 from ekiden.methods import DFedAvgM, Local
+from ekiden.methods.blocks import topology
 from ekiden.methods.dfedavgm import gossip
+from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
 from tests.methods.toys import Table, rounds, two_quadratics, weights
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import State
-from ekiden.core.worker import Client
 from ekiden.data.samples import Subset
-from ekiden.learning import fit as fitting
-from ekiden.learning import topology
-from ekiden.learning.feed import Feed
-from ekiden.learning.fit import Bench, Forward
-from ekiden.learning.network import Network
+from ekiden.engine.method import State
+from ekiden.engine.worker import Client
 from ekiden.methods import DFedAvgM, DFedSAM
+from ekiden.methods.blocks import topology
+from ekiden.training import fit as fitting
+from ekiden.training.feed import Feed
+from ekiden.training.fit import Bench, Forward
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, rounds, two_quadratics, weights
 

@@ -8,14 +8,14 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import wire
-from ekiden.core.federation import Fed
-from ekiden.core.method import Size, State
-from ekiden.learning.masks import densities, move, pack, random_mask, unpack
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Size, State
 from ekiden.methods import DFedAvgM, DisPFL
+from ekiden.methods.blocks.masks import densities, move, pack, random_mask, unpack
 from ekiden.methods.dispfl import Sparse, overlap
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Free, Silo, Table, rounds, weights
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Method, Size
+from ekiden.engine.method import Method, Size
 from ekiden.experiments.plan import Plan, judge, read_model
-from ekiden.learning.ensemble import EnsembleModel, Rule, join
-from ekiden.learning.network import Network
 from ekiden.methods import Ensemble
+from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 RULES: tuple[Rule, ...] = ("logits", "probabilities", "majority", "class-wise", "counts")

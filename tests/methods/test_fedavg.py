@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.federation import ClientMissing
-from ekiden.core.method import Method, Size
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import ClientMissing
+from ekiden.engine.method import Method, Size
 from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, Local
-from ekiden.methods._rounds import participants
+from ekiden.methods.blocks.rounds import participants
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values
 from tests.methods.rounds import weights as model

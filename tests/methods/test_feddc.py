@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, run
-from ekiden.core import wire
-from ekiden.core.federation import Transfer
-from ekiden.core.method import Size
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
+from ekiden.engine import wire
+from ekiden.engine.federation import Transfer
+from ekiden.engine.method import Size
+from ekiden.engine.worker import Client
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.feddc import Drifting
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS

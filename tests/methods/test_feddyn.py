@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ekiden import FederatedData, UserError, run
-from ekiden.learning.weights import Weights
 from ekiden.methods import FedAvg, FedDyn
-from ekiden.methods._rounds import Proximal
+from ekiden.methods.blocks.rounds import Proximal
 from ekiden.methods.feddyn import Dynamic
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same

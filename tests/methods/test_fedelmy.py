@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.federation import Fed, Transport
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
-from ekiden.learning import diversity
-from ekiden.learning.diversity import Measure, Paper, Released, paper_scale, released_divisor
-from ekiden.learning.weights import Weights
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed, Transport
+from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.methods.fedelmy import diversity
+from ekiden.methods.fedelmy.diversity import Measure, Paper, Released, paper_scale, released_divisor
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 

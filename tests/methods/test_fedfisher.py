@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.learning.curvature import half
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import Average, FedFisher, FisherMerging
 from ekiden.methods import fisher_merging as merging
+from ekiden.methods.blocks.curvature import half
 from ekiden.methods.fedfisher import Informed
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import layout, models, semidefinite, trained
 

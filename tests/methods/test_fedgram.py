@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.api import Result
-from ekiden.core.federation import ClientMissing
-from ekiden.core.method import Size
-from ekiden.learning import gaussian_heads as heads
-from ekiden.learning.network import Network
-from ekiden.learning.sums import measure, size
+from ekiden.base.sums import measure, size
+from ekiden.engine.federation import ClientMissing
+from ekiden.engine.method import Size
+from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram
+from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.fedgram import features_of
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU
-from ekiden.networks import of_method
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 METHOD = FedGram(width=24)

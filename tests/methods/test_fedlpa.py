@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.learning.curvature import half
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import Average, FedLPA
+from ekiden.methods.blocks.curvature import half
 from ekiden.methods.fedlpa import Posterior, conjugate
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import layout, matrix, models, semidefinite, trained
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.api import Result
-from ekiden.core.method import Size
-from ekiden.core.store import Store
-from ekiden.core.worker import payload_types
 from ekiden.data import federate
-from ekiden.learning.elastic import Elastic, Form, assemble, matrices
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
+from ekiden.engine.store import Store
+from ekiden.engine.worker import payload_types
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.fedma import Kept, class_mean, own_units
+from ekiden.training.elastic import Elastic, Form, assemble, matrices
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Method, Size
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
+from ekiden.engine.method import Method, Size
 from ekiden.experiments.plan import Plan, judge, read_model
-from ekiden.learning.fit import Work
-from ekiden.learning.network import Network
 from ekiden.methods import Ensemble, FedOV
-from ekiden.methods.fedov import Mixed, OpenSet, Vote, attack, without
+from ekiden.methods.fedov.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.widen import widen
+from ekiden.training.fit import Work
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.test_ensemble import Fixed
 
@@ -128,7 +128,7 @@ def test_the_loss_is_the_sum_of_its_terms(monkeypatch: pytest.MonkeyPatch) -> No
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, y, u = torch.randn(8, 4), torch.arange(8) % 2, torch.full((8,), 2)
     spoiled, pairs = torch.randn(8, 4), torch.arange(8).roll(1)
-    monkeypatch.setattr("ekiden.methods.fedov.destroy", lambda x: spoiled)
+    monkeypatch.setattr("ekiden.methods.fedov.fedov.destroy", lambda x: spoiled)
     monkeypatch.setattr("torch.randperm", lambda n: pairs)
     method = FedOV(mix=0.7)
     state = torch.get_rng_state()

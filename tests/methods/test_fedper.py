@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size, State
-from ekiden.learning.network import Network
-from ekiden.learning.weights import mean
+from ekiden.engine.method import Size, State
 from ekiden.methods import FedAvg, FedPer, Local
+from ekiden.training.network import Network
+from ekiden.training.weights import mean
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 from tests.methods.toys import Free, Silo, rounds, weights

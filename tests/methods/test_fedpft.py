@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.core.method import Size
-from ekiden.core.worker import Client
-from ekiden.learning import mixtures as gaussians
-from ekiden.learning.mixtures import Covariance, Mixtures, fit
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
+from ekiden.engine.worker import Client
 from ekiden.methods import FedPFT
+from ekiden.methods.blocks import mixtures as gaussians
+from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit
 from ekiden.methods.fedpft import Joint
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import weights
 from tests.methods.test_fedavg import SETTINGS

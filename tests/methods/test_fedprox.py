@@ -5,7 +5,7 @@ import torch
 
 from ekiden import FederatedData, UserError, run
 from ekiden.methods import FedAvg, FedProx
-from ekiden.methods._rounds import Proximal
+from ekiden.methods.blocks.rounds import Proximal
 from tests.conftest import Tiny
 from tests.methods.rounds import play, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same

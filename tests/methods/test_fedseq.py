@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.core.federation import Fed, Transfer
-from ekiden.core.refs import Ref
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed, Transfer
 from ekiden.methods import FedSeq
 from tests.methods.rounds import Table, quadratic, weights
 

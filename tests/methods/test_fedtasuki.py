@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
-from ekiden.core import wire
-from ekiden.core.method import Size
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client, Setup, Worker
+from ekiden.base.refs import Ref
+from ekiden.base.settings import batches
 from ekiden.data import federate
+from ekiden.engine import wire
+from ekiden.engine.method import Size
+from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.experiments.plan import Plan
-from ekiden.learning.class_means import measure as means_of
-from ekiden.learning.class_means import size as means_size
-from ekiden.learning.distillation import Distillation, Form, divergence, kl, scrambled
-from ekiden.learning.fit import Forward, Objective, Work, cross_entropy
-from ekiden.learning.network import Network
-from ekiden.learning.statistics import measure, size
-from ekiden.learning.training import batches
-from ekiden.learning.weights import Weights
 from ekiden.methods import FedSeq, FedTasuki
-from ekiden.methods.fedtasuki import Handoff
+from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
+from ekiden.methods.fedtasuki.class_means import measure as means_of
+from ekiden.methods.fedtasuki.class_means import size as means_size
+from ekiden.methods.fedtasuki.fedtasuki import Handoff
+from ekiden.methods.fedtasuki.statistics import measure, size
+from ekiden.training.fit import Forward, Objective, Work, cross_entropy
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import weights
 
@@ -505,7 +505,7 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
         factors.append(factor)
         return Distillation(teacher, factor, *others)
 
-    monkeypatch.setattr("ekiden.methods.fedtasuki.Distillation", spy)
+    monkeypatch.setattr("ekiden.methods.fedtasuki.fedtasuki.Distillation", spy)
     data = replace(blobs, clients=blobs.clients[:2])
     a, b = (len(c.train) for c in data.clients)
     away = data.clients[1].name

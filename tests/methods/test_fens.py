@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.api import Result
-from ekiden.core.federation import Fed
-from ekiden.core.worker import Client
 from ekiden.data import federate
-from ekiden.learning import fit as fitting
-from ekiden.learning.ensemble import EnsembleModel
-from ekiden.learning.fit import Bench
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.worker import Client
 from ekiden.methods import FENS
+from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.fens import Form, Held, Joint, Perceptron, Regression, Stacking, Sums, Weighted, minibatches, ridge
+from ekiden.training import fit as fitting
+from ekiden.training.fit import Bench
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Table
 

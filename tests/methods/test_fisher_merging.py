@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.learning.layout import Layout
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import Average, FisherMerging
 from ekiden.methods.fisher_merging import Informed
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import models, trained
 from tests.methods.toys import weights

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.core.method import Size
-from ekiden.learning.ccvr import ClassGaussians, calibrate, drawn, measure, pooled
-from ekiden.learning.fused import Adapter, Fused, Stage, channels, content, cut, thin
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import Ensemble, FuseFL
+from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure, pooled
+from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, thin
 from ekiden.models import SplitNetwork
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {

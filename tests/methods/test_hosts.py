@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.core.method import Method, Size
-from ekiden.learning.network import Network
+from ekiden.engine.method import Method, Size
 from ekiden.methods import MOON, SCAFFOLD, SPFL, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, FedSeq
-from ekiden.methods._hosts import host_named
-from ekiden.methods.spfl import Chains
+from ekiden.methods.spfl.hosts import host_named
+from ekiden.methods.spfl.spfl import Chains
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import State
-from ekiden.learning import topology
+from ekiden.engine.method import State
 from ekiden.methods import DFedAvgM, Local
+from ekiden.methods.blocks import topology
 from tests.conftest import Tiny
 from tests.methods.toys import rounds, two_quadratics, weights
 

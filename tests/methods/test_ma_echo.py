@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load, models, run
-from ekiden.core.method import Method, Size
 from ekiden.data import federate
 from ekiden.data.samples import ClientData, Subset
-from ekiden.learning.network import Network
-from ekiden.learning.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
-from ekiden.learning.qp import min_norm
-from ekiden.learning.weights import mean
-from ekiden.methods import Average, MAEcho, ma_echo
-from ekiden.methods.ma_echo import Contribution, aligned, carried, project, unit_rows
+from ekiden.engine.method import Method, Size
+from ekiden.methods import Average, MAEcho
+from ekiden.methods.blocks.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
+from ekiden.methods.ma_echo import ma_echo
+from ekiden.methods.ma_echo.ma_echo import Contribution, aligned, carried, project, unit_rows
+from ekiden.methods.ma_echo.qp import min_norm
+from ekiden.training.network import Network
+from ekiden.training.weights import mean
 from tests.conftest import Tiny
 from tests.methods.test_ot_fusion import shuffled
 from tests.transports.test_remote import assert_equal, far, nodes_in

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.core import wire
-from ekiden.core.federation import Fed, Transfer
-from ekiden.core.method import State
-from ekiden.core.refs import Ref
+from ekiden.base.refs import Ref
 from ekiden.data import federate
-from ekiden.learning.weights import Weights
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed, Transfer
+from ekiden.engine.method import State
 from ekiden.methods import MetaFed
 from ekiden.methods.metafed import Distillation, distillation_weight
 from ekiden.models.split import as_split
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import Table, Toy, weights
 from tests.methods.test_fedavg import SETTINGS, same

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, UserError, run
-from ekiden.core.worker import Client, Job, Setup, Worker
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.methods import MOON, FedAvg
 from ekiden.methods.moon import Contrast, contrastive
 from ekiden.models.split import as_split
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 

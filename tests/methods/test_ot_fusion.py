@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.learning.layout import Layout
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights, mean
 from ekiden.methods import OTFusion
 from ekiden.methods.average import Trained
 from ekiden.methods.ot_fusion import activations, align, check_chain, costs, transport
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

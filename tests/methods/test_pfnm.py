@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.core.method import Method, Size
+from ekiden.engine.method import Method, Size
 from ekiden.experiments.plan import Plan, judge, read_model
-from ekiden.learning.elastic import Elastic, Form, assemble, matrices
-from ekiden.learning.network import Network
 from ekiden.methods import PFNM, Average
+from ekiden.training.elastic import Elastic, Form, assemble, matrices
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

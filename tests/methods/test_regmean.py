@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.learning.curvature import half, moments
-from ekiden.learning.network import Network
+from ekiden.engine.method import Size
 from ekiden.methods import Average, RegMean
+from ekiden.methods.blocks.curvature import half, moments
 from ekiden.methods.regmean import WithGrams, shrunk, solved
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained
 

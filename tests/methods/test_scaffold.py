@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Training, run
-from ekiden.core.worker import Client, Setup, Worker
-from ekiden.learning import fit as fitting
+from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import SCAFFOLD, FedAvg
-from ekiden.methods._rounds import Corrected
+from ekiden.methods.blocks.rounds import Corrected
 from ekiden.methods.scaffold import Controlled
+from ekiden.training import fit as fitting
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS

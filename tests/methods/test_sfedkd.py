@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core.method import Size
-from ekiden.core.refs import Ref
-from ekiden.learning.distillation import kl
-from ekiden.learning.network import Network
+from ekiden.base.refs import Ref
+from ekiden.engine.method import Size
 from ekiden.methods import FedSeq, SFedKD
+from ekiden.methods.blocks.distillation import kl
 from ekiden.methods.sfedkd import (
     Lesson,
     Taught,
@@ -24,6 +23,7 @@ from ekiden.methods.sfedkd import (
     other_classes,
     target_class,
 )
+from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.core import wire
-from ekiden.core.method import Size, State
-from ekiden.core.worker import Client
-from ekiden.learning.divergence import Divergence, divergence
-from ekiden.learning.network import Network
-from ekiden.learning.training import batches
-from ekiden.learning.weights import Weights
+from ekiden.base.settings import batches
+from ekiden.engine import wire
+from ekiden.engine.method import Size, State
+from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
-from ekiden.methods.ua_pdfl import Branches, Choice, Heard, Held, Units, auxiliary
+from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
+from ekiden.methods.ua_pdfl.ua_pdfl import Branches, Choice, Heard, Held, Units, auxiliary
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State
+from ekiden.base.settings import Hardware, Training
 from ekiden.data import from_tensors
 from ekiden.data.samples import Subset
-from ekiden.learning import fit as fitting
-from ekiden.learning.feed import Feed
-from ekiden.learning.fit import Bench, Forward, Penalty
-from ekiden.learning.network import Network
-from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Part, Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State
+from ekiden.training import fit as fitting
+from ekiden.training.feed import Feed
+from ekiden.training.fit import Bench, Forward, Penalty
+from ekiden.training.network import Network
+from ekiden.training.weights import Part, Weights
 
 
 def weights(*values: float) -> Weights:

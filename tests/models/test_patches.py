@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ekiden import UserError
+from ekiden.data.augment import normalise
 from ekiden.data.named import NAMED
-from ekiden.learning.augment import normalise
-from ekiden.learning.patches import Dictionary, from_images
 from ekiden.models import patches
+from ekiden.models.patch_filters import Dictionary, from_images
 from ekiden.models.patches import Patches, blank, filters_of, width_of
 
 

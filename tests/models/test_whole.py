@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ekiden.errors import UserError
-from ekiden.learning.augment import normalise
+from ekiden.base.errors import UserError
+from ekiden.data.augment import normalise
 from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, Scaling, WholeFeatures
 
 

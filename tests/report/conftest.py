@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from ekiden import Training
-from ekiden.core.method import Method
+from ekiden.base.settings import Hardware
+from ekiden.engine.method import Method
 from ekiden.experiments import sweep
 from ekiden.experiments.plan import Plan
-from ekiden.learning.training import Hardware
 from ekiden.methods import FedAvg, FedELMY, FedPer, FedSeq
 from ekiden.report import report
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from ekiden import Training
-from ekiden.cli import RunOptions
-from ekiden.cli_console import parse
-from ekiden.core.federation import Transfer
-from ekiden.core.method import Method
-from ekiden.core.store import read_trained
+from ekiden.base.settings import Hardware
+from ekiden.cli.console import parse
+from ekiden.cli.runs import RunOptions
+from ekiden.engine.federation import Transfer
+from ekiden.engine.method import Method
+from ekiden.engine.store import read_trained
 from ekiden.experiments.comparison import Published
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.summary import summarise
-from ekiden.learning.training import Hardware
-from ekiden.learning.weights import Weights, mean
 from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.report import curves
 from ekiden.report.ledger import flows
@@ -28,6 +27,7 @@ from ekiden.report.models import accuracies, embedding, open_run, surface, train
 from ekiden.report.provenance import command
 from ekiden.report.runs import collect
 from ekiden.report.tables import Entry
+from ekiden.training.weights import Weights, mean
 from tests.report.conftest import make, plan
 
 pytestmark = pytest.mark.xdist_group("report")

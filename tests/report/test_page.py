@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ekiden import Training
-from ekiden.app import main
-from ekiden.core.folder import read_lines
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.cli.app import main
+from ekiden.engine.folder import read_lines
 from ekiden.experiments import sweep
 from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.report import report

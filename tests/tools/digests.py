@@ -23,10 +23,10 @@ from torch import nn
 
 from ekiden import Hardware, Training, run
 from ekiden.api import Result
-from ekiden.core.files import safetensors_chunks
-from ekiden.core.method import Method
-from ekiden.learning.weights import Weights
+from ekiden.base.files import safetensors_chunks
+from ekiden.engine.method import Method
 from ekiden.methods import METHODS, MOON, DisPFL, FedAvg, FedDC, FedDyn, FedELMY, FedPer, FedSeq, FedTasuki, MetaFed
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import session
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Ask, unpack

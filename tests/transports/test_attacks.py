@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from ekiden.core import wire
-from ekiden.core.method import INITIAL
-from ekiden.core.outline import outline
-from ekiden.core.refs import SERVER, Ref
-from ekiden.errors import UserError
-from ekiden.learning.network import Network
-from ekiden.learning.training import Hardware
-from ekiden.learning.weights import Weights
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER, Ref
+from ekiden.base.settings import Hardware
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL
+from ekiden.engine.outline import outline
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedSeq, Local
-from ekiden.methods._rounds import Reply
+from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement, no_samples

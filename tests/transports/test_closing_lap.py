@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.core.folder import read_config
-from ekiden.core.method import Method
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
 from ekiden.methods import Average, ClosingLap, FedTasuki
 from ekiden.transports.flower import session
 from ekiden.transports.flower.agreement import parse

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden.core.wire import WireError
-from ekiden.learning.network import Network
+from ekiden.engine.wire import WireError
+from ekiden.training.network import Network
 from ekiden.transports.flower.contents import check
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from ekiden.core.federation import ClientMissing
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine.federation import ClientMissing
 from ekiden.transports.flower.courier import Courier, Crossing, Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ekiden import cli_federation, cli_silos
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.cli import federation as cli_federation
+from ekiden.cli import silos as cli_silos
 from ekiden.transports.flower import commands, federation, keys, silo_file, superlink, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from ekiden.core import wire
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client, Job, Outcome, Setup
-from ekiden.errors import UserError
-from ekiden.learning.fit import Work
-from ekiden.transports.processes import Processes
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client, Job, Outcome, Setup
+from ekiden.training.fit import Work
+from ekiden.transports.local.processes import Processes
 from tests.conftest import Tiny
 
 

@@ -13,14 +13,13 @@ import torch
 from ekiden import Hardware, Training, load_model
 from ekiden import run as run_here
 from ekiden.api import Result
-from ekiden.core import wire
-from ekiden.core.federation import ClientMissing
-from ekiden.core.folder import read_config, read_lines
-from ekiden.core.method import Method
+from ekiden.base.errors import UserError
 from ekiden.data import load, parse, split
-from ekiden.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import ClientMissing
+from ekiden.engine.folder import read_config, read_lines
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, from_json
-from ekiden.learning.weights import Weights
 from ekiden.methods import (
     METHODS,
     MOON,
@@ -34,7 +33,8 @@ from ekiden.methods import (
     FedTasuki,
     MetaFed,
 )
-from ekiden.methods._rounds import Reply
+from ekiden.methods.blocks.rounds import Reply
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost, Patience

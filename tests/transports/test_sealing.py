@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden import cli_silos
-from ekiden.core.folder import read_lines
-from ekiden.core.refs import SERVER
-from ekiden.core.wire import WireError
-from ekiden.errors import UserError
-from ekiden.learning.weights import Weights
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER
+from ekiden.cli import silos as cli_silos
+from ekiden.engine.folder import read_lines
+from ekiden.engine.wire import WireError
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing, shelf
 from ekiden.transports.flower.contents import arguments_key, opened

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from ekiden.core import files, wire
-from ekiden.core.folder import Marks
-from ekiden.core.method import Method
-from ekiden.errors import UserError
+from ekiden.base import files
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.folder import Marks
+from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DisPFL, FedSeq
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.courier import Lost

@@ -13,15 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden import modules
 from ekiden._version import __version__
-from ekiden.core import wire
-from ekiden.core.method import INITIAL, Method
-from ekiden.core.refs import Ref
-from ekiden.learning.augment import Augment
-from ekiden.learning.training import Training
-from ekiden.learning.weights import Weights
+from ekiden.base.refs import Ref
+from ekiden.base.settings import Training
+from ekiden.data.augment import Augment
+from ekiden.engine import modules, wire
+from ekiden.engine.method import INITIAL, Method
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.agreement import Agreement, no_samples
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
@@ -83,8 +82,8 @@ def nothing_done(file: SiloFile) -> bool:
 
 
 def model(agreed: Agreement = TERMS) -> Weights:
+    from ekiden.base.settings import Hardware
     from ekiden.data import Dataset, Samples
-    from ekiden.learning.training import Hardware
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
     return modules.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))

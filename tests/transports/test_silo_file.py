@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower.silo_file import read
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'

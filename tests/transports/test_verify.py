@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from ekiden import cli_silos
-from ekiden.core import wire
-from ekiden.core.folder import Marks, read_lines
-from ekiden.core.method import INITIAL, Method, Model
-from ekiden.core.refs import Ref
-from ekiden.core.store import read
-from ekiden.core.worker import Setup
-from ekiden.errors import UserError
-from ekiden.learning.training import Hardware
-from ekiden.learning.weights import Weights
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.base.settings import Hardware
+from ekiden.cli import silos as cli_silos
+from ekiden.engine import wire
+from ekiden.engine.folder import Marks, read_lines
+from ekiden.engine.method import INITIAL, Method, Model
+from ekiden.engine.modules import as_module
+from ekiden.engine.store import read
+from ekiden.engine.worker import Setup
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.modules import as_module
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody, keys
 from ekiden.transports.flower.agreement import no_samples
 from ekiden.transports.flower.courier import Lost

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.training.weights import Weights, mean
 
 
 class Report(NamedTuple):

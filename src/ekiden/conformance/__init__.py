@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ekiden.base.errors import UserError
+from ekiden.base.outside import failure, source
 from ekiden.conformance.conduct import (
     counts_every_pass,
     ends_after_its_steps,
@@ -29,9 +31,7 @@ from ekiden.conformance.form import (
     tasks_are_annotated,
 )
 from ekiden.conformance.subject import Broken, Subject
-from ekiden.core.method import Method
-from ekiden.errors import UserError
-from ekiden.outside import failure, source
+from ekiden.engine.method import Method
 
 Check = Callable[[Subject], None]
 

@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ekiden.api import Result, run
+from ekiden.base.settings import Training
 from ekiden.conformance import toy
 from ekiden.conformance.subject import CLIENTS, Broken, Subject, files, same, settings
-from ekiden.core.method import Method, Size
-from ekiden.learning.network import Network
-from ekiden.learning.training import Training
-from ekiden.networks import of_method
+from ekiden.engine.method import Method, Size
+from ekiden.engine.networks import of_method
+from ekiden.training.network import Network
 
 _CHANCE = 0.45  # of three classes, the largest holds a third
 

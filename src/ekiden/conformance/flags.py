@@ -2,10 +2,10 @@
 
 from dataclasses import fields
 
-from ekiden.cli import RunOptions
-from ekiden.cli_silos import RemoteOptions
+from ekiden.base.settings import Hardware, Training
+from ekiden.cli.runs import RunOptions
+from ekiden.cli.silos import RemoteOptions
 from ekiden.experiments.plan import Plan
-from ekiden.learning.training import Hardware, Training
 from ekiden.transports.flower.session import RemotePlan
 
 TAKEN = {f.name for kind in (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions) for f in fields(kind)}

@@ -9,12 +9,12 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 import torch
 
 from ekiden.api import Result, run
+from ekiden.base.settings import Hardware, Training
 from ekiden.conformance import toy
 from ekiden.conformance.watching import Seen, watched
-from ekiden.core.folder import read_config
-from ekiden.core.method import Method
-from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
+from ekiden.training.weights import Weights
 
 CLIENTS = 4
 T = TypeVar("T")

@@ -9,14 +9,14 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from ekiden.core import wire
-from ekiden.core.federation import Request
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Job, Outcome, Worker
-from ekiden.learning import fit as fitting
-from ekiden.learning.fit import Bench, Work
-from ekiden.learning.weights import Weights
-from ekiden.transports.simulation import Simulation
+from ekiden.base.refs import Ref
+from ekiden.engine import wire
+from ekiden.engine.federation import Request
+from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.training import fit as fitting
+from ekiden.training.fit import Bench, Work
+from ekiden.training.weights import Weights
+from ekiden.transports.local.simulation import Simulation
 
 
 @dataclass(frozen=True)

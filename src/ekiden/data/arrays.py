@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
 

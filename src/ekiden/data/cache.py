@@ -18,10 +18,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
-from ekiden.errors import UserError
 
 LARGE = 1 << 28
 """bytes of images from which on they stay on the disk"""

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import medical
 from ekiden.data.files import Raw
 from ekiden.data.inputs import Images
-from ekiden.errors import UserError
 
 CHUNK = 128  # images a thread decodes at a time
 _FEW = 64  # of the 256 levels; fewer mean that the values of 16-bit images fill a corner of their range only

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ekiden.core.files import disk_error
+from ekiden.base.files import disk_error
 from ekiden.data.samples import FederatedData
 
 WIDE = 12  # more classes than this are summed up in the table

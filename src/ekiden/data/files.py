@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.medical import split
 from ekiden.data.reading import Reading
-from ekiden.errors import UserError, unknown
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}) | {
     ".dcm",

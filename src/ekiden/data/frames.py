@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _NULLS = ["", "NA", "N/A", "#N/A", "n/a", "NaN", "nan", "NULL", "null", "?", "."]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import frames
-from ekiden.errors import UserError
 
 
 @dataclass(frozen=True)

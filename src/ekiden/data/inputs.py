@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
 
 PAD = 0
 """the token that fills up short texts"""
@@ -176,7 +176,9 @@ def from_json(values: Any) -> Inputs:
     made = _KINDS[values["kind"]]
     known = {f.name for f in fields(made)}
     if strange := set(values) - known - {"kind"}:
-        raise UserError(f"the inputs have unknown fields ({', '.join(sorted(strange))}): use the Ekiden that wrote them")
+        raise UserError(
+            f"the inputs have unknown fields ({', '.join(sorted(strange))}): use the Ekiden that wrote them"
+        )
     try:
         return made(**{name: _tuples(value) for name, value in values.items() if name != "kind"})
     except TypeError as error:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ekiden.base.errors import UserError
 from ekiden.data.files import codes, natural
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Classification, named, scaled
-from ekiden.errors import UserError
 
 _SHOWN = 8  # labels in a message
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 

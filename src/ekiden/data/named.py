@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+from ekiden.data.augment import Augment
 from ekiden.data.files import Columns
-from ekiden.learning.augment import Augment
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data import arrays, cache, files, frames, tabular, texts
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, class_codes, codes, natural
@@ -21,7 +22,6 @@ from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Task, named
 from ekiden.data.tasks.base import IGNORED
-from ekiden.errors import UserError
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 
@@ -223,7 +223,9 @@ def assemble(
         tests.append(test)
     tests = [(raw, samples) for raw, samples in tests if len(samples)]
     if not tests:
-        raise UserError(f"{raws[0].source} has only {len(raws[0].label)} rows, too few to hold out a test part: add one")
+        raise UserError(
+            f"{raws[0].source} has only {len(raws[0].label)} rows, too few to hold out a test part: add one"
+        )
     x, inputs = _tensors([[raw for raw, _ in pieces], [raw for raw, _ in tests]], reading, size, like)
     train, test = (
         Samples(
@@ -252,7 +254,9 @@ def assemble(
 def _alike(raws: Sequence[Raw]) -> None:
     for raw in raws[1:]:
         if raw.kind != raws[0].kind:
-            raise UserError(f"{raws[0].source} holds {_KINDS[raws[0].kind]}, {raw.source} {_KINDS[raw.kind]}: give one kind")
+            raise UserError(
+                f"{raws[0].source} holds {_KINDS[raws[0].kind]}, {raw.source} {_KINDS[raw.kind]}: give one kind"
+            )
 
 
 _KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "arrays"}
@@ -375,7 +379,11 @@ def _tensors(
             images = known if isinstance(known, Images) else reading.images(size)
             return decode([_merged(side) for side in sides], images, cache.room), images
         case "tokens":
-            tokens = known if isinstance(known, Tokens) else texts.tokens_for(reading.tokenizer or "words", reading.text_length)
+            tokens = (
+                known
+                if isinstance(known, Tokens)
+                else texts.tokens_for(reading.tokenizer or "words", reading.text_length)
+            )
             return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
         case "arrays":
             return [_stacked(side, raws[0]) for side in sides], (
@@ -393,8 +401,6 @@ def _tensors(
     )
     cut = len(sides[0])
     return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
-
-
 
 
 def _merged(side: Sequence[Raw]) -> Raw:

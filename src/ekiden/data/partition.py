@@ -8,11 +8,11 @@ import numpy as np
 from numpy.random import Generator
 from torch import Tensor
 
-from ekiden.checks import Checked, checked
+from ekiden.base.checks import Checked, checked
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.shares import Rows, divide, numpy, share_out
 from ekiden.data.tensors import Source, from_tensors
-from ekiden.errors import UserError, unknown
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
 TRIES = 5_000  # of a Dirichlet partition; the published settings need fewer than 100

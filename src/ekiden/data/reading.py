@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ekiden.checks import Checked, Count, Range
+from ekiden.base.checks import Checked, Count, Range
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import Images
-from ekiden.errors import UserError, unknown
 
 
 @dataclass(frozen=True)

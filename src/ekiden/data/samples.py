@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Training
+from ekiden.data.augment import Augment
 from ekiden.data.inputs import Inputs, of_tensor
 from ekiden.data.mapped import Place, place
 from ekiden.data.tasks import Classification, Need, Task
-from ekiden.errors import UserError, unknown
-from ekiden.learning.augment import Augment
-from ekiden.learning.training import Training
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
 from ekiden.data.tabular import agreed
-from ekiden.errors import UserError
 
 Rows = NDArray[np.int64]
 

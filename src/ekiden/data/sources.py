@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ekiden import outside
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.data import cache, frames, medical, own
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
@@ -21,7 +22,6 @@ from ekiden.data.named import NAMED, Named
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.data.tensors import federate, from_tensors
-from ekiden.errors import UserError, unknown
 
 
 def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.files import natural
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Regression, Task
-from ekiden.errors import UserError
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]
@@ -174,7 +174,9 @@ def reencode(x: Tensor, before: Table, after: Table) -> Tensor:
     return encode(rows[:, :n], names, after)
 
 
-def unscaled(parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
+def unscaled(
+    parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str] = ()
+) -> tuple[Table, list[Tensor]]:
     """The columns of several tables together, and their rows (n, d) float64, not scaled.
 
     Args:
@@ -193,7 +195,9 @@ def unscaled(parts: Sequence[Any], sources: Sequence[str], categorical: Sequence
             raise UserError(f"{sources[0]} has no column {name!r} to take as categories: it has {', '.join(wanted)}")
     kinds = {name: _kind(name, parts, sources, categorical) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
-        raise UserError(f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out by --drop-columns {lost[0]}")
+        raise UserError(
+            f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out by --drop-columns {lost[0]}"
+        )
     table = Table(*(tuple(n for n in wanted if kinds[n] == kind) for kind in ("numbers", "names")))
     read = [rows(part, table, source) for part, source in zip(parts, sources, strict=True)]
     found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
@@ -289,7 +293,11 @@ def _numbers(column: Any, name: str, source: str) -> Numbers:
     if pa.types.is_temporal(kind):
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             unit = 1e-9 / 86_400
-            stamps = column.cast(pa.timestamp("ns", tz=getattr(kind, "tz", None))).cast(pa.int64()).cast(pa.float64(), safe=False)
+            stamps = (
+                column.cast(pa.timestamp("ns", tz=getattr(kind, "tz", None)))
+                .cast(pa.int64())
+                .cast(pa.float64(), safe=False)
+            )
             return np.array(stamps.to_numpy(), dtype=np.float64) * unit
         raise UserError(f"column {name!r} of {source} holds {kind}: leave it out by --drop-columns {name}")
     if pa.types.is_boolean(kind):

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.checks import checked
+from ekiden.base.checks import checked
+from ekiden.base.errors import UserError
 from ekiden.data import frames
+from ekiden.data.augment import Augment
 from ekiden.data.given import Named, pairs_of_images, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
@@ -28,8 +30,6 @@ from ekiden.data.tasks import (
     names_of,
     scaled,
 )
-from ekiden.errors import UserError
-from ekiden.learning.augment import Augment
 
 
 class Pairs(Protocol):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.inputs import PAD, Tokens
-from ekiden.errors import UserError
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _VOCABULARY = 8192  # of hashed words; one of the 1000 commonest in nine shares its token with another of them
@@ -68,9 +68,7 @@ def _loaded(name: str) -> tuple[Any, str]:
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(
-            f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model"
-        )
+        raise UserError(f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model")
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415  (an extra)
     except ImportError:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 Entry = dict[str, Any]
 

@@ -10,10 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ekiden import outside
-from ekiden.core.method import Method
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks import KINDS
-from ekiden.errors import UserError, unknown
+from ekiden.engine.method import Method
 from ekiden.experiments import settings
 from ekiden.experiments.budget import PAPER, Budget, Scaled, budgets
 from ekiden.experiments.comparison import Published

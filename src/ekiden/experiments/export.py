@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.experiments.summary import Summary, label
 
 

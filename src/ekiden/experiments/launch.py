@@ -17,14 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ekiden import machine
-from ekiden.core.folder import InUse
-from ekiden.core.method import Method
-from ekiden.core.run import Row
+from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.data.tasks import Metric
-from ekiden.errors import DivergenceWarning, UserError
+from ekiden.engine import machine
+from ekiden.engine.drive import Row
+from ekiden.engine.folder import InUse
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
-from ekiden.transports.processes import end_with_parent
+from ekiden.transports.local.processes import end_with_parent
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
+from ekiden.base.errors import UserError
 from ekiden.data import copies
-from ekiden.errors import UserError
 from ekiden.experiments import judged
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.comparison import CONSISTENT

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from rich.table import Table
 from rich.text import Text
 
-from ekiden.core.method import Method
+from ekiden.engine.method import Method
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.results import Result
 

@@ -8,23 +8,25 @@ from typing import Any, Generic, Literal, TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
-from ekiden import api, machine, networks, outside
-from ekiden.checks import BelowOne, Checked, Count, CountOrZero
-from ekiden.core.files import Damaged
-from ekiden.core.folder import read_config
-from ekiden.core.method import Method
-from ekiden.core.run import Row
-from ekiden.core.store import load as load_tensors
-from ekiden.core.worker import Setup, Watch, Worker
+from ekiden import api
+from ekiden.base import outside
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged
+from ekiden.base.settings import Hardware, Training
 from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
 from ekiden.data.inputs import Images
-from ekiden.errors import UserError
-from ekiden.evaluation import EvaluateOn, TestSet
+from ekiden.engine import machine, networks
+from ekiden.engine.drive import Row
+from ekiden.engine.evaluation import EvaluateOn, TestSet
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
+from ekiden.engine.store import load as load_tensors
+from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.experiments.entries import at
-from ekiden.learning.network import Network
-from ekiden.learning.training import Hardware, Training
-from ekiden.learning.weights import Weights
 from ekiden.methods import ClosingLap, method_named, name_of
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 
 M = TypeVar("M", bound=Method)
 TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
@@ -184,9 +186,7 @@ class Plan(Checked, Generic[M]):
         return values
 
 
-def loaded(
-    data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto"
-) -> Dataset:
+def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:
     """What `data`, or else the files of `silos`, hold."""
     how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
     return join(silos, **how) if silos else load(data, **how)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ekiden.core.method import Method
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Training
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
-from ekiden.learning.training import Training
 from ekiden.methods import FedELMY, FedSeq
 
 PRESETS = ("paper", "released-cnn")

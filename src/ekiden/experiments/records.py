@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.files import disk_error, write
-from ekiden.core.folder import check_config
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error, write
+from ekiden.engine.folder import check_config
 from ekiden.experiments.summary import COUNTED, Summary
 
 FORMAT = 1

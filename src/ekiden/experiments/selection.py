@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
 from ekiden.experiments.experiment import Cell
 
 

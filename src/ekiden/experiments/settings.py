@@ -7,12 +7,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ekiden import models, outside
-from ekiden.core.method import Method
+from ekiden import models
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Hardware, Training
 from ekiden.data import Reading, parse
-from ekiden.errors import UserError, unknown
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
-from ekiden.learning.training import Hardware, Training
 from ekiden.methods import METHODS, method_named
 
 Values = Mapping[str, Any]

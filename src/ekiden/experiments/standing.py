@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ekiden.core.method import Method
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import Summary
 

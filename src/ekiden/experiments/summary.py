@@ -10,15 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
-from ekiden import evaluation, outside
-from ekiden.core.folder import read_config, read_ledger, read_lines
-from ekiden.core.method import Method
-from ekiden.core.refs import SERVER
-from ekiden.core.run import told
+from ekiden.base import outside
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER
+from ekiden.base.settings import Hardware, Training
 from ekiden.data.tasks import Classification, Metric, Scores, Task, task_of
-from ekiden.errors import UserError
+from ekiden.engine import evaluation
+from ekiden.engine.drive import told
+from ekiden.engine.folder import read_config, read_ledger, read_lines
+from ekiden.engine.method import Method
 from ekiden.experiments.entries import at
-from ekiden.learning.training import Hardware, Training
 from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
@@ -233,7 +234,13 @@ def steps(run: Summary) -> Table:
     table = Table()
     sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network
     metric = headline(run)
-    for column in ("step", f"{metric.name}{metric.unit}", "loss", f"worst client{metric.unit}", *(["parameters"] if sized else [])):
+    for column in (
+        "step",
+        f"{metric.name}{metric.unit}",
+        "loss",
+        f"worst client{metric.unit}",
+        *(["parameters"] if sized else []),
+    ):
         table.add_column(column, justify="right")
     table.add_column("what moved")
     for row in run.metrics:

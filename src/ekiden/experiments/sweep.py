@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.files import write
-from ekiden.core.method import Method
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
 from ekiden.data import located
-from ekiden.errors import UserError
+from ekiden.engine.method import Method
 from ekiden.experiments import experiment, records
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ekiden.core.method import Method
-from ekiden.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.outside import installed, is_file, load, reference
+from ekiden.engine.method import Method
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.closing import ClosingLap
 from ekiden.methods.co_boosting import CoBoosting
-from ekiden.methods.criticalfl import CriticalFL
-from ekiden.methods.criticalfl_server import CriticalFLServer
+from ekiden.methods.criticalfl.criticalfl import CriticalFL
+from ekiden.methods.criticalfl.criticalfl_server import CriticalFLServer
 from ekiden.methods.deepafl import DeepAFL
 from ekiden.methods.dense import DENSE
 from ekiden.methods.dfedavgm import DFedAvgM
@@ -22,24 +23,24 @@ from ekiden.methods.fedavg import FedAvg
 from ekiden.methods.feddc import FedDC
 from ekiden.methods.feddisco import FedDisco
 from ekiden.methods.feddyn import FedDyn
-from ekiden.methods.fedelmy import FedELMY
-from ekiden.methods.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.fedelmy.fedelmy import FedELMY
+from ekiden.methods.fedelmy.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedfisher import FedFisher
 from ekiden.methods.fedgram import FedGram
 from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
-from ekiden.methods.fedov import FedOV
+from ekiden.methods.fedov.fedov import FedOV
 from ekiden.methods.fedper import FedPer
 from ekiden.methods.fedpft import FedPFT
 from ekiden.methods.fedprox import FedProx
 from ekiden.methods.fedseq import FedSeq
-from ekiden.methods.fedtasuki import FedTasuki
+from ekiden.methods.fedtasuki.fedtasuki import FedTasuki
 from ekiden.methods.fens import FENS
 from ekiden.methods.fisher_merging import FisherMerging
-from ekiden.methods.fusefl import FuseFL
+from ekiden.methods.fusefl.fusefl import FuseFL
 from ekiden.methods.local import Local
-from ekiden.methods.ma_echo import MAEcho
+from ekiden.methods.ma_echo.ma_echo import MAEcho
 from ekiden.methods.metafed import MetaFed
 from ekiden.methods.moon import MOON
 from ekiden.methods.ot_fusion import OTFusion
@@ -47,9 +48,8 @@ from ekiden.methods.pfnm import PFNM
 from ekiden.methods.regmean import RegMean
 from ekiden.methods.scaffold import SCAFFOLD
 from ekiden.methods.sfedkd import SFedKD
-from ekiden.methods.spfl import SPFL
-from ekiden.methods.ua_pdfl import UAPDFL
-from ekiden.outside import installed, is_file, load, reference
+from ekiden.methods.spfl.spfl import SPFL
+from ekiden.methods.ua_pdfl.ua_pdfl import UAPDFL
 
 METHODS: tuple[type[Method], ...] = (
     FedELMY,

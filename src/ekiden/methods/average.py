@@ -7,17 +7,17 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, CountOrZero, NonNegative
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count, CountOrZero, NonNegative
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import Need
-from ekiden.errors import UserError
-from ekiden.learning.aggregate import class_mean, owned
-from ekiden.learning.layout import Layout
-from ekiden.learning.robust import Rule, combine, refuse
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import note_apart, shortened
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.class_wise import class_mean, owned
+from ekiden.methods.blocks.robust import Rule, combine, refuse
+from ekiden.methods.blocks.rounds import note_apart, shortened
+from ekiden.training.layout import Layout
+from ekiden.training.weights import Weights
 
 Init = Literal["same", "different"]
 Head = Literal["mean", "class-wise", "class-counts"]

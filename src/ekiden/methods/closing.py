@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, cast, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, HasModel, Method, Size, State, on_client
-from ekiden.core.refs import EVERYONE, Ref
-from ekiden.core.worker import Client
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.base.sums import WIDE, Sums, measure, size
 from ekiden.data.tasks import Need
-from ekiden.errors import UserError
-from ekiden.learning import gaussian_heads as heads
-from ekiden.learning.layout import Layout
-from ekiden.learning.network import trial
-from ekiden.learning.sums import WIDE, Sums, measure, size
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, HasModel, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.training.layout import Layout
+from ekiden.training.network import trial
+from ekiden.training.weights import Weights
 
 _SAMPLES = 1024  # from which the first client of the lap settles the scales
 _REACH = 32  # standard deviations there that whole numbers reach

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
-from ekiden.core import wire
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.fit import Work, kept
-from ekiden.learning.generator import SampleGenerator
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
-from ekiden.methods._synthesis import Distilled, as_made, batches, softened, synthesise
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.generator import SampleGenerator
+from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
+from ekiden.training.fit import Work, kept
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 
 _CLIP = 10.0  # largest norm of a gradient, of generator and student
 

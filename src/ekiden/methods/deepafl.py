@@ -9,16 +9,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.checks import Count, CountOrZero, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
-from ekiden.core.seeds import derive
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count, CountOrZero, Positive
+from ekiden.base.errors import UserError
+from ekiden.base.seeds import derive
 from ekiden.data.tasks import Need
-from ekiden.errors import UserError
-from ekiden.learning.network import Network, fresh, trial
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
+from ekiden.training.network import Network, fresh, trial
+from ekiden.training.weights import Weights
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 

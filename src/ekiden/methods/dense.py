@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.checks import Count, NonNegative, Positive, Range
-from ekiden.core import wire
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count, NonNegative, Positive, Range
 from ekiden.data.tasks import Task
-from ekiden.learning.ensemble import EnsembleModel
-from ekiden.learning.fit import Work
-from ekiden.learning.generator import SampleGenerator
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights, mean
-from ekiden.methods._synthesis import Distilled, as_made, batches, synthesise
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.ensemble import EnsembleModel
+from ekiden.methods.blocks.generator import SampleGenerator
+from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, synthesise
+from ekiden.training.fit import Work
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

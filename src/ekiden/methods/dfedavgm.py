@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ekiden.checks import BelowOne, Count, Fraction
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
-from ekiden.learning import topology
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.checks import BelowOne, Count, Fraction
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import topology
+from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.checks import Count, Fraction, NonNegative
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning import topology
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.checks import Count, Fraction, NonNegative
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import topology
 from ekiden.methods.dfedavgm import gossip
+from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

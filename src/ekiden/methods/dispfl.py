@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.checks import Count, Fraction, Range
-from ekiden.core import wire
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.errors import UserError
-from ekiden.learning import topology
-from ekiden.learning.masks import densities, move, pack, random_mask, unpack
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.checks import Count, Fraction, Range
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import topology
+from ekiden.methods.blocks.masks import densities, move, pack, random_mask, unpack
+from ekiden.training.weights import Weights, mean
 
 
 class Sparse(NamedTuple):

@@ -8,16 +8,16 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.checks import Count
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count
 from ekiden.data.tasks import Need
-from ekiden.learning.aggregate import owned
-from ekiden.learning.ensemble import EnsembleModel, Rule, join
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Init
+from ekiden.methods.blocks.class_wise import owned
+from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 
 
 class Member(NamedTuple):

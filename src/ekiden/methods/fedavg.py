@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ekiden.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.robust import Rule
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import (
+from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.rounds import (
     Reply,
     Weighting,
     at_server,
@@ -25,6 +24,7 @@ from ekiden.methods._rounds import (
     sample,
     sample_weight,
 )
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

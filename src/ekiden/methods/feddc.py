@@ -7,12 +7,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Fraction, NonNegative
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Model, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights, mean
-from ekiden.methods._rounds import (
+from ekiden.base.checks import Count, Fraction, NonNegative
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import (
     Corrected,
     Proximal,
     at_server,
@@ -23,6 +22,7 @@ from ekiden.methods._rounds import (
     sample,
     with_sizes,
 )
+from ekiden.training.weights import Weights, mean
 
 
 class Memory(NamedTuple):

@@ -7,12 +7,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Fraction, NonNegative, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, Method, OwnSamples, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights, mean
-from ekiden.methods._rounds import (
+from ekiden.base.checks import Count, Fraction, NonNegative, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, Method, OwnSamples, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import (
     at_server,
     last_iterate,
     local_training,
@@ -20,6 +19,7 @@ from ekiden.methods._rounds import (
     sample,
     server_step,
 )
+from ekiden.training.weights import Weights, mean
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
 

@@ -8,20 +8,20 @@ from typing import ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.checks import BelowOne, Count, CountOrZero, NonNegative
-from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
+from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.base.sums import Sums, measure, size, widest
 from ekiden.data.tasks import Need
-from ekiden.errors import UserError
-from ekiden.learning import gaussian_heads as heads
-from ekiden.learning.network import Network, trial
-from ekiden.learning.patches import PatchSums
-from ekiden.learning.sums import Sums, measure, size, widest
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed, in_order
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.models.patch_filters import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
 from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, WholeFeatures
+from ekiden.training.network import Network, trial
+from ekiden.training.weights import Weights
 
 Settled = tuple[Tensor, ...]
 """What the first client settles of the features; see `WholeFeatures.tell`."""

@@ -8,16 +8,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.curvature import Labels, half, kronecker, length, refuse
-from ekiden.learning.layout import Layout
-from ekiden.learning.weights import Weights
-from ekiden.methods._merging import note_averaged, shares
+from ekiden.base.checks import Count, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Average, Init, Trained
+from ekiden.methods.blocks.curvature import Labels, half, kronecker, length, refuse
+from ekiden.methods.blocks.merging import note_averaged, shares
 from ekiden.methods.fedfisher import unpacked
+from ekiden.training.layout import Layout
+from ekiden.training.weights import Weights
 
 _TOLERANCE = 1e-8
 """relative residual at which the linear system counts as solved"""

@@ -7,16 +7,16 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.checks import Count, CountOrZero, NonNegative, Positive, require
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.errors import UserError
-from ekiden.learning.elastic import Elastic, Form, adapted, assemble, check, matrices
-from ekiden.learning.matching import Matching, Process, class_shares, match
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive, require
+from ekiden.base.errors import UserError
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Init, Trained
+from ekiden.methods.blocks.matching import Matching, Process, class_shares, match
+from ekiden.training.elastic import Elastic, Form, adapted, assemble, check, matrices
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 
 
 class FirstLayer(NamedTuple):

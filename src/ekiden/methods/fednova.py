@@ -6,12 +6,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ekiden.checks import BelowOne, Count, Fraction, NonNegative, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import (
+from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import (
     Proximal,
     Reply,
     Weighting,
@@ -25,6 +24,7 @@ from ekiden.methods._rounds import (
     sample,
     sample_weight,
 )
+from ekiden.training.weights import Weights
 
 
 class Progress(NamedTuple):

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
-from ekiden.checks import Count, Fraction
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning import topology
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.checks import Count, Fraction
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import topology
+from ekiden.training.weights import Weights, mean
 
 BY_SERVER = "server"
 

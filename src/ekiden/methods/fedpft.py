@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.checks import Count, NonNegative, Positive, require
-from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
-from ekiden.errors import UserError
-from ekiden.learning.fit import Diverged
-from ekiden.learning.mixtures import Covariance, Mixtures, fit, size_of_covariance
-from ekiden.learning.network import Network, trial
-from ekiden.learning.optimizer import optimizer
-from ekiden.learning.training import Training
-from ekiden.learning.weights import Part, Weights
+from ekiden.base.checks import Count, NonNegative, Positive, require
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.base.settings import Training
+from ekiden.engine.federation import Fed, in_order
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
+from ekiden.training.fit import Diverged
+from ekiden.training.network import Network, trial
+from ekiden.training.optimizer import optimizer
+from ekiden.training.weights import Part, Weights
 
 
 class Own(NamedTuple):

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.robust import Rule
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import (
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.rounds import (
     Proximal,
     Reply,
     Weighting,
@@ -24,6 +23,7 @@ from ekiden.methods._rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ekiden.checks import Count, NonNegative
-from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
-from ekiden.methods._alignment import Passing, alignment, transfers
+from ekiden.base.checks import Count, NonNegative
+from ekiden.engine.federation import Fed, in_order
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.spfl.alignment import Passing, alignment, transfers
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

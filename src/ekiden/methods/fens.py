@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.checks import BelowOne, Count, NonNegative, Positive, Range
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
+from ekiden.base.checks import BelowOne, Count, NonNegative, Positive, Range
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
-from ekiden.errors import UserError
-from ekiden.learning.ensemble import copies
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights, mean
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Init
+from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.fedavg import FedAvg, Server
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights, mean
 
 Form = Literal["linear", "per-class", "mlp", "ridge"]
 

@@ -7,16 +7,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import CLASSES, INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.errors import UserError
-from ekiden.learning.curvature import Labels, diagonal, refuse
-from ekiden.learning.layout import Layer, Layout
-from ekiden.learning.weights import Weights
-from ekiden.methods._merging import shares
+from ekiden.base.checks import Count, Positive
+from ekiden.base.errors import UserError
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Average, Init, Trained
+from ekiden.methods.blocks.curvature import Labels, diagonal, refuse
+from ekiden.methods.blocks.merging import shares
+from ekiden.training.layout import Layer, Layout
+from ekiden.training.weights import Weights
 
 
 class Informed(NamedTuple):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ekiden.checks import Count, Fraction
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
+from ekiden.base.checks import Count, Fraction
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.checks import Count, CountOrZero, NonNegative
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, State, on_client
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.data.tasks import Task
-from ekiden.learning.fit import Forward
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.models.split import Split, as_split
+from ekiden.training.fit import Forward
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

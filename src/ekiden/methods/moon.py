@@ -8,14 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.checks import Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.fit import Forward, Objective, teachers_of
-from ekiden.learning.robust import Rule
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import (
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.rounds import (
     Reply,
     Weighting,
     at_server,
@@ -29,6 +27,8 @@ from ekiden.methods._rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
+from ekiden.training.fit import Forward, Objective, teachers_of
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.checks import Count, CountOrZero, NonNegative, require
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
+from ekiden.base.checks import Count, CountOrZero, NonNegative, require
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import Need
-from ekiden.errors import UserError
-from ekiden.learning.fit import Work
-from ekiden.learning.layout import Layer, Layout
-from ekiden.learning.network import Network, trial
-from ekiden.learning.weights import Weights
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Average, Init, Trained
+from ekiden.training.fit import Work
+from ekiden.training.layout import Layer, Layout
+from ekiden.training.network import Network, trial
+from ekiden.training.weights import Weights
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
 """(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose columns sum to 1."""

@@ -7,15 +7,15 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Range
-from ekiden.core.federation import Fed
-from ekiden.core.method import INITIAL, Method, Size, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.curvature import half, length, moments, refuse, whole
-from ekiden.learning.layout import Layout
-from ekiden.learning.weights import Weights
-from ekiden.methods._merging import note_averaged, shares
+from ekiden.base.checks import Count, Range
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.worker import Client
 from ekiden.methods.average import Average, Init, Trained
+from ekiden.methods.blocks.curvature import half, length, moments, refuse, whole
+from ekiden.methods.blocks.merging import note_averaged, shares
+from ekiden.training.layout import Layout
+from ekiden.training.weights import Weights
 
 _UNSEEN = 1e-6
 """relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""

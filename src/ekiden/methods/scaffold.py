@@ -7,12 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.checks import Count, Fraction, Positive
-from ekiden.core.federation import Fed
-from ekiden.core.method import Method, State, on_client
-from ekiden.core.worker import Client
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import (
+from ekiden.base.checks import Count, Fraction, Positive
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import (
     Corrected,
     Reply,
     Weighting,
@@ -25,6 +24,7 @@ from ekiden.methods._rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.training.weights import Weights
 
 
 class Update(NamedTuple):

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.checks import Count, Fraction, NonNegative, Positive, require
-from ekiden.core.federation import Fed, in_order
-from ekiden.core.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.core.refs import Ref
-from ekiden.core.worker import Client
-from ekiden.learning.distillation import kl, without
-from ekiden.learning.fit import Forward
-from ekiden.learning.weights import Weights
-from ekiden.methods._rounds import participants
+from ekiden.base.checks import Count, Fraction, NonNegative, Positive, require
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed, in_order
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.distillation import kl, without
+from ekiden.methods.blocks.rounds import participants
+from ekiden.training.fit import Forward
+from ekiden.training.weights import Weights
 
 
 class Counts(NamedTuple):

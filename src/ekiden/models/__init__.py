@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from ekiden import outside
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
-from ekiden.errors import UserError, unknown
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.signal import SHORTEST, cnn_signal
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.errors import UserError
-from ekiden.learning.patches import CONTRAST, Dictionary
+from ekiden.base.errors import UserError
+from ekiden.models.patch_filters import CONTRAST, Dictionary
 
 LEVELS = 127
 """largest value of a feature: seven bits"""

@@ -4,7 +4,7 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 
 class Split(Protocol):

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ekiden.errors import UserError
-from ekiden.learning.patches import PatchSums, from_images, from_sums, measure_patches
-from ekiden.learning.sums import LARGEST
+from ekiden.base.errors import UserError
+from ekiden.base.sums import LARGEST
+from ekiden.models.patch_filters import PatchSums, from_images, from_sums, measure_patches
 from ekiden.models.patches import Patches, blank, filters_of
 
 _EXACT = 2**24 - 1  # float32 holds whole numbers up to here, so that products of matrices are exact in any order

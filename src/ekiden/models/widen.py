@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ekiden.core.seeds import derive
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.seeds import derive
 
 
 @dataclass(frozen=True)

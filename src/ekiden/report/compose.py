@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ekiden.base.errors import UserError
 from ekiden.data.describe import counts, held_names, picture
-from ekiden.errors import UserError
 from ekiden.report import landscape
 from ekiden.report.curves import curves
 from ekiden.report.ledger import ledger
@@ -170,7 +170,9 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
 
     def make(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
         kinds, metric = measured[setting], groups[0].shown
-        shown = [by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds]
+        shown = [
+            by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds
+        ]
         return [by_client(setting, number, groups), *shown]
 
     yield from _each(found, make)

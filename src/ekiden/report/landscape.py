@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import LogNorm
 
-from ekiden.errors import UserError
-from ekiden.learning.weights import Weights, mean
+from ekiden.base.errors import UserError
 from ekiden.report.maps import distances
 from ekiden.report.models import Opened, Surface, embedding, surface, trained
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
+from ekiden.training.weights import Weights, mean
 
 _MOST_CLASSES = 21  # that colours and marks tell apart
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
-from ekiden.core.folder import read_ledger
-from ekiden.core.refs import SERVER
+from ekiden.base.refs import SERVER
+from ekiden.engine.folder import read_ledger
 from ekiden.experiments.summary import Summary, size
 from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ekiden.core.folder import read_ledger
-from ekiden.core.refs import SERVER
+from ekiden.base.refs import SERVER
 from ekiden.data.tasks import Metric
+from ekiden.engine.folder import read_ledger
 from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
@@ -87,9 +87,7 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     names = [g.name for g in known]
     figure, _ = heat(values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
     seed = known[0].first.config["seed"]
-    note = (
-        f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
-    )
+    note = f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
     return Drawing(
         f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
     )
@@ -151,7 +149,11 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
         axes.add_patch(_frame(column, place))
     lost = lost_points(values if metric.higher else -values, trained) if len(rows) == len(path) else None
     note = f"Seed {run.config['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. " + (
-        f"Mean forgetting: {lost:.1f} points." if metric.share else f"Mean forgetting: {lost:.4g}." if lost is not None else "Not every hop was measured."
+        f"Mean forgetting: {lost:.1f} points."
+        if metric.share
+        else f"Mean forgetting: {lost:.4g}."
+        if lost is not None
+        else "Not every hop was measured."
     )
     return Drawing(
         f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.core.store import read_trained
+from ekiden.base.errors import UserError
 from ekiden.data import Dataset, FederatedData, Reading
-from ekiden.errors import UserError
-from ekiden.evaluation import TestSet
+from ekiden.engine.evaluation import TestSet
+from ekiden.engine.parties import check_same_data
+from ekiden.engine.store import read_trained
 from ekiden.experiments.plan import TaskName, judge, loaded, read_model, stored
 from ekiden.experiments.summary import Summary
-from ekiden.learning.weights import Weights, mean
-from ekiden.parties import check_same_data
+from ekiden.training.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
 _GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ekiden._version import __version__
-from ekiden.core.files import disk_error
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error
 from ekiden.report.compose import Item, Section, compose
 from ekiden.report.runs import Found, collect
 from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish

@@ -5,9 +5,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.folder import read_lines
-from ekiden.core.method import Method
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine.folder import read_lines
+from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.summary import Summary, duration
 from ekiden.report.runs import Found

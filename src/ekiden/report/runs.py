@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden import outside
+from ekiden.base import outside
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Hardware
 from ekiden.data import NAMED
-from ekiden.errors import UserError
 from ekiden.experiments.results import Result, unmeasured
 from ekiden.experiments.summary import Summary, summarise
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
-from ekiden.learning.training import Hardware
 from ekiden.methods import known
 
 

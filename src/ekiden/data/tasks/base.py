@@ -9,15 +9,30 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ekiden import outside
-from ekiden.checks import Checked
-from ekiden.errors import UserError, unknown
+from ekiden.base import outside
+from ekiden.base.checks import Checked
+from ekiden.base.errors import UserError, unknown
 
 IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
 
 _ROW = frozenset(
-    ["step", "loss", "bytes", "forward", "backward", "clients", "metric", "metrics", "groups", "confusion", "notes", "parameters", "consensus", "diverged"]
+    [
+        "step",
+        "loss",
+        "bytes",
+        "forward",
+        "backward",
+        "clients",
+        "metric",
+        "metrics",
+        "groups",
+        "confusion",
+        "notes",
+        "parameters",
+        "consensus",
+        "diverged",
+    ]
 )
 """What else a row of metrics holds."""
 

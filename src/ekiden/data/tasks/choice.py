@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ekiden import outside
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks.base import Metric, Task
 from ekiden.data.tasks.classification import Classification
 from ekiden.data.tasks.language import LanguageModelling
 from ekiden.data.tasks.multilabel import MultiLabel
 from ekiden.data.tasks.regression import Regression
 from ekiden.data.tasks.segmentation import Segmentation
-from ekiden.errors import UserError, unknown
 
 KINDS: Mapping[str, type[Task]] = {
     kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
@@ -94,7 +94,9 @@ def recorded(task: Task) -> dict[str, Any]:
     values = {key: value for key, value in asdict(task).items() if key != "metric"}
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    own = {"metric": metric, "higher": task.headline.higher} if task.headline not in task.metrics else {"metric": metric}
+    own = (
+        {"metric": metric, "higher": task.headline.higher} if task.headline not in task.metrics else {"metric": metric}
+    )
     return {"kind": task.kind, **(own if metric else {}), **lists}
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import Metric, Need, Task
-from ekiden.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.checks import CountOrZero
+from ekiden.base.checks import CountOrZero
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import IGNORED, Metric, Need, Task
-from ekiden.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ekiden.checks import Positive
+from ekiden.base.checks import Positive
+from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import Metric, Need, Task
-from ekiden.errors import UserError
 
 _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2816)
 """of the normal distribution"""

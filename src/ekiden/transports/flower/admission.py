@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ekiden.core.files import write, write_once
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import write, write_once
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.silo_file import SiloFile
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from ekiden._version import __version__
-from ekiden.core.method import Method
-from ekiden.core.refs import EVERYONE, SERVER
-from ekiden.core.worker import Setup
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, SERVER
+from ekiden.base.settings import Hardware, Training
+from ekiden.data.augment import Augment
 from ekiden.data.samples import Dataset, Samples
-from ekiden.errors import UserError
-from ekiden.learning.augment import Augment
-from ekiden.learning.training import Hardware, Training
+from ekiden.engine.method import Method
+from ekiden.engine.networks import Named, of_method
+from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named
-from ekiden.networks import Named, of_method
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ekiden.core import wire
-from ekiden.core.refs import EVERYONE, Ref
-from ekiden.core.worker import Worker, payload_types
-from ekiden.modules import initial_weights
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.engine import wire
+from ekiden.engine.modules import initial_weights
+from ekiden.engine.worker import Worker, payload_types
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.contents import Contents, check
 from ekiden.transports.flower.custody import Taken

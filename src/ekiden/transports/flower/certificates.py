@@ -6,8 +6,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.files import write
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
 from ekiden.transports.flower.keys import write_secret
 
 _DAYS = 3650

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower.envelope import content, wrap
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import Held, SiloFile, read

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ekiden._version import __version__
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.session import ENDED, RemotePlan, as_text
 

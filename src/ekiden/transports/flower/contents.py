@@ -10,11 +10,11 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from ekiden.core import wire
-from ekiden.core.method import OwnSamples
-from ekiden.core.refs import SERVER
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.base.refs import SERVER
+from ekiden.engine import wire
+from ekiden.engine.method import OwnSamples
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.parcel import Ask
 from ekiden.transports.flower.sealing import Sealer

@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ekiden.core import wire
-from ekiden.core.federation import ClientMissing, Request, live_refs, refs
-from ekiden.core.method import INITIAL, State
-from ekiden.core.outline import Outline, outline
-from ekiden.core.refs import EVERYONE, SERVER, Ref
-from ekiden.core.worker import Setup, payload_types
-from ekiden.errors import UserError
-from ekiden.learning.fit import Work
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, SERVER, Ref
+from ekiden.engine import wire
+from ekiden.engine.federation import ClientMissing, Request, live_refs, refs
+from ekiden.engine.method import INITIAL, State
+from ekiden.engine.outline import Outline, outline
+from ekiden.engine.worker import Setup, payload_types
+from ekiden.training.fit import Work
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence, arguments_key, check, check_claims, value_key

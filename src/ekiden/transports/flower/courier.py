@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from ekiden.core import wire
-from ekiden.core.federation import ClientMissing
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import ClientMissing
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 
 Absent = Literal["wait", "skip", "stop"]

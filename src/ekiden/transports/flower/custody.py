@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ekiden.core import wire
-from ekiden.core.files import disk_error, write_once
-from ekiden.core.refs import Ref
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error, write_once
+from ekiden.base.refs import Ref
 from ekiden.data.samples import ClientData
-from ekiden.errors import UserError
-from ekiden.learning.weights import Weights
+from ekiden.engine import wire
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.parcel import Count
 from ekiden.transports.flower.sealing import Sign

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy, rmtree
 
-from ekiden.core.files import write
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
 from ekiden.transports.flower import certificates, keys, silo_file
 from ekiden.transports.flower.agreement import check_name
 

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower import client_app, silo_file
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 
 
 def generate(private: Path) -> Path:

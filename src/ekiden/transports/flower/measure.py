@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ekiden.evaluation import consensus, diverged
-from ekiden.learning.weights import Weights
+from ekiden.engine.evaluation import consensus, diverged
+from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.parcel import Count
 
@@ -21,7 +21,7 @@ class SiloTests:
         self._classes = classes
 
     def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
-        """The row of metrics, as `ekiden.evaluation.TestSet` gives it on one machine."""
+        """The row of metrics, as `ekiden.engine.evaluation.TestSet` gives it on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
         if not models:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ekiden.core import wire
-from ekiden.core.files import Damaged, marked, verified, write
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged, marked, verified, write
+from ekiden.engine import wire
 from ekiden.transports.flower.parcel import Count, pack, unpack
 
 _MOST = 10.0

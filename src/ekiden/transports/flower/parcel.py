@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from ekiden.core import wire
+from ekiden.engine import wire
 from ekiden.transports.flower.sealing import Lock, Reader
 
 T = TypeVar("T")

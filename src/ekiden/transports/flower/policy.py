@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ekiden.core import wire
-from ekiden.core.method import INITIAL
-from ekiden.core.outline import Outline, TooLong, outline
-from ekiden.core.refs import SERVER, Ref
-from ekiden.core.worker import Setup
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER, Ref
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL
+from ekiden.engine.outline import Outline, TooLong, outline
+from ekiden.engine.worker import Setup
 from ekiden.transports.flower import custody, keys
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence

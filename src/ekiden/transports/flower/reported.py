@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from ekiden.core import identity
-from ekiden.core.federation import Transfer
-from ekiden.core.folder import Marks, read_ledger
-from ekiden.core.outline import Outline
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine import identity
+from ekiden.engine.federation import Transfer
+from ekiden.engine.folder import Marks, read_ledger
+from ekiden.engine.outline import Outline
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.courier import Absent
 from ekiden.transports.flower.custody import Hop, Tally

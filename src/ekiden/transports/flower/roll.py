@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ekiden._version import __version__
-from ekiden.core import wire
-from ekiden.core.federation import ClientMissing
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import ClientMissing
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack

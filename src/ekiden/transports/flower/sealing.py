@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ekiden.core import wire
-from ekiden.core.files import write_once
-from ekiden.core.refs import SERVER
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import write_once
+from ekiden.base.refs import SERVER
+from ekiden.engine import wire
 from ekiden.transports.flower import keys
 
 Sign = Callable[[bytes], str]

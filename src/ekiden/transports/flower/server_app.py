@@ -9,7 +9,7 @@ import httpx
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower import session
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap

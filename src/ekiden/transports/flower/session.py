@@ -12,22 +12,22 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ekiden import api, models, modules
+from ekiden import api, models
 from ekiden._version import __version__
-from ekiden.checks import Checked, CountOrZero, Positive, require
-from ekiden.core import identity
-from ekiden.core.files import Damaged, write
-from ekiden.core.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
-from ekiden.core.method import Method, Size, State
-from ekiden.core.outline import outline
-from ekiden.core.run import drive, told
-from ekiden.core.run import models as models_of
-from ekiden.core.worker import Setup
-from ekiden.errors import UserError
-from ekiden.evaluation import Built, divergence
-from ekiden.learning.network import Network
-from ekiden.learning.training import Hardware, Training
+from ekiden.base.checks import Checked, CountOrZero, Positive, require
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged, write
+from ekiden.base.settings import Hardware, Training
+from ekiden.engine import identity, modules
+from ekiden.engine.drive import drive, told
+from ekiden.engine.drive import models as models_of
+from ekiden.engine.evaluation import Built, divergence
+from ekiden.engine.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
+from ekiden.engine.method import Method, Size, State
+from ekiden.engine.outline import outline
+from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named, written
+from ekiden.training.network import Network
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name, no_samples

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from ekiden.core import wire
-from ekiden.core.files import Damaged, intact, marked, verified, with_digest, write
-from ekiden.core.worker import Outcome
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged, intact, marked, verified, with_digest, write
+from ekiden.engine import wire
+from ekiden.engine.worker import Outcome
 from ekiden.transports.flower.parcel import pack, unpack
 
 Place = tuple[int, int]

@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden import machine
 from ekiden._version import __version__
-from ekiden.core import wire
-from ekiden.core.outline import Outline
-from ekiden.core.refs import SERVER
-from ekiden.core.store import FolderJournal
-from ekiden.core.worker import Job, Outcome, Worker, task_of
-from ekiden.errors import UserError
-from ekiden.evaluation import Built
-from ekiden.learning import fit as fitting
-from ekiden.learning.elastic import adapted
-from ekiden.learning.network import Network
-from ekiden.learning.weights import Weights
-from ekiden.modules import initial_weights, model_bytes
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER
+from ekiden.engine import machine, wire
+from ekiden.engine.evaluation import Built
+from ekiden.engine.modules import initial_weights, model_bytes
+from ekiden.engine.outline import Outline
+from ekiden.engine.store import FolderJournal
+from ekiden.engine.worker import Job, Outcome, Worker, task_of
+from ekiden.training import fit as fitting
+from ekiden.training.elastic import adapted
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission

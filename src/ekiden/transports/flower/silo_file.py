@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, load, split
-from ekiden.errors import UserError, unknown
-from ekiden.learning.training import Hardware
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
 

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower.commands import QUIET, Say, Security, interrupt, path, register
 from ekiden.transports.flower.federation import FILE, Federation
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ekiden.errors import UserError
+from ekiden.base.errors import UserError
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path
 from ekiden.transports.flower.silo_file import SiloFile
 

@@ -12,20 +12,20 @@ from typing import Any
 from torch import nn
 
 from ekiden import api
-from ekiden.core import identity, wire
-from ekiden.core.federation import Transfer, refs
-from ekiden.core.folder import Marks, read_config, read_lines
-from ekiden.core.method import INITIAL, Model, State
-from ekiden.core.outline import Outline, outline
-from ekiden.core.refs import EVERYONE, Ref
-from ekiden.core.store import read
-from ekiden.core.worker import Setup
-from ekiden.errors import UserError
-from ekiden.evaluation import Built, consensus
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.base.settings import Hardware
+from ekiden.engine import identity, wire
+from ekiden.engine.evaluation import Built, consensus
+from ekiden.engine.federation import Transfer, refs
+from ekiden.engine.folder import Marks, read_config, read_lines
+from ekiden.engine.method import INITIAL, Model, State
+from ekiden.engine.modules import initial_weights, model_bytes
+from ekiden.engine.outline import Outline, outline
+from ekiden.engine.store import read
+from ekiden.engine.worker import Setup
 from ekiden.experiments.plan import read_model
-from ekiden.learning.training import Hardware
-from ekiden.learning.weights import Weights
-from ekiden.modules import initial_weights, model_bytes
+from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, keys, reported
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, no_samples

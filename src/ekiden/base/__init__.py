@@ -1,0 +1,1 @@
+"""Errors, checks of values, files, seeds: what every room needs. Imports nothing of Ekiden's other rooms."""

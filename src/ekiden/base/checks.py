@@ -1,0 +1,260 @@
+"""What values the fields of a dataclass may have, declared in their annotations and checked when one is made.
+
+    @dataclass(frozen=True)
+    class Settings(Checked):
+        form: Literal["paper", "released"] = "paper"
+        epochs: Annotated[int, Range(least=1)] = 200
+        share: Fraction = 0.5  # a name for a common range
+
+The command line reads the same annotations, so both ways refuse the same values.
+"""
+
+import math
+import reprlib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, fields
+from functools import cache, wraps
+from inspect import signature
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from ekiden.base.errors import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from or above one bound to or below another; `Annotated[float, Range(above=0)]` is all above 0."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.most is None and self.below is None:
+            return f"{self.least} or more" if self.above is None else f"greater than {self.above}"
+        low = [f"at least {self.least}"] * (self.least is not None) + [f"above {self.above}"] * (self.above is not None)
+        high = [f"at most {self.most}"] * (self.most is not None) + [f"below {self.below}"] * (self.below is not None)
+        return " and ".join(low + high)
+
+
+Count = Annotated[int, Range(least=1)]
+"""1, 2, 3, ..."""
+CountOrZero = Annotated[int, Range(least=0)]
+"""0, 1, 2, ..."""
+Positive = Annotated[float, Range(above=0)]
+"""greater than 0"""
+NonNegative = Annotated[float, Range(least=0)]
+"""0 or more"""
+Fraction = Annotated[float, Range(above=0, most=1)]
+"""above 0 and at most 1"""
+BelowOne = Annotated[float, Range(least=0, below=1)]
+"""at least 0 and below 1"""
+
+
+class Checked:
+    """Base class of dataclasses whose fields are checked when one is made, before a `__post_init__` of their own.
+
+    Numbers of a field get the type that it is declared with: an int where a float is wanted becomes a float, a NumPy
+    integer an int, a list where a tuple is wanted a tuple. So equal settings are equal as JSON, too.
+    """
+
+    _flag: ClassVar[str] = "--{}"
+    """how messages call a field"""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Callable[[Any], None] | None = vars(cls).get("__post_init__")
+        if own is not None:
+
+            @wraps(own)
+            def checked_first(self: Checked) -> None:
+                _check_fields(self)
+                own(self)
+
+            cls.__post_init__ = checked_first  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            UserError: a value is of the wrong type, unknown, or out of range.
+        """
+        _check_fields(self)
+
+
+def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a function as fields of a `Checked` dataclass are checked, `but` those of these names."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def checking(*args: P.args, **kwargs: P.kwargs) -> T:
+            bound, hints = signature(function).bind(*args, **kwargs), _hints(function)
+            for name in bound.arguments.keys() & hints.keys() - set(but):
+                bound.arguments[name] = admitted(name, bound.arguments[name], hints[name])
+            return function(*bound.args, **bound.kwargs)
+
+        return checking
+
+    return decorate
+
+
+def admitted(name: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind`, an annotation; unchanged where the annotation is none that can be checked.
+
+    Raises:
+        UserError: it is of another type, unknown, or out of range; calls it `name`.
+    """
+    try:
+        return _as(value, kind)
+    except _Refused as refused:
+        shown = " ".join(reprlib.repr(value).split())
+        raise UserError(f"{name} {shown} is {refused.why}: it must be {refused.wanted}") from None
+
+
+def require(holds: bool, name: str, value: object, wanted: str) -> None:
+    """Raise the error of values out of range, for a condition that an annotation cannot express.
+
+    Raises:
+        UserError: `holds` is false.
+    """
+    if not holds:
+        raise UserError(f"--{name.replace('_', '-')} {value} is out of range: it must be {wanted}")
+
+
+class _Refused(Exception):
+    """A value is not what an annotation asks for."""
+
+    def __init__(self, why: str, wanted: str) -> None:
+        super().__init__(why, wanted)
+        self.why, self.wanted = why, wanted
+
+
+_WRONG_TYPE, _UNKNOWN, _OUT_OF_RANGE = "of the wrong type", "unknown", "out of range"
+
+
+def _check_fields(instance: Any) -> None:
+    kind: Any = type(instance)
+    hints = _hints(kind)
+    own: tuple[Field[Any], ...] = fields(instance)
+    for field in own:
+        value = getattr(instance, field.name)
+        new = admitted(instance._flag.format(field.name.replace("_", "-")), value, hints[field.name])
+        if new is not value:
+            object.__setattr__(instance, field.name, new)
+
+
+@cache
+def _hints(annotated: Any) -> dict[str, Any]:
+    return typing.get_type_hints(annotated, include_extras=True)
+
+
+def _as(value: Any, kind: Any) -> Any:
+    """`value` as `kind`."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        new = _within(value, kind)
+    elif origin is Literal:
+        new = _choice(value, kind)
+    elif origin in (Union, UnionType):
+        new = _one_of(value, args)
+    elif origin is tuple and args[1:] == (...,):
+        new = _sequence(value, kind)
+    elif isinstance(kind, TypeVar):
+        new = value if kind.__bound__ is None else _as(value, kind.__bound__)
+    elif kind in (int, float):
+        new = _number(value, kind)
+    else:
+        new = _instance(value, kind)
+    return new
+
+
+def _number(value: Any, kind: Any) -> Any:
+    """`value` as an int or float, whichever `kind` is."""
+    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        raise _Refused(_WRONG_TYPE, _names(kind))
+    if type(value) is kind:
+        number: Any = value
+    else:
+        try:
+            number = kind(value)
+        except OverflowError:
+            number = math.inf
+    if kind is float and not math.isfinite(number):
+        raise _Refused(_OUT_OF_RANGE, "a finite number")
+    return number
+
+
+def _choice(value: Any, kind: Any) -> Any:
+    if not any(type(value) is type(choice) and value == choice for choice in get_args(kind)):
+        raise _Refused(_UNKNOWN, _names(kind))
+    return value
+
+
+def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise _Refused(_WRONG_TYPE, _names(kind))
+    return tuple(_as(part, get_args(kind)[0]) for part in value)
+
+
+def _instance(value: Any, kind: Any) -> Any:
+    """`value`, an instance of `kind` where that is a class."""
+    plain = get_origin(kind) or kind
+    known = isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
+    if known and not isinstance(value, plain):
+        raise _Refused(_WRONG_TYPE, _names(kind))
+    return value
+
+
+def _within(value: Any, kind: Any) -> Any:
+    """`value` as an annotation with ranges."""
+    plain, *marks = get_args(kind)
+    try:
+        new = _as(value, plain)
+    except _Refused as refused:
+        raise _Refused(refused.why, _names(kind) if refused.why == _WRONG_TYPE else refused.wanted) from None
+    for allowed in marks:
+        if isinstance(allowed, Range) and new not in allowed:
+            raise _Refused(_OUT_OF_RANGE, str(allowed))
+    return new
+
+
+def _one_of(value: Any, kinds: Iterable[Any]) -> Any:
+    """`value` as the first of `kinds` that it fits."""
+    refusals = []
+    for kind in kinds:
+        try:
+            return _as(value, kind)
+        except _Refused as refused:
+            refusals.append(refused)
+    # The type is right where the range is not: then it is the range that helps.
+    nearest = next((r for r in refusals if r.why == _OUT_OF_RANGE), refusals[0])
+    wanted = nearest.wanted if nearest.why == _OUT_OF_RANGE else " or ".join(map(_names, kinds))
+    raise _Refused(nearest.why, wanted)
+
+
+def _names(kind: Any) -> str:
+    """What an annotation asks for, in words."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return ", ".join([_names(args[0]), *(str(mark) for mark in args[1:] if isinstance(mark, Range))])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin is tuple and args[1:] == (...,):
+        return f"a list, each of it {_names(args[0])}"
+    known = {float: "a number", int: "a whole number", bool: "True or False", str: "a text", NoneType: "None"}
+    plain = origin or kind
+    return known.get(plain) or f"of type {getattr(plain, '__name__', plain)}"

@@ -1,0 +1,196 @@
+"""Files: a crash leaves the old or the new one, a changed byte is noticed, and tensors are not copied."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+
+_DIGEST = "blake2b"
+_BLANK = "0" * 32
+"""What stands in the place of the digest while it is made."""
+_MARK = b"ekiden\0\2"
+"""Begins a file that is no safetensors file and has a digest; others begin with the length of their header."""
+_OLDER = {"format", "tree"}
+"""What the metadata of files without a digest says."""
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Damaged(UserError):
+    """A file that is not as it was written."""
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, piece by piece.
+
+    The library's own writer holds a second copy of everything and refuses tensors that share memory; ours is read
+    back by the library.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    yield _framed(header)
+    for tensor in tensors.values():
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
+    """The pieces of a safetensors file with a digest of all its bytes in the metadata, which `intact` compares.
+
+    It stays a safetensors file that every tool reads.
+
+    Args:
+        chunks: what `safetensors_chunks` gave.
+        more: what else the metadata shall say.
+    """
+    first, *tensors = chunks
+    header = json.loads(bytes(first[8:]))
+    metadata = {_DIGEST: _BLANK, **more, **header["__metadata__"]}
+    found = hashlib.blake2b(_framed({**header, "__metadata__": metadata}), digest_size=len(_BLANK) // 2)
+    for tensor in tensors:
+        found.update(tensor)
+    yield _framed({**header, "__metadata__": metadata | {_DIGEST: found.hexdigest()}})
+    yield from tensors
+
+
+def intact(data: bytes) -> bytes:
+    """`data` of a safetensors file, as they were written. Files of older versions have no digest: these pass.
+
+    So does what is no safetensors file at all, which whoever decodes it says.
+
+    Raises:
+        Damaged: a byte was changed, or it is truncated.
+    """
+    name = f'"{_DIGEST}":"'.encode()
+    at = data.find(name, 8, 8 + int.from_bytes(data[:8], "little"))
+    if at < 0:
+        if metadata_of(data).keys() - _OLDER:  # the digest's own name was changed
+            raise Damaged("changed since it was written")
+        return data
+    start, end = at + len(name), at + len(name) + len(_BLANK)
+    found = hashlib.blake2b(data[:start], digest_size=len(_BLANK) // 2)
+    found.update(_BLANK.encode())
+    found.update(memoryview(data)[end:])
+    if found.hexdigest().encode() != data[start:end]:
+        raise Damaged("changed since it was written: its digest differs")
+    return data
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    """What a safetensors file says besides its tensors; nothing where it is none."""
+    try:
+        return dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {})
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}
+
+
+def _framed(header: Mapping[str, object]) -> bytes:
+    """The header of a safetensors file."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def marked(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The pieces of a file, with a digest of them before."""
+    found = hashlib.blake2b(digest_size=len(_BLANK) // 2)
+    for piece in pieces:
+        found.update(piece)
+    return [_MARK, found.digest(), *pieces]
+
+
+def verified(data: bytes) -> memoryview:
+    """What `marked` was given. Files of older versions have no digest: these pass.
+
+    Raises:
+        Damaged: a byte was changed.
+    """
+    start = len(_MARK) + len(_BLANK) // 2
+    if not data.startswith(_MARK):
+        return memoryview(data)
+    content = memoryview(data)[start:]
+    if hashlib.blake2b(content, digest_size=len(_BLANK) // 2).digest() != data[len(_MARK) : start]:
+        raise Damaged("changed since it was written: its digest differs")
+    return content
+
+
+def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:
+    """Write `chunks` to `path` atomically and return the number of bytes.
+
+    Args:
+        path: the file; its folder must exist.
+        chunks: its content.
+        sync: wait until it is on the disk, so that it also outlives a power cut.
+
+    Raises:
+        UserError: the disk is full; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            written = sum(file.write(chunk) for chunk in chunks)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    return written
+
+
+def write_once(path: Path, content: bytes) -> bytes:
+    """Write `path` for its owner's eyes only, unless it exists; returns what it holds then.
+
+    Of several processes that try at once, all get what the first one wrote.
+    """
+    if not path.exists():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)  # unlike a rename, leaves what another process wrote meanwhile
+        except OSError as error:
+            raise disk_error(error, path) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path.read_bytes()
+
+
+def disk_error(error: OSError, path: Path) -> UserError:
+    """What to tell the user when `path` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(
+            f"disk full while writing {path}: free some space, then `ekiden resume` or the same command goes on"
+        )
+    return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")

@@ -1,0 +1,208 @@
+"""What comes from outside the package: the user's own files, as `mine.py:MyMethod`, and other packages' entry points.
+
+A file is code, so it runs only where the user asked for it: on a command line, in Python, in an experiment file. A run
+folder, which may come from anybody, names files too; those run only if the user has run the same content before.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Literal
+
+from ekiden.base.errors import UserError, unknown
+
+Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets"]
+_PREFIX = "ekiden_file_"
+
+
+def is_file(name: str) -> bool:
+    """Whether `name` has the form PATH.py:NAME."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def located(name: str) -> str:
+    """The same name for every folder: the path becomes absolute."""
+    if not is_file(name):
+        return name
+    path, _, attribute = name.rpartition(":")
+    return f"{Path(path).expanduser().absolute()}:{attribute}"
+
+
+def short(name: str) -> str:
+    """`name` without the folder of a file."""
+    return Path(name).name if is_file(name) else name
+
+
+def trust(name: str) -> None:
+    """Note that the user asked for the code in the file of `name`; other names need no trust.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if is_file(name):
+        digest = _digest(_path(name))
+        if digest not in _trusted():
+            _list().parent.mkdir(parents=True, exist_ok=True)
+            with _list().open("a", encoding="utf-8") as file:
+                file.write(f"{digest} {_path(name)}\n")
+
+
+def load(name: str) -> Any:
+    """What the Python file in PATH.py:NAME calls NAME.
+
+    Raises:
+        UserError: there is no such file or name, the file fails, or the user has not asked for it; see `trust`.
+    """
+    path, attribute = _path(name), name.rpartition(":")[2]
+    if _digest(path) not in _trusted():
+        raise UserError(
+            f"{path} is code that was not run from here before, or that has changed since: read it, then "
+            f"`ekiden trust {path}` if it may run"
+        )
+    module = _module(path)
+    if not hasattr(module, attribute):
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        raise unknown(f"name in {path}", attribute, own)
+    return getattr(module, attribute)
+
+
+def call(name: str, group: Group, *args: Any) -> Any:
+    """What the function called `name` gives: one in a file, or an entry point of `group`.
+
+    Raises:
+        UserError: it is no function, it fails, or it takes other arguments.
+    """
+    function = load(name) if is_file(name) else installed(group)[name].load()
+    if not callable(function):
+        raise UserError(f"{name} is no function: name one")
+    wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    args = args if wanted else ()
+    if len(wanted) != len(args):
+        raise UserError(f"{name} takes {len(wanted)} arguments, it is called with {len(args)}")
+    try:
+        return function(*args)
+    except UserError:
+        raise
+    except Exception as error:
+        raise failure(source(function) or Path(name), error) from error
+
+
+def reference(thing: Any) -> str | None:
+    """The PATH.py:NAME that `load` gave `thing` for; None of what comes from elsewhere."""
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", "")
+    return f"{_origin(module)}:{name}" if module.startswith(_PREFIX) else None
+
+
+def digests(names: Sequence[str]) -> dict[str, str]:
+    """The digest of each file among `names`, by its path."""
+    return {str(_path(name)): _digest(_path(name)) for name in names if is_file(name)}
+
+
+def refuse_changed(code: Mapping[str, str]) -> None:
+    """Refuse files that are not as they were when a run noted these digests of them.
+
+    Raises:
+        UserError: one has changed, or is gone.
+    """
+    for path, digest in code.items():
+        if _digest(_path(f"{path}:")) != digest:
+            raise UserError(f"{path} has changed since the run began: restore it, or begin a new run")
+
+
+def failure(path: Path, error: Exception) -> UserError:
+    """One line about an error of the user's code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
+    where = f"{path}, line {line}" if line else str(path)
+    return UserError(f"{where}, fails: {type(error).__name__}: {error}")
+
+
+def source(thing: Any) -> Path | None:
+    """The file that a class or function is written in, where there is one."""
+    try:
+        file = inspect.getsourcefile(thing)
+    except TypeError:
+        return None
+    return Path(file) if file else None
+
+
+def installed(group: Group) -> dict[str, EntryPoint]:
+    """The entry points that other packages declare in a group, by name."""
+    return {point.name: point for point in _points(group)}
+
+
+@cache
+def _points(group: Group) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def _path(name: str) -> Path:
+    path = Path(name.rpartition(":")[0]).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: give PATH.py:NAME")
+    return path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def _list() -> Path:
+    """The file that lists the contents that the user asked for."""
+    return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser() / "trusted-code"
+
+
+def _trusted() -> frozenset[str]:
+    try:
+        return frozenset(line.split(" ", 1)[0] for line in _list().read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return frozenset()
+
+
+def _module(path: Path) -> ModuleType:
+    """The module in the file, executed once in a process."""
+    name = _PREFIX + str(path).encode().hex()
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise failure(path, error) from error
+
+
+def _origin(module: str) -> Path:
+    return Path(bytes.fromhex(module.removeprefix(_PREFIX)).decode())
+
+
+class _Source(SourceFileLoader):
+    """Executes the file itself: a compiled copy in `__pycache__` may hold anything, and no digest covers it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile what the file holds."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class _Files(MetaPathFinder):
+    """Finds the modules of the user's files by name, so that worker processes find the classes in them too."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The file that `name` stands for."""
+        if not name.startswith(_PREFIX):
+            return None
+        path = str(_origin(name))
+        return importlib.util.spec_from_file_location(name, path, loader=_Source(name, path))
+
+
+sys.meta_path.append(_Files())

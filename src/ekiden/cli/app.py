@@ -1,0 +1,108 @@
+"""The command line: finds the command, runs it, and turns a user's mistake into one line."""
+
+import errno
+import os
+import sys
+import warnings
+from importlib import import_module
+
+from ekiden._version import __version__
+from ekiden.base.errors import UserError, unknown
+
+COMMANDS = {
+    "run": "cli.runs:run",
+    "resume": "cli.runs:resume",
+    "evaluate": "cli.evaluate:evaluate",
+    "show": "cli.runs:show",
+    "compare": "cli.runs:compare",
+    "report": "cli.report:report",
+    "export": "cli.sweeps:export_runs",
+    "data": "cli.runs:data",
+    "list": "cli.runs:list_all",
+    "topology": "cli.topology:show_topology",
+    "sweep": "cli.sweeps:run_sweep",
+    "results": "cli.sweeps:list_results",
+    "forget": "cli.revision:forget",
+    "join": "cli.revision:join",
+    "check": "cli.own:check_method",
+    "new": "cli.own:new",
+    "trust": "cli.own:trust",
+    "federation": "cli.federation:federation",
+    "silo": "cli.silos:silo",
+    "ps": "cli.federation:ps",
+    "stop": "cli.federation:stop",
+    "verify": "cli.silos:verify",
+}
+"""Where each command is: its module is loaded when it is called."""
+
+_HELP = """usage: ekiden COMMAND [arguments]        ekiden COMMAND --help
+
+train
+  run METHOD        train over many data silos: ekiden run fedelmy --help
+  resume RUN...     go on with interrupted runs
+look
+  show RUN          what a run folder holds
+  evaluate RUN      accuracy per client, domain and class
+  compare RUN...    runs side by side
+  report RUN...     one page of tables and figures, from runs and sweeps
+  export RUN... OUT metrics as Parquet, CSV or TensorBoard files
+leave or join, exactly: runs of fedgram
+  forget RUN        take one client out
+  join RUN          add one client
+data, networks, methods
+  list              all of them
+  data NAME         who holds what, as a table and a picture
+  topology NAME     a graph of clients: its mixing matrix and spectral gap
+your own
+  new method NAME   write a method to begin with, its test and its page
+  check METHOD      whether FILE.py:CLASS keeps the contract of all methods
+  trust FILE...     let runs made elsewhere execute a Python file they name
+published tables
+  sweep FILE        run one, or go on with it
+  results SWEEP...  what came out, next to the printed values
+between machines
+  federation init   certificates, keys and a folder for each silo
+  federation start  the SuperLink that these silos connect to
+  silo start        take part with data that stay here
+  ps, stop RUN      list runs, end one of them
+  verify RUN        check a run against what the silos signed
+"""
+
+
+def main() -> None:
+    """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
+    warnings.filterwarnings("ignore")
+    args = sys.argv[1:]
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(_HELP, end="")
+        elif args[0] == "--version":
+            print(__version__)
+        elif args[0] in COMMANDS:
+            module, _, function = COMMANDS[args[0]].partition(":")
+            getattr(import_module(f"ekiden.{module}"), function)(args[1:])
+        else:
+            raise unknown("command", args[0], COMMANDS)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.filename is None:  # what is left of the output is nobody's: else Python complains of it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # as in `ekiden results ... | head`
+            sys.exit(141)
+        what = "the output" if error.filename is None else error.filename
+        print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        resume = "; `ekiden resume RUN_FOLDER` goes on from the last saved step"
+        hints = {"run": resume, "resume": resume, "sweep": "; the same command goes on from the last saved step"}
+        print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What the commands share: the console, and flags read into a dataclass."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes
+
+from ekiden.base.errors import UserError
+from ekiden.engine.method import Method
+
+T = TypeVar("T")
+_LISTS = (
+    "--seeds",
+    "--mean",
+    "--std",
+    "--only",
+    "--without",
+    "--silos",
+    "--label-column",
+    "--feature-columns",
+    "--drop-columns",
+    "--categorical-columns",
+    "--window",
+)
+# Labels, paths and names of classes may hold square brackets and colons.
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
+
+
+def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
+    """Flags as a dataclass; what tyro prints of an error becomes one line."""
+    for flag, value in zip(args, [*args[1:], "--"], strict=False):
+        if flag in _LISTS and value.startswith("--"):  # an empty list to tyro
+            raise UserError(f"{flag} needs a value. Try {prog} --help")
+    printed = io.StringIO()
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(printed):
+            parsed: T = tyro.cli(
+                kind, args=list(args), prog=prog, description=about, config=(OmitArgPrefixes,), **extra
+            )
+            return parsed
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+    lines = [re.sub("[│─]+|-{3,}", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰+"]
+    text = re.sub(r"\s+", " ", " ".join(lines)).strip()
+    text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
+    raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
+
+
+def no_run(action: str, paths: Sequence[Path]) -> UserError:
+    """The error where there is no run to do something with."""
+    if not paths:
+        return UserError(f"name the run folders or sweep folders to {action}")
+    return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
+
+
+def first_line(method: type[Method]) -> str:
+    """What the method is, in one sentence."""
+    return (method.__doc__ or "").strip().split("\n")[0]

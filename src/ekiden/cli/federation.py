@@ -1,0 +1,158 @@
+"""The command line of a coordinator: `ekiden federation init | start`, `ekiden ps` and `ekiden stop`."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.cli.console import console, parse
+from ekiden.transports.flower import commands, superlink
+from ekiden.transports.flower import federation as federations
+from ekiden.transports.flower.commands import Security
+from ekiden.transports.flower.federation import Federation
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """Make what a federation needs: certificates, key pairs, and a folder for each silo with its silo.toml."""
+
+    folder: Positional[Path]
+    """new folder; it stays with the coordinator, FOLDER/silos/NAME goes to each silo"""
+    silos: str = ""
+    """names of the silos, separated by commas, in the order that methods see"""
+    host: str = "localhost"
+    """name or IP address under which silos reach this machine"""
+    port: int = 8000
+    """port of this machine for silos: open it to them, and no other"""
+    control_port: int = 8001
+    """port for the coordinator, on loopback only"""
+    data: str = "data"
+    """each silo's data: a path relative to its silo.toml, a name of a data set, or FILE.py:FUNCTION"""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Run a federation's SuperLink and let its silos in, until stopped."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """Which SuperLink."""
+
+    federation: Path | None = None
+    """folder that `ekiden federation init` made"""
+    link: str = ""
+    """or HOST:PORT of the SuperLink for the coordinator"""
+    certificate: Path | None = None
+    """PEM file of the authority that signed the SuperLink's certificate"""
+    insecure: bool = False
+    """no TLS; to this machine only"""
+
+
+@dataclass(frozen=True)
+class PsOptions(LinkOptions):
+    """The runs that a SuperLink knows, and whether they still go on."""
+
+
+@dataclass(frozen=True)
+class StopOptions(LinkOptions):
+    """End a run at the SuperLink; `ekiden resume` goes on with it."""
+
+    run: Positional[str] = ""
+    """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or --link)"""
+
+
+def federation(args: Sequence[str]) -> None:
+    """`ekiden federation init|start`."""
+    actions: dict[str, Callable[[Sequence[str]], None]] = {"init": init, "start": start}
+    if not args or args[0] in ("-h", "--help"):
+        _say(f"usage: ekiden federation {'|'.join(actions)} FOLDER; see ekiden federation init --help")
+    elif args[0] in actions:
+        actions[args[0]](args[1:])
+    else:
+        raise unknown("federation command", args[0], actions)
+
+
+def init(args: Sequence[str]) -> None:
+    """`ekiden federation init FOLDER --silos a,b,c --host NAME`."""
+    options = parse(InitOptions, args, "ekiden federation init")
+    names = federations.parse_names(options.silos)
+    made = Federation(options.folder, options.host, options.port, options.control_port, names)
+    federations.init(made, options.data)
+    _say(f"here: ekiden federation start {made.folder}")
+    for name in names:
+        _say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
+    _say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
+
+
+def start(args: Sequence[str]) -> None:
+    """`ekiden federation start FOLDER`."""
+    options = parse(StartOptions, args, "ekiden federation start")
+    found = federations.read(options.folder)
+    try:
+        superlink.start(found, _say)
+    except KeyboardInterrupt:
+        _say("stopped; silos connect again when it is started again")
+
+
+def ps(args: Sequence[str]) -> None:
+    """`ekiden ps`."""
+    link, security = _reached(parse(PsOptions, args, "ekiden ps"))
+    table = Table()
+    for column in ("run", "what", "state", "since (UTC)", "seconds", "remarks"):
+        table.add_column(column)
+    for row in commands.runs(link, security, _quiet):
+        since = next((row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"), "")
+        state = row["status"].replace("finished:", "")
+        table.add_row(row["run-id"], row["fab-name"], state, since, f"{row['elapsed']:.0f}", row["status-details"])
+    console.print(table)
+
+
+def stop(args: Sequence[str]) -> None:
+    """`ekiden stop RUN`."""
+    options = parse(StopOptions, args, "ekiden stop")
+    if not options.run:
+        raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
+    if options.run.isdigit() and not Path(options.run).is_dir():
+        link, security = _reached(options)
+        commands.stop(options.run, link, security, _quiet)
+    else:
+        file = Path(options.run) / "link.json"
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            number, link = str(values["run"]), str(values["link"])
+            security = Security(Path(values["certificate"]) if values["certificate"] else None, values["insecure"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{options.run} is neither a number nor the folder of a run between machines: `ekiden ps` lists them"
+            ) from None
+        commands.stop(number, link, security, _quiet)
+    _say(f"stopped {options.run}; a silo that works on a task finishes it")
+
+
+def _reached(options: LinkOptions) -> tuple[str, Security]:
+    """Where the SuperLink is, and how to know it."""
+    if options.federation is not None:
+        found = federations.read(options.federation)
+        return found.link, Security(found.certificate)
+    if not options.link:
+        raise UserError("say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE")
+    security = Security(options.certificate, options.insecure)
+    commands.checked(options.link, security, _say, anywhere=False)
+    return options.link, security
+
+
+def _quiet(line: str) -> None:
+    """Say nothing of the commands behind a short question."""
+
+
+def _say(line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.file.flush()  # before Flower's own lines

@@ -1,0 +1,36 @@
+"""The command line for the report: `ekiden report`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from ekiden.base.checks import require
+from ekiden.cli.console import console, parse
+from ekiden.report import report as write
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """One page to look at, without a network: tables, figures, and the numbers behind them."""
+
+    runs: Positional[tuple[Path, ...]]
+    """run folders, sweep folders, or folders that hold them"""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    """folder that gets index.html, figures/ and data/"""
+    details: int = 8
+    """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
+
+
+def report(args: Sequence[str]) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    options = parse(ReportOptions, args, "ekiden report")
+    require(options.details >= 0, "details", options.details, "0 or more")
+    with console.status("reading runs") as status:
+        found = write(options.runs, options.out, options.details, status.update)
+    for folder, why in found.left_out:
+        console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,60 @@
+"""`ekiden forget` and `ekiden join`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from ekiden import data as datasets
+from ekiden.api import Result
+from ekiden.base import outside
+from ekiden.cli.console import console, parse
+from ekiden.experiments import revision, summary
+
+
+@dataclass(frozen=True)
+class ForgetOptions:
+    """Take one client out of a finished run of fedgram; the new run has the bits of a run without it."""
+
+    run: Positional[Path]
+    """run folder; it stays as it is: delete it to forget the client there, too"""
+    client: str
+    """whom to forget"""
+    out: Path | None = None
+    """new run folder; by default RUN-without-CLIENT"""
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """Add one client to a finished run of fedgram; the new run has the bits of a run with it."""
+
+    run: Positional[Path]
+    """run folder; it stays as it is"""
+    client: str
+    """who joins: a client that `ekiden run --without` left out, or one of --data"""
+    data: str = ""
+    """data that have this client and those of the run, unchanged; by default the run's own"""
+    out: Path | None = None
+    """new run folder; by default RUN-with-CLIENT"""
+
+
+def forget(args: Sequence[str]) -> None:
+    """`ekiden forget RUN --client NAME`."""
+    options = parse(ForgetOptions, args, "ekiden forget")
+    _print(options.run, revision.forget(options.run, options.client, out=options.out))
+    console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
+
+
+def join(args: Sequence[str]) -> None:
+    """`ekiden join RUN --client NAME [--data DATA]`."""
+    options = parse(JoinOptions, args, "ekiden join")
+    outside.trust(options.data)
+    data = datasets.located(options.data) if options.data else None
+    _print(options.run, revision.join(options.run, options.client, data, out=options.out))
+
+
+def _print(before: Path, result: Result) -> None:
+    assert result.folder is not None, "it was made"
+    console.print(summary.comparison([summary.summarise(before), summary.summarise(result.folder)]))
+    console.print(f"run folder: {result.folder}", soft_wrap=True)

@@ -1,0 +1,267 @@
+"""The command line for real silos: `ekiden silo start | keys | register` and `ekiden run METHOD --on flower`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.refs import EVERYONE
+from ekiden.cli.console import console, first_line, parse
+from ekiden.engine.method import Method
+from ekiden.experiments import launch, summary
+from ekiden.transports.flower import commands, keys, silo_file, supernode
+from ekiden.transports.flower import federation as federations
+from ekiden.transports.flower.agreement import check_name
+from ekiden.transports.flower.commands import Security
+from ekiden.transports.flower.session import RemotePlan, check, stored
+from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.verify import terms as signed_terms
+from ekiden.transports.flower.verify import verify as custody_of
+
+M = TypeVar("M", bound=Method)
+
+
+@dataclass(frozen=True)
+class RemoteOptions(Generic[M]):
+    """Train one model over real silos, through a Flower SuperLink."""
+
+    plan: RemotePlan[M]
+    federation: Path | None = None
+    """folder that `ekiden federation init` made: says --link, --certificate, --keys, and --clients if you do not"""
+    link: str = ""
+    """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
+    certificate: Path | None = None
+    """PEM file of the authority that signed the SuperLink's certificate; by default the system's authorities"""
+    keys: Path | None = None
+    """folder with the public key NAME.pub of every silo: a silo must prove its name"""
+    insecure: bool = False
+    """no TLS and no proof of names; to this machine only"""
+    insecure_anywhere: bool = False
+    """no TLS and no proof of names, also to other machines"""
+    out: Path = Path("runs")
+    """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Connect a silo to its SuperLink and serve until stopped."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    insecure: bool = False
+    """no TLS; to this machine only"""
+    insecure_anywhere: bool = False
+    """no TLS, also to other machines"""
+
+
+@dataclass(frozen=True)
+class KeysOptions:
+    """Make the silo's key pair; the public key goes to the coordinator."""
+
+    file: Positional[Path]
+    """silo.toml; its [link] key says where the private key is"""
+
+
+@dataclass(frozen=True)
+class RegisterOptions:
+    """Let silos with these public keys connect to a SuperLink."""
+
+    public_keys: Positional[tuple[Path, ...]]
+    """files that `ekiden silo keys` made"""
+    link: str = ""
+    """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
+    certificate: Path | None = None
+    """PEM file of the authority that signed the SuperLink's certificate"""
+    insecure: bool = False
+    """no TLS; to this machine only"""
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Compare a run folder with what the silos signed, and say what is not proven."""
+
+    run: Positional[Path]
+    """run folder"""
+    keys: Path | None = None
+    """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
+
+
+def silo(args: Sequence[str]) -> None:
+    """`ekiden silo start|keys|register`."""
+    actions: dict[str, Callable[[Sequence[str]], None]] = {"start": start, "keys": make_keys, "register": register}
+    if not args or args[0] in ("-h", "--help"):
+        console.print(f"usage: ekiden silo {'|'.join(actions)} FILE; see ekiden silo start --help", markup=False)
+    elif args[0] in actions:
+        actions[args[0]](args[1:])
+    else:
+        raise unknown("silo command", args[0], actions)
+
+
+def start(args: Sequence[str]) -> None:
+    """`ekiden silo start silo.toml`."""
+    options = parse(StartOptions, args, "ekiden silo start")
+    file = silo_file.read(options.file)
+    security = Security(
+        file.beside(file.link.certificate) if file.link.certificate else None,
+        options.insecure or options.insecure_anywhere,
+    )
+    if not file.link.address:
+        raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
+    commands.checked(file.link.address, security, _say, anywhere=options.insecure_anywhere)
+    if not security.insecure and not file.link.key:
+        raise UserError(f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo keys`')
+    if file.link.key and not file.beside(file.link.key).is_file():
+        raise UserError(f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys {file.path}`")
+    with supernode.alone(file):
+        _start(file, security)
+
+
+def _start(file: SiloFile, security: Security) -> None:
+    try:
+        dataset, client = file.load()
+    except UserError:
+        with suppress(KeyboardInterrupt):
+            supernode.tell(file, security, _say)
+        raise
+    _say(
+        f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
+        f"shape {dataset.shape} in {len(dataset.classes)} classes; they stay here"
+    )
+    _say(
+        f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
+        f"{file.limits.epochs} epochs a task"
+    )
+    if file.link.key and not file.link.peers:
+        _say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
+    try:
+        supernode.start(file, security, _say)
+    except KeyboardInterrupt:
+        _say("stopped; the silo goes on where it was when it is started again")
+
+
+def make_keys(args: Sequence[str]) -> None:
+    """`ekiden silo keys silo.toml`."""
+    options = parse(KeysOptions, args, "ekiden silo keys")
+    file = silo_file.read(options.file)
+    if not file.link.key:
+        raise UserError(f'{file.path}: say where the key is to be: [link] key = "{file.name}.key"')
+    private = file.beside(file.link.key)
+    public = keys.generate(private)
+    _say(f"private key: {private} (stays here)\npublic key:  {public}")
+    _say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
+    _say(
+        f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
+        f"  ekiden silo register {file.name}.pub --link HOST:PORT --certificate ca.crt"
+    )
+
+
+def register(args: Sequence[str]) -> None:
+    """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
+    options = parse(RegisterOptions, args, "ekiden silo register")
+    if not options.public_keys:
+        raise UserError("name the public keys to register: NAME.pub ...")
+    security = Security(options.certificate, options.insecure)
+    commands.checked(options.link, security, _say, anywhere=False)
+    for path in options.public_keys:
+        keys.read_public(path)
+        check_name(path.stem, str(path))
+        commands.register(path, options.link, security, _say)
+
+
+def verify(args: Sequence[str]) -> None:
+    """`ekiden verify RUN`."""
+    options = parse(VerifyOptions, args, "ekiden verify")
+    names = signed_terms(options.run).clients
+    found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
+    table = Table()
+    for column in ("step", "silo", "did", "samples", "took", "gave"):
+        table.add_column(column, justify="right" if column in ("step", "samples") else "left")
+    for hop in found.hops:
+        took = ", ".join(f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken)
+        table.add_row(str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12])
+    console.print(table)
+    for line in found.wrong:
+        _say(line)
+    for claim in found.unproven:
+        _say(f"not proven: {claim}")
+    if found.wrong:
+        raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+    result = ", and the result is what they gave" if found.result else ""
+    _say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
+
+
+def run(kind: type[Method], args: Sequence[str]) -> None:
+    """`ekiden run METHOD --on flower [flags]`."""
+    default: RemotePlan[Any] = RemotePlan(kind())
+    options = parse(
+        RemoteOptions[kind],  # type: ignore[valid-type]
+        args,
+        f"ekiden run {kind.title()} --on flower",
+        RemoteOptions(default),
+        first_line(kind),
+    )
+    plan: RemotePlan[Any] = options.plan
+    if options.federation is not None:
+        if options.link or options.certificate or options.keys:
+            raise UserError("--federation says --link, --certificate and --keys: give one or the others")
+        federation = federations.read(options.federation)
+        options = replace(options, link=federation.link, certificate=federation.certificate, keys=federation.keys)
+        plan = plan if plan.clients else replace(plan, clients=",".join(federation.silos))
+    if not plan.clients:
+        raise UserError("say which silos take part: --clients NAME,NAME,...")
+    folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.seed}")
+    link = {
+        "link": options.link,
+        "certificate": str(options.certificate.absolute()) if options.certificate else "",
+        "keys": str(options.keys.absolute()) if options.keys else "",
+        "insecure": options.insecure or options.insecure_anywhere,
+    }
+    _submit(plan, folder, link, anywhere=options.insecure_anywhere)
+
+
+def resume(folder: Path) -> bool:
+    """Go on with a run over silos; False if the folder is of a run on one machine."""
+    plan = stored(folder)
+    if plan is None:
+        return False
+    try:
+        link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
+    _submit(plan, folder, link, anywhere=True)
+    return True
+
+
+def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool) -> None:
+    security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
+    commands.checked(link["link"], security, _say, anywhere=anywhere)
+    check(plan)
+    if link["keys"]:
+        public_keys = commands.read_keys(Path(link["keys"]), plan.names)
+    elif security.insecure:
+        public_keys = {}
+    else:
+        raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
+    ended = commands.run(plan, link, security, folder, public_keys, _say)
+    begun = (folder / "config.json").exists()
+    if ended:
+        more = f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
+        raise UserError(f"{ended}{more}")
+    if not begun:
+        raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
+    run = summary.summarise(folder)
+    console.print(summary.comparison([run]))
+    _say(f"run folder: {folder}")
+    if not run.finished:
+        raise UserError(f"the run did not end; `ekiden resume {folder}` goes on")
+
+
+def _say(line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.file.flush()  # before Flower's own lines

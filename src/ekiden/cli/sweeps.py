@@ -1,0 +1,229 @@
+"""The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
+from ekiden.cli.console import console, no_run, parse
+from ekiden.engine import machine
+from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
+from ekiden.experiments.board import Board
+from ekiden.experiments.budget import PAPER
+from ekiden.experiments.experiment import Cell, Experiment
+from ekiden.experiments.launch import Outcome
+from ekiden.experiments.paired import contrasts
+from ekiden.experiments.summary import divergence, summarise
+from ekiden.experiments.sweep import Run, Sweep
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Run the table of an experiment file on all cores; the same command goes on after a kill or a failure."""
+
+    file: Positional[Path]
+    """experiment file, such as experiments/fedelmy-table7.toml"""
+    budget: str = PAPER
+    """how much of it: paper, or a budget that the file defines, such as small"""
+    only: tuple[str, ...] = ()
+    """only these cells: ROW, COLUMN or ROW/COLUMN, each a label or a part of labels"""
+    without: tuple[str, ...] = ()
+    """all but these cells"""
+    cores: int | None = None
+    """runs at a time, if not one for each core"""
+    device: str = ""
+    """cpu, cuda, ... instead of the file's"""
+    out: Path | None = None
+    """sweep folder; by default runs/FILE, or runs/FILE-BUDGET"""
+    records: Path | None = None
+    """small file that keeps what finished runs gave, OUT.jsonl: those in it are not run again"""
+    reuse: tuple[Path, ...] = ()
+    """records or sweep folders of other experiments: runs of theirs with the same settings are kept, not run again"""
+    dry_run: bool = False
+    """list the cells and what is done of them, and run nothing"""
+
+
+def run_sweep(args: Sequence[str]) -> None:
+    """`ekiden sweep FILE`."""
+    options = parse(SweepOptions, args, "ekiden sweep")
+    if options.cores is not None and options.cores < 1:
+        raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
+    if options.reuse and not options.records:
+        raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
+    swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
+    cells = selection.select(swept.experiment.cells, options.only, options.without)
+    runs = swept.runs(cells)
+    jobs = sweep.jobs(swept, runs, options.device)
+    if options.dry_run:
+        damaged = sweep.damaged(runs)
+        console.print(_listed(swept, cells))
+        finished = len(runs) - len(jobs) - len(damaged)
+        console.print(f"{len(runs)} runs, {finished} of them finished; folder {swept.folder}", soft_wrap=True)
+        for run, why in damaged:
+            console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
+        return
+    content = options.file.read_text(encoding="utf-8")
+    if options.records:
+        records.prepare(options.records)
+    sweep.begin(swept, content)
+    tried: set[str] = set()
+    failed: dict[str, str] = {}
+    elsewhere: list[Run] = []
+    unkept: list[Run] = list(swept.runs())
+
+    def keep(content: str | None = None) -> None:
+        sweep.note_failures(swept, tried, failed)
+        if options.records:
+            sweep.keep_records(swept, content, options.records, unkept)
+        unkept.clear()
+
+    def ended(run: Run, outcome: Outcome) -> None:
+        """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
+        if outcome.elsewhere:
+            elsewhere.append(run)
+            return
+        tried.add(run.folder.name)
+        failed.update({run.folder.name: outcome.error} if outcome.error else {})
+        unkept.append(run)
+        with contextlib.suppress(UserError):
+            keep()
+
+    keep(content)
+    if jobs:
+        _do(runs, jobs, options.cores or machine.cores(), ended)
+    wrong = len(failed) + _show(swept, cells, elsewhere, failed)
+    if unkept:
+        keep()
+    if wrong:
+        raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same command")
+
+
+def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed: Mapping[str, str]) -> int:
+    """Print what there is now, and all that is missing; gives how many finished runs do not count."""
+    came = results.collect(swept, cells)
+    console.print(_table(swept.experiment, came))
+    for contrast in contrasts(swept.experiment, came):
+        console.print(contrast.table)
+    for cell in (c for c in cells if c.skip):
+        console.print(f"not run: {cell.label}: {cell.skip}", soft_wrap=True)
+    console.print(f"sweep folder: {swept.folder}", soft_wrap=True)
+    left_out = [line for result in came for line in result.left_out]
+    for line in left_out:
+        console.print(line, soft_wrap=True)
+    for line in filter(None, (divergence(run) for result in came for run in result.runs)):
+        console.print(line, soft_wrap=True)
+    for run in elsewhere:
+        console.print(f"left to another process, which is at it: {run.folder.name}", soft_wrap=True)
+    for name, why in failed.items():
+        console.print(f"failed: {name}: {why}", soft_wrap=True)
+    return len(left_out)
+
+
+def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Callable[[Run, Outcome], None]) -> None:
+    """Do what is left, and say of each run how it ended when it did."""
+    folders = {job.folder for job in jobs}
+    left = [run for run in runs if run.folder in folders]
+    if done := [run for run in runs if run.folder not in folders]:
+        console.print(f"{len(done)} of {len(runs)} runs are finished already")
+    known: dict[str, list[float]] = {}
+    for run in done:
+        if result := run.result:
+            known.setdefault(run.cell.slug, []).append(result.seconds)
+    board = Board(
+        console,
+        [f"{run.cell.label}, seed {run.seed}" for run in left],
+        [run.cell.slug for run in left],
+        {group: mean(seconds) for group, seconds in known.items()},
+        min(cores, len(jobs)),
+    )
+
+    def report(event: launch.Event | Outcome) -> None:
+        board.report(event)
+        if isinstance(event, Outcome):
+            ended(left[event.run], event)
+
+    with board.progress:
+        launch.execute(jobs, report, cores, apart=True)
+
+
+def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
+    """As in the paper, where the terminal is wide enough for that."""
+    table = results.table(found, came)
+    wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
+    return results.listing(found, came) if wide else table
+
+
+def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
+    table = Table(title=Text(swept.experiment.title), title_justify="left")
+    for column in ("row", "column", "method", "printed", "scaled", "finished"):
+        table.add_column(column)
+    for cell in cells:
+        runs = swept.runs([cell])
+        done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
+        method = cell.plan.method.title() if cell.plan else ""
+        table.add_row(
+            Text(cell.row), Text(cell.column), method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Metrics of runs as one table, a row for each run and step, for pandas, Polars, ...; or for TensorBoard."""
+
+    paths: Positional[tuple[Path, ...]]
+    """run folders and sweep folders, then the file to write, OUT.parquet or OUT.csv"""
+    tensorboard: Path | None = None
+    """folder to write event files to, one folder for each run in it; needs the extra ekiden[tensorboard]"""
+
+
+@dataclass(frozen=True)
+class ResultsOptions:
+    """The ledger of reproduction: what finished runs of sweeps gave, next to the printed values."""
+
+    sweeps: Positional[tuple[Path, ...]]
+    """sweep folders, and files that `ekiden sweep --records` made"""
+    write: Path | None = None
+    """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
+
+
+def export_runs(args: Sequence[str]) -> None:
+    """`ekiden export RUN... OUT`."""
+    options = parse(ExportOptions, args, "ekiden export")
+    files = [path for path in options.paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
+    if len(files) > 1 or not (files or options.tensorboard):
+        raise UserError("name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard")
+    folders = sweep.expand(path for path in options.paths if path not in files)
+    if not folders:
+        raise no_run("export", [path for path in options.paths if path not in files])
+    runs = [summarise(folder) for folder in folders]
+    if options.tensorboard:
+        export.tensorboard(runs, options.tensorboard)
+        line = f"{len(runs)} runs written to {options.tensorboard}: tensorboard --logdir {options.tensorboard}"
+        console.print(line, soft_wrap=True)
+    for file in files:
+        console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")
+
+
+def list_results(args: Sequence[str]) -> None:
+    """`ekiden results SWEEP...`."""
+    options = parse(ResultsOptions, args, "ekiden results")
+    if not options.sweeps:
+        raise UserError("name the sweep folders, or the files that `ekiden sweep --records` made")
+    sweeps = [sweep.opened(folder) for folder in options.sweeps]
+    if options.write is None:
+        print(ledger.page(sweeps))
+        return
+    try:
+        old = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {options.write} ({error}): name another file by --write") from None
+    write(options.write, [ledger.page(sweeps, old).encode()])
+    console.print(f"written to {options.write}")

@@ -1,0 +1,140 @@
+"""What batches undergo on the device: crop, flip and rotation as ONE gather of pixels, and scaling."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from ekiden.base.checks import Checked
+from ekiden.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Augment(Checked):
+    """Random crop, flip and rotation of whole batches, in this order, each image with its own draws.
+
+    The three are composed into one index map, so every output pixel is a copy of one input pixel, or
+    black (0) where it comes from outside the frame. Each call draws `torch.rand(4, B)` on the CPU: row
+    offset, column offset, flip and angle of each image; so all devices and thread counts see the same
+    transformations, and switching one of them on or off leaves the draws of the others as they were.
+
+    Attributes:
+        crop: black pixels added at each side before an image of the original size is cut out.
+        flip: mirror left and right with probability 1/2.
+        rotation: largest angle in degrees, drawn from (-rotation, rotation); positive is counter-clockwise.
+    """
+
+    _flag: ClassVar[str] = "{}"
+    crop: int = 0
+    flip: bool = False
+    rotation: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            UserError: crop is negative, or rotation is not in [0, 180].
+        """
+        if self.crop < 0:
+            raise UserError(f"crop is the number of pixels to pad, 0 or more; it is {self.crop}")
+        if not 0 <= self.rotation <= 180:  # NaN is caught too
+            raise UserError(f"rotation is an angle from 0 to 180 degrees; it is {self.rotation}")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is switched on."""
+        return bool(self.crop or self.flip or self.rotation)
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """Transform a batch.
+
+        Args:
+            x: (B, C, H, W), uint8 or float, on any device.
+            generator: a CPU generator; torch's default CPU generator if None.
+
+        Returns:
+            A new tensor of the shape, dtype and device of `x`; `x` itself if nothing is switched on.
+
+        Raises:
+            UserError: `x` is not a batch of images.
+        """
+        if not self.active:
+            return x
+        if x.ndim != 4:
+            raise UserError(
+                f"crop, flip and rotation need images (channels, height, width), these samples have shape "
+                f"{tuple(x.shape[1:])}: switch augmentation off"
+            )
+        draws = torch.rand(4, len(x), generator=generator).to(x.device)
+        index = self._index(draws, x.shape[2], x.shape[3])
+        flat = F.pad(x.flatten(2), (0, 1))  # the last slot is black
+        return flat.gather(2, index.expand(-1, x.shape[1], -1)).view(x.shape)
+
+    def _index(self, draws: Tensor, height: int, width: int) -> Tensor:
+        """(B, 1, H·W) flat source pixel of each output pixel; H·W means black."""
+        if height * width >= 2**24:  # float32 counts no further
+            draws = draws.double()
+        # floor(u·m) < m for every odd m and u < 1, also after rounding
+        dy, dx = (draws[:2] * (2 * self.crop + 1)).floor().sub(self.crop)[:, :, None]
+        mirror = torch.where(draws[2] < 0.5, -1.0, 1.0)[:, None] if self.flip else 1.0
+        cy, cx = (height - 1) / 2, (width - 1) / 2
+        v = torch.arange(height, dtype=draws.dtype, device=draws.device) - cy
+        u = torch.arange(width, dtype=draws.dtype, device=draws.device) - cx
+
+        # Backwards from the output: rotate around the centre, mirror there, move by the crop's offset.
+        if self.rotation:
+            angle = torch.deg2rad((2 * draws[3] - 1) * self.rotation)[:, None]
+            cos, sin = angle.cos(), angle.sin()
+            y = (cos * v + (cy + dy))[:, :, None] + (sin * u)[:, None, :]
+            x = (mirror * cos * u + (cx + dx))[:, None, :] - (mirror * sin * v)[:, :, None]
+            y, x = y.round_(), x.round_()
+        else:  # rows and columns stay apart: (B, H, 1) and (B, 1, W)
+            y = (v + (cy + dy))[:, :, None]
+            x = (mirror * u + (cx + dx))[:, None, :]
+
+        # A pixel must lie both in the cropped frame, which is what gets rotated, and in the image.
+        inside = _within(y, dy, height) & _within(x, dx, width)
+        black = height * width
+        index: Tensor = (y * width + x).sub_(black).mul_(inside).add_(black)  # cheaper than torch.where
+        return index.flatten(1).long()[:, None]
+
+
+def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
+    """Whether `at` lies in [0, size) and in [shift, size + shift), for each image's own shift (B, 1)."""
+    low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
+    inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2  # one comparison instead of two
+    return inside
+
+
+def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel.
+
+    Args:
+        x: (B, C, ...), uint8 or float; floats are taken as scaled already. Or int64 tokens, which stay as they are.
+        mean: one number, or one per channel.
+        std: one number, or one per channel.
+
+    Returns:
+        float32 tensor of the shape of `x`; `x` itself if it is float32 and mean is 0 and std 1, or holds tokens.
+
+    Raises:
+        UserError: the numbers of means, of standard deviations and of channels do not fit.
+    """
+    if x.dtype == torch.int64:
+        return x
+    if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
+        raise UserError(
+            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, the images have {x.shape[1]} "
+            f"channel{'s' * (x.shape[1] != 1)}: give one value or as many as channels"
+        )
+    unit = 255.0 if x.dtype == torch.uint8 else 1.0
+    out = x.float()
+    if not any(mean) and all(s == 1 for s in std):
+        return out if unit == 1 else out.div_(unit)
+    shape = (-1, *[1] * (x.ndim - 2))
+    centre, spread = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (mean, std))
+    scale = (1 / (unit * spread)).float().to(x.device)
+    offset = (-centre / spread).float().to(x.device)
+    return (out * scale if out is x else out.mul_(scale)).add_(offset)

@@ -1,0 +1,161 @@
+"""The run loop: the one place that saves, evaluates, reports and counts."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any, Protocol
+
+from ekiden.base.refs import SERVER, Ref
+from ekiden.engine.federation import ClientMissing, Fed, Note, Transfer, Transport, live_refs
+from ekiden.engine.folder import Marks, RunFolder, Trace
+from ekiden.engine.method import HasModel, Method, Model, State
+from ekiden.engine.worker import Setup
+from ekiden.training.fit import Work
+from ekiden.training.weights import Weights
+
+log = logging.getLogger("ekiden")
+_TOLD = 3
+"""clients whose numbers a line tells"""
+
+Row = Mapping[str, Any]
+"""What is measured after a step: one JSON line of metrics.jsonl."""
+
+
+class Evaluator(Protocol):
+    """Measures models; the run loop asks it, methods never do."""
+
+    def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool) -> Row:
+        """What to report about a global model and personal models (one per client, or none); more at the last step."""
+
+
+class _Report:
+    """What becomes known of a run: in `trace`, and in the run folder if there is one."""
+
+    def __init__(self, trace: Trace, marks: Marks, folder: RunFolder | None) -> None:
+        self._trace = trace
+        self._marks = marks
+        self._folder = folder
+
+    def transfer(self, row: Transfer) -> None:
+        """A value crossed."""
+        self._trace.ledger.append(row)
+        self._marks = replace(self._marks, bytes=self._marks.bytes + row.bytes)
+        if self._folder:
+            self._folder.transfer(row)
+
+    def counted(self, work: Work) -> dict[str, int]:
+        """Add the compute of a step; what the run has moved and computed so far."""
+        marks = self._marks
+        self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
+        return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
+
+    def step(self, state: State, row: Row, written: Mapping[str, str] | None, began: float) -> None:
+        """A step that began at this time is done; `written` says where each client's private state is."""
+        self._trace.metrics.append(row)
+        if folder := self._folder:
+            length = folder.append("metrics.jsonl", row)
+            self._marks = replace(self._marks, metrics=length, ledger=folder.length("ledger.jsonl"))
+            folder.save(state, self._marks, written)
+            folder.append("times.jsonl", {"step": state.step, "seconds": round(time.perf_counter() - began, 3)})
+
+
+def drive(
+    method: Method,
+    clients: tuple[str, ...],
+    transport: Transport,
+    evaluate: Evaluator,
+    seed: int,
+    state: State,
+    marks: Marks,
+    trace: Trace,
+    folder: RunFolder | None,
+    evaluate_every: int,
+    setup: Setup | None = None,
+    *,
+    skip: bool = True,
+    loop: Callable[[Fed, State], Iterator[State]] | None = None,
+) -> Iterator[State]:
+    """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
+
+    After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the clients' values
+    and the state durable, in this order, so that a crash at any moment leaves the last finished step to go on from.
+
+    With `skip`, a run whose method allows it goes on without clients that do not answer: a round has fewer replies, a
+    hop is left out, that is the state stays as it was and only its step counts on.
+
+    `loop` is an outer loop to go through instead of the method's own.
+    """
+    total, loop = method.steps(len(clients)), loop or method.run
+    report = _Report(trace, marks, folder)
+    fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
+    fed.begin(state.step)
+    began = time.perf_counter()
+    steps = loop(fed, state)
+    while (after := next(steps, None)) is not None:
+        try:
+            work = transport.commit(after.step, live_refs(after))
+        except ClientMissing:
+            for transfer in lost(state, after):
+                report.transfer(transfer)
+            after = state.next()
+            empty = after.step >= total and not method.complete(after)
+            if empty or not (skip and method.skips):  # a run does not end without a result
+                raise
+            fed.notes.clear()
+            steps = loop(fed, after)  # as after a resume: all that a run knows is in its state
+            work = transport.commit(after.step, live_refs(after))
+        work.add(fed.work)
+        counted = report.counted(work)
+        row: dict[str, Any] = {"step": after.step}
+        if after.step % evaluate_every == 0 or after.step == total:
+            model, personal = models(after, transport)
+            row |= evaluate(model, personal, last=after.step == total)
+            if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
+                row["parameters"] = len(model.params)
+        row |= counted
+        if fed.notes:
+            row["notes"] = fed.notes
+            log.info("step %d: %s", after.step, told(fed.notes))
+        report.step(after, row, transport.written(), began)
+        transport.settle()
+        state = after
+        yield after
+        fed.begin(after.step)
+        began = time.perf_counter()
+
+
+def told(notes: Mapping[str, Note]) -> str:
+    """What a method noted of a step, on one line; of many clients those with the largest numbers."""
+    return "; ".join(f"{name} {_one(value)}" for name, value in notes.items())
+
+
+def _one(value: Note) -> str:
+    if not isinstance(value, Mapping):
+        return _number(value)
+    size = {client: inf if number is None else number for client, number in value.items()}
+    first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
+    more = f" and {len(value) - _TOLD} smaller" if len(value) > _TOLD else ""
+    return ", ".join(f"{_number(value[client])} ({client})" for client in first) + more if value else "none"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def lost(before: State, after: State) -> list[Transfer]:
+    """Who owed a value to the step that `after` would have been."""
+    owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
+    return [Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True) for ref in owed]
+
+
+def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
+    """The models of a state, wherever they live; looking at them is not part of the method's communication."""
+
+    def fetch(model: Model) -> Weights:
+        value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model
+        return value if isinstance(value, Weights) else value.model
+
+    model = None if state.model is None else fetch(state.model)
+    return model, [fetch(m) for m in state.personal]

@@ -1,0 +1,421 @@
+"""What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.refs import EVERYONE, SERVER, Ref
+from ekiden.base.seeds import derive
+from ekiden.data.augment import normalise
+from ekiden.data.tasks import Task
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL, Addable, State
+from ekiden.engine.worker import Setup
+from ekiden.training.fit import Work
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+
+K = TypeVar("K")
+T = TypeVar("T")
+A = TypeVar("A", bound=Addable)
+_CPU = torch.device("cpu")
+Note = float | None | dict[str, float | None]
+"""What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
+
+
+class ClientMissing(UserError):
+    """A client did not answer within the transport's patience."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A row of the ledger: one value that one party used and another one owned.
+
+    Attributes:
+        step: the step in which it moved.
+        source: its owner.
+        target: who used it.
+        task: what it was used for ("get" at the server).
+        bytes: content on the wire, see `wire.size`.
+        missing: True where nothing came because `source` did not answer.
+    """
+
+    step: int
+    source: str
+    target: str
+    task: str
+    bytes: int
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """A task as the server asks for it: arguments may be Refs."""
+
+    step: int
+    call: int
+    client: str
+    task: str
+    args: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of its value at the client."""
+        return f"{self.step}-{self.call}-{self.task}"
+
+
+class Transport(Protocol):
+    """How tasks reach clients and values travel. Methods never see it."""
+
+    def submit(self, request: Request) -> None:
+        """Start a task; its arguments are fetched from their owners."""
+
+    def value(self, ref: Ref[Any]) -> Any:
+        """The value behind `ref`; waits for it.
+
+        Raises:
+            ClientMissing: its owner does not answer.
+        """
+
+    def size(self, ref: Ref[Any]) -> int:
+        """`wire.size` of the value behind `ref`; waits for it."""
+
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        """Make durable what the state after `step` steps needs, the values `live` among it.
+
+        Returns:
+            The compute since the last commit.
+        """
+
+    def written(self) -> Mapping[str, str] | None:
+        """When each client's private state was last written, as of the last commit, in words of the transport's own.
+
+        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
+        state that is missing is told from one that never was. None where that is not known.
+        """
+
+    def settle(self) -> None:
+        """Once that state is written: drop what only the one before needed."""
+
+    def close(self) -> None:
+        """Release processes and files."""
+
+
+class Fed:
+    """The federation as a method sees it.
+
+    Attributes:
+        clients: names of all clients, in the order given.
+        work: compute of the server in this step; methods that have some there add to it.
+        notes: what the method noted of this step, by `note`.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[str],
+        transport: Transport,
+        seed: int,
+        note: Callable[[Transfer], None],
+        setup: Setup | None = None,
+        *,
+        skip: bool = True,
+    ) -> None:
+        self.clients = tuple(clients)
+        self._note = note
+        self._transport = transport
+        self._seed = seed
+        self._setup = setup
+        self._skip = skip
+        self._step = 0
+        self._calls: dict[str, int] = {}
+        self.work = Work()
+        self.notes: dict[str, Note] = {}
+
+    def note(self, name: str, value: float | Mapping[str, float]) -> None:
+        """Report a diagnostic of this step: a number, or one for each of some clients.
+
+        It reaches `metrics.jsonl`, `ekiden show` and the log, and decides nothing. Work it out from what the step
+        knows, so that it is the same in every repetition. Numbers are kept to six digits.
+
+        Args:
+            name: what it is, in a few words; one value a step.
+            value: the number, or numbers by the names of clients.
+
+        Raises:
+            ValueError: `name` was noted in this step, or is empty; a number of somebody who is no client.
+        """
+        if not name or name in self.notes:
+            raise ValueError(f"a step notes {name!r} once")
+        if isinstance(value, Mapping):
+            if strangers := value.keys() - set(self.clients):
+                raise ValueError(f"{name!r} is noted of {sorted(strangers)}, who are no clients")
+            self.notes[name] = {client: _rounded(value[client]) for client in self.clients if client in value}
+        else:
+            self.notes[name] = _rounded(value)
+
+    def call(self, task: Callable[..., T], client: str, *args: Any) -> Ref[T]:
+        """Ask `client` to do `task` (a function of the method marked `@on_client`); returns at once.
+
+        Refs among `args` (also inside tuples, lists and dataclasses) move from their owners to `client`.
+        """
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        name = task.__name__
+        for ref in refs(args):
+            self._count(ref, client, name)
+        carried = sum(wire.size(resolve(arg, lambda _: None)) for arg in args if not _is_instruction(arg))
+        if carried:
+            self._note(Transfer(self._step, SERVER, client, name, carried))
+        call = self._calls.get(client, 0)
+        self._calls[client] = call + 1
+        request = Request(self._step, call, client, name, args)
+        self._transport.submit(request)
+        return Ref(client, request.key)
+
+    @overload
+    def get(self, wanted: Ref[T]) -> T: ...
+    @overload
+    def get(  # type: ignore[overload-overlap]  # a mapping whose keys are Refs is not meant
+        self, wanted: Mapping[K, Ref[T]], *, at_least: int | None = None
+    ) -> dict[K, T]: ...
+    @overload
+    def get(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> list[T]: ...
+    def get(
+        self, wanted: Ref[T] | Mapping[K, Ref[T]] | Iterable[Ref[T]], *, at_least: int | None = None
+    ) -> T | dict[K, T] | list[T]:
+        """Bring values to the server, which computes on the CPU, as after a resume.
+
+        Args:
+            wanted: one Ref, or several; those of a mapping come under their keys.
+            at_least: with several: go on if so many came; who was missing is in the ledger. All, if None, or if the
+                user wants the run to stop when somebody is missing.
+
+        Raises:
+            ClientMissing: fewer came.
+        """
+        if isinstance(wanted, Ref):
+            return self.get([wanted])[0]
+        if not isinstance(wanted, Mapping):
+            return list(self.get(dict(enumerate(wanted)), at_least=at_least).values())
+        values: dict[K, T] = {}
+        missing: list[str] = []
+        for key, ref in wanted.items():
+            try:
+                values[key] = wire.placed(self._transport.value(ref), _CPU)
+                self._count(ref, SERVER, "get")
+            except ClientMissing:
+                missing.append(ref.owner)
+                self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True))
+        if len(values) < (at_least if at_least is not None and self._skip else len(wanted)):
+            raise _no_answer(missing)
+        return values
+
+    @overload
+    def sum(self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None) -> Ref[T]: ...
+    @overload
+    def sum(self, task: Callable[..., A], clients: Sequence[str], *args: Any, at: Literal["server"]) -> A: ...
+    def sum(
+        self,
+        task: Callable[..., Any],
+        clients: Sequence[str],
+        *args: Any,
+        plus: Ref[Any] | None = None,
+        at: Literal["clients", "server"] = "clients",
+    ) -> Any:
+        """Ask each of `clients` to do `task`, where only the sum of what they have is needed.
+
+        In a chain each client gets the sum so far as a last argument, None at the beginning, and returns it with its
+        own part added (`Client.added`). A run goes on without clients that are away if there is one of them a step.
+
+        Args:
+            task: a function of the method marked `@on_client`.
+            clients: who takes part, in this order.
+            args: what else it gets.
+            plus: what came out of an earlier `sum`, to go on from.
+            at: where to add up: from client to client, or, with the last argument None for all, at the server.
+
+        Returns:
+            The sum at the last client; or, added up at the server, its value, without clients that did not answer
+            where the run goes on without them.
+
+        Raises:
+            ClientMissing: nobody answered.
+        """
+        if not clients:
+            raise UserError("a sum needs at least one client")
+        if at == "clients":
+            for client in clients:
+                plus = self.call(task, client, *args, plus)
+            return plus
+        total: Addable | None = None
+        for ref in [self.call(task, client, *args, None) for client in clients]:
+            for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
+                total = part if total is None else total.plus(part)
+        if total is None:
+            raise _no_answer(clients)
+        return total
+
+    def sample(self, k: int) -> tuple[str, ...]:
+        """`k` clients of this step, drawn uniformly without replacement, in the order of `clients`."""
+        if not 1 <= k <= len(self.clients):
+            raise UserError(f"cannot sample {k} of {len(self.clients)} clients: choose 1 to {len(self.clients)}")
+        chosen = torch.randperm(len(self.clients), generator=self.generator("sample"))[:k]
+        return tuple(self.clients[i] for i in sorted(chosen.tolist()))
+
+    def order(self, order: str, round: int = 0) -> tuple[str, ...]:
+        """All clients in the order that the user wants.
+
+        Args:
+            order: "given", "reversed", "random" (redrawn each round) or client names separated by commas.
+            round: which round it is for.
+
+        Raises:
+            UserError: an explicit order that does not name every client once.
+        """
+        return in_order(order, self.clients, derive(self._seed, "order", round))
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Randomness of the server in this step, for one purpose."""
+        return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._agreed.dataset.task
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each tensor of the clients' network is in flat weights."""
+        return Network(self._agreed.build()).layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._agreed.dataset.shape
+
+    def network(self, model: Weights) -> nn.Module:
+        """A network of the server's own that holds `model`, in evaluation mode."""
+        network = Network(self._agreed.build(), self._agreed.hardware.device)
+        network.load(model)
+        return network.module.eval()
+
+    def feed(self, samples: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Samples of the server's own (images with values in [0, 1]), scaled as the clients' are.
+
+        With a generator they are augmented as the clients' are, too.
+        """
+        dataset = self._agreed.dataset.fed(self._agreed.training)
+        samples = samples if generator is None else dataset.augment(samples, generator)
+        return normalise(samples, dataset.mean, dataset.std).to(self._agreed.hardware.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the server's own forward passes: the clients'."""
+        return self._agreed.hardware.autocast()
+
+    @property
+    def _agreed(self) -> Setup:
+        if self._setup is None:
+            raise UserError("this federation was made without a setup: its network is not known")
+        return self._setup
+
+    def begin(self, step: int) -> None:
+        """Start a step (the runtime does this, not methods)."""
+        self._step = step
+        self._calls = {}
+        self.work = Work()
+        self.notes = {}
+
+    def _count(self, ref: Ref[Any], target: str, task: str) -> None:
+        """The one place where bytes are counted: a value crosses from its owner to its user."""
+        if ref.owner in (target, EVERYONE):
+            return
+        try:
+            size = self._transport.size(ref)
+        except ClientMissing:
+            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True))
+            raise _no_answer([ref.owner]) from None
+        self._note(Transfer(self._step, ref.owner, target, task, size))
+
+
+def refs(value: Any) -> Iterable[Ref[Any]]:
+    """All Refs in `value`, in order."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from refs(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from refs(part)
+    elif is_dataclass(value) and not isinstance(value, (type, Weights)):
+        for f in fields(value):
+            yield from refs(getattr(value, f.name))
+
+
+def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
+    """`value` with every Ref replaced by what `fetch` gives for it."""
+    if isinstance(value, Ref):
+        return fetch(value)
+    if isinstance(value, (list, tuple)):
+        parts = [resolve(part, fetch) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: resolve(part, fetch) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, (type, Weights)) and any(True for _ in refs(value)):
+        return replace(value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)})
+    return value
+
+
+def live_refs(state: State) -> frozenset[Ref[Any]]:
+    """The values that the rest of the run can still ask for."""
+    return frozenset(ref for ref in refs(state) if ref != INITIAL)
+
+
+def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ...]:
+    """All clients in an order; see `Fed.order`.
+
+    Raises:
+        UserError: an explicit order that does not name every client once.
+    """
+    if order == "given":
+        return tuple(clients)
+    if order == "reversed":
+        return tuple(clients)[::-1]
+    if order == "random":
+        shuffled = torch.randperm(len(clients), generator=torch.Generator().manual_seed(seed))
+        return tuple(clients[i] for i in shuffled.tolist())
+    names = tuple(order.split(","))
+    for name in names:
+        if name not in clients:
+            raise unknown("client or order", name, ("given", "reversed", "random", *clients))
+    if sorted(names) != sorted(clients):
+        raise UserError(f"--order must name each of the {len(clients)} clients once: {','.join(clients)}")
+    return names
+
+
+def _rounded(number: float) -> float | None:
+    return float(f"{number:.6g}") if isfinite(number) else None
+
+
+def _no_answer(clients: Iterable[str]) -> ClientMissing:
+    return ClientMissing(f"{', '.join(clients)} did not answer: start them again, then `ekiden resume`")
+
+
+def _is_instruction(arg: Any) -> bool:
+    """A plain number, text or switch tells the client what to do; it is no content of the learning.
+
+    So does a plain tuple of them, the weights of neighbours say.
+    """
+    return arg is None or isinstance(arg, (bool, int, float, str)) or (type(arg) is tuple and all(map(_is_plain, arg)))
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, (bool, int, float, str))

@@ -1,0 +1,372 @@
+"""The run folder: everything a run leaves behind, and all that it needs to go on after a crash.
+
+config.json         what was run, enough to run it again; the network and what it takes; digests of data and first model
+environment.json    on what
+metrics.jsonl       one line a step, the same bits in every repetition
+ledger.jsonl        one line a transfer, likewise
+attempts.jsonl      one line each time the run was started, with what the attempt before had moved in vain
+times.jsonl         seconds of each step
+state.safetensors   the state after the last step, written atomically
+clients/            what each client keeps
+model.safetensors   the result
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import torch
+
+from ekiden._version import __version__
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error, metadata_of, safetensors_chunks, with_digest, write
+from ekiden.engine import identity, wire
+from ekiden.engine.federation import Transfer
+from ekiden.engine.method import State
+from ekiden.engine.store import read
+
+S = TypeVar("S", bound=State)
+FORMAT = 1
+# Not in folders of older runs.
+_LATER: dict[str, type | tuple[type, ...]] = {
+    "digests": dict,
+    "network": (str, type(None)),
+    "classes": list,
+    "input": dict,
+    "inputs": dict,
+    "task": dict,
+    "steps": int,
+    "revisions": list,
+}
+# Stands in the headers of model files too.
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")
+_DAMAGED = "the run folder is damaged, start a new run"
+_BESIDE = {"ekiden", "sweep", "selection", "revisions"}
+"""What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""
+_CONFIG = "config"
+_WRITTEN = "written"
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("method", "dataset", "model"), str),
+    **dict.fromkeys(("hyperparameters", "training", "hardware", "clients"), dict),
+    **dict.fromkeys(("seed", "model_bytes"), int),
+}
+
+
+@dataclass
+class Trace:
+    """What a run reported.
+
+    Attributes:
+        metrics: one row a step.
+        ledger: every transfer.
+    """
+
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)
+    ledger: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How much of the growing files belongs to the steps that are done; kept with the state."""
+
+    metrics: int = 0
+    ledger: int = 0
+    bytes: int = 0
+    forward: int = 0
+    backward: int = 0
+
+
+class InUse(UserError):
+    """Another process is at this run."""
+
+
+class RunFolder:
+    """A run folder, held by this process until `close`.
+
+    Attributes:
+        written: `Transport.written` of the state that was loaded; None where an older version wrote it.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Create the folder, or take one up again.
+
+        Raises:
+            InUse: by another process.
+            UserError: it is of another version or another run, or no run folder at all.
+        """
+        self.path = path
+        self.written: Mapping[str, str] | None = {}
+        self._files: dict[str, IO[bytes]] = {}
+        config = {"format": FORMAT, "ekiden": __version__, **config}
+        self._about = json.dumps({key: config[key] for key in _ABOUT if key in config})
+        fresh = not (path / "config.json").exists()
+        if fresh and _foreign(path):
+            raise UserError(f"{path} is not empty and no run folder: choose another folder")
+        if not fresh:
+            _check(path, config)
+        self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / "lock", "a")  # noqa: SIM115
+        except OSError as error:
+            raise disk_error(error, path) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InUse(f"{path} is in use by another process: wait for it, or choose another folder") from None
+        if fresh:
+            try:
+                write(path / "environment.json", [_json(_environment())])
+                write(path / "config.json", [_json(config)])
+            except UserError:
+                self.close()
+                raise
+
+    def load(self, kind: type[State]) -> tuple[State, Marks] | None:
+        """The last state written, and the growing files cut back to it; None before the first.
+
+        Raises:
+            Damaged: the state file is not as it was written.
+            UserError: it is foreign, or `config.json` is not the one that the state was written under.
+        """
+        state, marks, self.written = None, Marks(), {}
+        if (self.path / "state.safetensors").exists():
+            state, marks, self.written = read_state(self.path, kind, self._config)
+        lost = self._beyond("ledger.jsonl", marks.ledger).count(b"\n")
+        transfers = read_ledger(self.path)
+        self.append(
+            "attempts.jsonl",
+            {
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "from_step": state.step if state else 0,
+                "command": sys.argv,
+                "lost_transfers": transfers[len(transfers) - lost :],
+            },
+        )
+        # Cut only what is noted: a process killed here leaves it to be noted once more, not forgotten.
+        self._cut("metrics.jsonl", marks.metrics)
+        self._cut("ledger.jsonl", marks.ledger)
+        return (state, marks) if state else None
+
+    def transfer(self, row: Transfer) -> None:
+        """Note a transfer as it happens."""
+        self.append("ledger.jsonl", asdict(row))
+
+    def append(self, name: str, row: Mapping[str, Any]) -> int:
+        """Add a line to a growing file; returns the file's length."""
+        try:
+            if name not in self._files:
+                self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
+                _drop_broken_line(self.path / name)
+            file = self._files[name]
+            file.write(_json(row))
+            file.flush()
+            return file.tell()
+        except OSError as error:
+            raise disk_error(error, self.path / name) from error
+
+    def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
+        """Write the state after a step: from now on the run goes on from here. Results of an earlier step are gone.
+
+        Args:
+            state: what the method knows.
+            marks: where the run stands.
+            written: `Transport.written`.
+        """
+        for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
+            stale.unlink(missing_ok=True)
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            if name in self._files:
+                os.fsync(self._files[name].fileno())
+        said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written)})
+        write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
+
+    def forget(self) -> None:
+        """Go back to before the first step: what follows gives the same bits again."""
+        (self.path / "state.safetensors").unlink(missing_ok=True)
+        shutil.rmtree(self.path / "clients", ignore_errors=True)
+
+    def trace(self) -> Trace:
+        """All that was reported, by this process and those before."""
+        ledger = [Transfer(**row) for row in read_ledger(self.path)]
+        return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger)
+
+    def length(self, name: str) -> int:
+        """Bytes in a growing file."""
+        file = self.path / name
+        return file.stat().st_size if file.exists() else 0
+
+    def write_model(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a model as a named state dict, for any tool that reads safetensors; its header says what it takes."""
+        file = self.path / name
+        file.parent.mkdir(exist_ok=True)
+        write(file, with_digest(safetensors_chunks(tensors, {"format": "pt", "ekiden": self._about})))
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # what a full disk refused before, it refuses again
+                file.close()
+        self._lock.close()
+
+    def _beyond(self, name: str, length: int) -> bytes:
+        """What a growing file holds after what belongs to finished steps."""
+        path = self.path / name
+        data = path.read_bytes() if path.exists() else b""
+        if len(data) < length:
+            raise UserError(f"{path} is shorter than the state says: {_DAMAGED}")
+        return data[length:]
+
+    def _cut(self, name: str, length: int) -> None:
+        """Shorten a growing file to what belongs to finished steps."""
+        if self._beyond(name, length):
+            os.truncate(self.path / name, length)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a run folder.
+
+    Raises:
+        UserError: it is no run folder of this version.
+    """
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is no run folder (it has no config.json): give the path that the run printed"
+        ) from None
+    except (OSError, ValueError):
+        raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
+    return check_config(config, path)
+
+
+def check_config(config: Any, path: Path) -> dict[str, Any]:
+    """What was read as the configuration of a run.
+
+    Raises:
+        UserError: it is none of this version; says that of `path`.
+    """
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise UserError(
+            f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
+        )
+    if missing := _NEEDED.keys() - config.keys():
+        raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
+    kinds = _NEEDED | {key: kind for key, kind in _LATER.items() if key in config}
+    if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
+        raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: {_DAMAGED}")
+    if not all(isinstance(made, dict) for made in config.get("revisions", [])):
+        raise UserError(f"{path / 'config.json'} has a wrong revisions: {_DAMAGED}")
+    return config
+
+
+def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
+    """Return the state in a run folder, where the run stands, and `Transport.written`.
+
+    Args:
+        path: the run folder.
+        kind: of the state.
+        config: digest of the configuration that it must have been written under, from `config_digest`.
+
+    Raises:
+        Damaged: the file is not as it was written.
+        UserError: it is foreign, or of another configuration.
+    """
+    file = path / "state.safetensors"
+    try:
+        state, marks = read(file, tuple[kind, Marks])  # type: ignore[valid-type]
+    except wire.WireError:
+        raise UserError(
+            f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete {path} to run it "
+            "anew"
+        ) from None
+    said = metadata_of(file.read_bytes())
+    if said.get(_CONFIG, config) != config:
+        raise UserError(f"{path / 'config.json'} was changed after the run began: restore it from a backup")
+    return state, marks, json.loads(said[_WRITTEN]) if _WRITTEN in said else None
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The transfers in a run folder, as `read_lines` gives them."""
+    return read_lines(folder / "ledger.jsonl", "step", "source", "target", "task", "bytes", "missing")
+
+
+def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """The complete lines of a growing file, each with these keys; empty where there is none.
+
+    Raises:
+        UserError: a line cannot be read, or lacks a key; says which line.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not row.keys() >= set(keys):
+            raise UserError(f"{path}, line {number + 1} cannot be read: {_DAMAGED}")
+        rows.append(row)
+    return rows
+
+
+def _foreign(path: Path) -> bool:
+    """Whether something is there that a run, killed before it wrote its configuration, does not leave behind."""
+    if not path.is_dir():
+        return path.exists()
+    return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
+
+
+def _drop_broken_line(path: Path) -> None:
+    """Cut off the line that a full disk left unfinished, so that the next one does not continue it."""
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _check(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with another run than the one the folder holds."""
+    found = read_config(path)
+    wanted = json.loads(_json(config))
+    keys = (wanted.keys() | found.keys()) - _BESIDE
+    keys -= {key for key in _LATER if key not in found}
+    different = sorted(k for k in keys if found.get(k) != wanted.get(k) and k != "digests")
+    different += identity.unlike(found.get("digests", {}), wanted.get("digests", {}))
+    if different:
+        seed = "; seed torch before you make the model" if "the initial model" in different else ""
+        raise UserError(
+            f"{path} holds another run ({', '.join(different)} differ): choose another folder, or put back what differs"
+            f"{seed}"
+        )
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Names a configuration, without what does not decide the result."""
+    decisive = {key: value for key, value in config.items() if key not in _BESIDE}
+    return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=False).encode() + b"\n"
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,99 @@
+"""Digests of what a run began with, so that nobody goes on with, or measures it on, something else."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.data.samples import ClientData, Subset
+from ekiden.engine.worker import Setup
+from ekiden.training.network import Network
+
+_CHUNK = 1 << 26  # bytes hashed at a time
+_SHOWN = 8  # numbers kept of what the initial model answers
+_LISTED = 3  # clients named in a message
+_LIKE = 1e-2  # relative; machines and devices round differently, other networks answer differently
+
+
+def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
+    """Return a digest of what each client holds: inputs and labels, in order, of its training, validation, test data.
+
+    It depends on the contents alone, not on the files that they came from or the machine.
+    """
+    return {client.name: _client(client) for client in clients}
+
+
+def model_digest(setup: Setup) -> dict[str, Any]:
+    """Return what identifies the initial model: a digest of its values and its structure, and some of its answers.
+
+    The answers tell networks apart that have the same layers but do other things with them.
+    """
+    module = setup.build()
+    structure = re.sub(r"0x[0-9a-f]+", "", repr(module))  # addresses of functions differ from process to process
+    network = Network(module, setup.hardware.device)
+    digest = hashlib.blake2b(structure.encode(), digest_size=16)
+    for name, tensor in network.module.state_dict().items():
+        _add(digest, tensor, name)
+    return {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+
+
+def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Say what of the digests in a run folder differs from those wanted; what either does not have is not compared."""
+    different = []
+    if "data" in found and "data" in wanted:
+        there, here = found["data"], wanted["data"]
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if names:
+            more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
+            different.append(f"the data of {', '.join(names[:_LISTED])}{more}")
+    if "model" in found and "model" in wanted and not _alike(found["model"], wanted["model"]):
+        different.append("the initial model")
+    return different
+
+
+def _client(client: ClientData) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
+        _add_samples(digest, part, name)
+    return digest.hexdigest()
+
+
+def _add_samples(digest: "hashlib.blake2b", part: Subset, name: str) -> None:
+    x = part.samples.x
+    digest.update(f"{name} {len(part)} {tuple(x.shape[1:])} {x.dtype};".encode())
+    for rows in torch.split(part.rows, max(1, _CHUNK // max(1, x[:1].nbytes))):
+        digest.update(_bytes(x[rows]))
+    _add(digest, part.y, "labels")
+
+
+def _add(digest: "hashlib.blake2b", tensor: Tensor, name: str) -> None:
+    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+    digest.update(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
+    """Some outputs for two fixed inputs; none where they are not finite, or the network takes no such inputs."""
+    x = torch.arange(2 * prod(shape), dtype=torch.float32).sin().reshape(2, *shape).to(network.params.device)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        try:
+            out = network.module.eval()(x)
+        except Exception:  # of the user's own code, which may take certain values only
+            return []
+    values = [float(v) for v in out.float().flatten()[:_SHOWN].cpu()]
+    return values if all(map(isfinite, values)) else []
+
+
+def _alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    before, now = found["answers"], wanted["answers"]
+    near = _LIKE * max((abs(v) for v in before), default=0.0)
+    same = len(before) == len(now) and all(abs(a - b) <= near for a, b in zip(before, now, strict=True))
+    return found["digest"] == wanted["digest"] and (same or not before or not now)

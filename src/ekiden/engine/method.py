@@ -1,0 +1,225 @@
+"""What a federated method is: hyperparameters, an outer loop, and tasks that happen at clients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+
+from torch import nn
+
+from ekiden.base.checks import Checked
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.data.tasks import Need
+from ekiden.engine import wire
+from ekiden.training.layout import Layout
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+
+if TYPE_CHECKING:
+    from ekiden.engine.federation import Fed
+
+T_co = TypeVar("T_co", covariant=True)
+Task = TypeVar("Task", bound=Callable[..., Any])
+
+INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
+"""The initial model: everyone builds it from the seed, so it never travels."""
+
+
+class OwnSamples:
+    """Marks, by `Annotated`, what a payload says of its sender's number of training samples.
+
+    A number, or a tensor of counts that add up to it; a float may also be 1 where all clients weigh the same. Between
+    machines the server compares it with what the silo said when the run began.
+    """
+
+
+class HasModel(Protocol):
+    """A payload in which a model travels with something else, a count say."""
+
+    @property
+    def model(self) -> Weights:
+        """The model in it."""
+
+
+class Addable(Protocol):
+    """A payload of which only the sum over clients is needed."""
+
+    def plus(self, other: Self, /) -> Self:
+        """The sum of both; the order must not matter."""
+
+
+CLASSES: frozenset[Need] = frozenset({"classes"})
+"""`Method.needs` of a method that needs one class for each sample."""
+VECTORS: frozenset[Need] = frozenset({"vectors"})
+"""`Method.needs` of a method that needs one vector of outputs for each sample."""
+NUMBERS: frozenset[Need] = frozenset({"numbers"})
+"""`Method.needs` of a method that makes or mixes inputs, so that they must be numbers."""
+
+Model = Ref[Weights] | Ref[HasModel] | Weights
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run knows between two steps. Methods that need more add fields in a subclass.
+
+    Attributes:
+        step: number of steps done.
+        model: the global model, or what it travels in; the result of the run at its end. None where a method has none.
+        personal: one model per client, in the order of `fed.clients`, where a method personalises.
+    """
+
+    step: int = 0
+    model: Model | None = INITIAL
+    personal: tuple[Model, ...] = ()
+
+    def next(self, **changes: Any) -> Self:
+        """The state after one more step."""
+        return replace(self, step=self.step + 1, **changes)
+
+
+class Size(int):
+    """M, the bytes of a model on the wire: a number that knows its network, for methods that send parts of it.
+
+    Attributes:
+        network: the network.
+        shape: of one sample.
+    """
+
+    network: Network
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, network: Network, shape: tuple[int, ...] = ()) -> Self:
+        """The size of `network`, which takes samples of `shape`."""
+        size = cls(wire.size(network.weights()))
+        size.network, size.shape = network, shape
+        return size
+
+    @property
+    def layout(self) -> Layout:
+        """Its layers."""
+        return self.network.layout
+
+    @property
+    def head(self) -> int:
+        """The bytes of the classifier alone."""
+        return wire.size(self.network.head.of(self.network.weights()))
+
+
+def on_client(task: Task) -> Task:
+    """Mark a method's function as a task that happens at a client. Clients run nothing else."""
+    task.__on_client__ = True  # type: ignore[attr-defined]
+    return task
+
+
+@dataclass(frozen=True)
+class Method(Checked, ABC):
+    """A federated method: a frozen dataclass of the paper's hyperparameters.
+
+    `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method holds no other state
+    than the `State` that it yields: whatever is in there survives a crash, whatever is not does not. Its fields are
+    checked by their annotations when it is made, see `ekiden.base.checks`.
+    """
+
+    private: ClassVar[Any] = None
+    """Type of `client.state`, for methods whose clients keep something between steps."""
+
+    pools_data: ClassVar[bool] = False
+    """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
+
+    skips: ClassVar[bool] = False
+    """Whether a run can go on without a client that is away: with fewer replies in a round, or with a hop left out."""
+
+    splits_model: ClassVar[bool] = False
+    """Whether extractor and classifier are treated apart, so that the network must declare its head."""
+
+    needs_validation: ClassVar[bool] = False
+    """Whether every client must have validation data."""
+
+    joins_models: ClassVar[bool] = False
+    """Whether the result is the clients' N models, which answer together, and not one model."""
+
+    extra_outputs: ClassVar[int] = 0
+    """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The parties' network, made from the one that the user chose; by default that itself.
+
+        All parties make it, with torch's random state set by the run's seed.
+
+        Args:
+            network: what the user chose, for samples of `shape` and so many `classes`; it may be changed.
+            shape: of one sample.
+            classes: K, the outputs that the network made must have.
+        """
+        return network
+
+    @abstractmethod
+    def run(self, fed: "Fed", s: Any) -> Iterator[State]:
+        """The outer loop, from state `s` on; yields the state after each step."""
+
+    @abstractmethod
+    def steps(self, clients: int) -> int:
+        """How many steps a run over so many clients has."""
+
+    @abstractmethod
+    def cost(self, clients: int, model: Size) -> int:
+        """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """Bytes that a run with last state `end` has moved: `cost`, unless they depend on what happened in it."""
+        return self.cost(clients, model)
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """The network that the run's model fits, made from the clients' own; by default that itself."""
+        return network
+
+    def complete(self, state: Any) -> bool:
+        """Whether a run may end with this state: it holds a model."""
+        return state.model is not None or bool(state.personal)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the method needs of the data, besides a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
+
+        A run with other data is refused before anything is written. A plain attribute of the class will do:
+        `needs = CLASSES | NUMBERS`.
+        """
+        return frozenset()
+
+    @property
+    def one_model(self) -> bool:
+        """Whether a run ends with a global model, and without personal ones."""
+        return True
+
+    @property
+    def changes_network(self) -> bool:
+        """Whether the result fits another network than the clients' own."""
+        return type(self).result_network is not Method.result_network
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse clients that the hyperparameters do not fit, before anything is written.
+
+        Raises:
+            UserError: says what to change.
+        """
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network that the method cannot treat, before anything is written; leaves it as it is.
+
+        Raises:
+            UserError: says what to change.
+        """
+
+    def selection(self, select: str) -> str:
+        """What local training returns where `--select` says `select`; overridden where the method itself decides it."""
+        return select
+
+    def start(self) -> State:
+        """The state before the first step."""
+        return State()
+
+    @classmethod
+    def title(cls) -> str:
+        """The name on the command line."""
+        return cls.__name__.lower()

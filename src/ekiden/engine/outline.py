@@ -1,0 +1,171 @@
+"""What a method will ask for, found by running its outer loop over values that nobody holds.
+
+It can be known only where the server reads nothing on the way: then who uses whose value in which step is settled
+before the run starts, and every party finds the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.engine.drive import lost
+from ekiden.engine.federation import Fed, Request, Transfer, live_refs, refs
+from ekiden.engine.method import INITIAL, Method, Model, State
+from ekiden.engine.worker import Setup
+from ekiden.training.fit import Work
+
+Absent = Callable[[int, str], bool]
+"""(step, client): whether that client is away in that step."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All that a run asks for.
+
+    Attributes:
+        requests: in order.
+        end: the last state.
+        transfers: the ledger of the run, in order; their bytes are right where sizes of values were given.
+    """
+
+    requests: tuple[Request, ...]
+    end: State
+    transfers: tuple[Transfer, ...] = ()
+
+    @cached_property
+    def result(self) -> frozenset[Ref[Any]]:
+        """The values that the last state consists of."""
+        return live_refs(self.end)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models of the result: the run's own, then the personal ones."""
+        shared = () if self.end.model is None else (self.end.model,)
+        return (*shared, *self.end.personal)
+
+    def contributors(self, ref: Ref[Any]) -> frozenset[str]:
+        """The clients whose work is in a value."""
+        seen, waiting = {ref}, [ref]
+        while waiting:
+            value = waiting.pop()
+            step, call, _ = value.key.split("-", 2) if value != INITIAL else (-1, 0, "")
+            request = self.request(int(step), int(call), value.owner)
+            new = [r for r in refs(request.args) if r not in seen] if request else []
+            seen.update(new)
+            waiting += new
+        return frozenset(value.owner for value in seen if value != INITIAL)
+
+    def needed(self, steps: int) -> frozenset[Ref[Any]]:
+        """The values that a run with so many steps done still asks for, its result among them."""
+        return self.result.union(*(refs(request.args) for request in self.requests if request.step >= steps))
+
+    def users(self, ref: Ref[Any]) -> list[tuple[str, int]]:
+        """Who else uses a value, and in which step."""
+        return [(client, step) for client, step in self._users.get(ref, ()) if client != ref.owner]
+
+    def request(self, step: int, call: int, client: str) -> Request | None:
+        """What a client is asked at that place."""
+        return self._places.get((step, call, client))
+
+    @cached_property
+    def _users(self) -> dict[Ref[Any], list[tuple[str, int]]]:
+        users: dict[Ref[Any], list[tuple[str, int]]] = {}
+        for request in self.requests:
+            for ref in dict.fromkeys(refs(request.args)):
+                users.setdefault(ref, []).append((request.client, request.step))
+        return users
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int, str], Request]:
+        return {(r.step, r.call, r.client): r for r in self.requests}
+
+
+def outline(
+    setup: Setup,
+    clients: Sequence[str],
+    state: State | None = None,
+    absent: Absent = lambda step, client: False,
+    most: float = float("inf"),
+    size: Callable[[Ref[Any]], int] = lambda ref: 0,
+) -> Outline | None:
+    """What the rest of a run asks for; None where the server reads a value, on which the rest may depend.
+
+    Args:
+        setup: method and network.
+        clients: their names, in order.
+        state: to go on from; by default the start.
+        absent: who is away; steps that need them are left out, as the run loop does.
+        most: tasks that it may have.
+        size: of a value in bytes, for the transfers.
+
+    Raises:
+        TooLong: it has more; found before they are built.
+    """
+    method: Method = setup.method
+    nobody = _Nobody(absent, most, size)
+    transfers: list[Transfer] = []
+    fed = Fed(clients, nobody, setup.seed, transfers.append, setup)
+    state = method.start() if state is None else state
+    fed.begin(state.step)
+    steps = method.run(fed, state)
+    try:
+        while True:
+            after = next(steps, None)
+            if after is None:
+                return Outline(tuple(nobody.requests), state, tuple(transfers))
+            if nobody.missing & live_refs(after):
+                transfers += lost(state, after)
+                after = state.next()
+                steps = method.run(fed, after)
+            state = after
+            fed.begin(state.step)
+    except _ReadByServer:
+        return None
+
+
+class TooLong(UserError):
+    """A run asks for more tasks than allowed."""
+
+
+class _ReadByServer(Exception):
+    """The server wants a value."""
+
+
+class _Nobody:
+    """A transport that takes note and does nothing."""
+
+    def __init__(self, absent: Absent, most: float, size: Callable[[Ref[Any]], int]) -> None:
+        self.requests: list[Request] = []
+        self.missing: set[Ref[Any]] = set()
+        self._absent = absent
+        self._most = most
+        self._size = size
+
+    def submit(self, request: Request) -> None:
+        if len(self.requests) >= self._most:
+            raise TooLong(f"the run asks for more than {self._most:.0f} tasks: lower its rounds")
+        if self._absent(request.step, request.client):
+            self.missing.add(Ref(request.client, request.key))
+        else:
+            self.requests.append(request)
+
+    def value(self, ref: Ref[Any]) -> Any:
+        raise _ReadByServer
+
+    def size(self, ref: Ref[Any]) -> int:
+        return self._size(ref)
+
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        return Work()
+
+    def written(self) -> None:
+        """Nothing is written."""
+
+    def settle(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""

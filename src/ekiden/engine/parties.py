@@ -1,0 +1,95 @@
+"""Who takes part in a run, and with which data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, SERVER
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.engine import identity
+from ekiden.engine.method import Method
+
+
+def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
+    """Refuse to measure a run on other data than it was made with, where its folder has digests of these.
+
+    Raises:
+        UserError: the data of some clients differ.
+    """
+    before = {k: v for k, v in config.get("digests", {}).items() if k == "data"}
+    if before and (different := identity.unlike(before, {"data": identity.data_digests(holders(method, data))})):
+        raise UserError(
+            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or name the data to "
+            "measure on, `ekiden evaluate RUN --data DATA`"
+        )
+
+
+def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
+    """Return the clients that take part: all of them, or the one place that all data are brought to."""
+    return _pool(data) if method.pools_data else data.clients
+
+
+def check_clients(clients: Sequence[ClientData], method: Method) -> None:
+    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs.
+
+    Raises:
+        UserError: no client, one name twice, or a client without such samples.
+    """
+    if not clients:
+        raise UserError("there is no client: give at least one data set")
+    names = [c.name for c in clients]
+    for client in clients:
+        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
+            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
+        if names.count(client.name) > 1:
+            raise UserError(f"two clients are called {client.name!r}: give each its own name")
+        if not len(client.train):
+            raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
+        if method.needs_validation and not len(client.val):
+            raise UserError(
+                f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
+            )
+
+
+def check_needs(method: Method, dataset: Dataset) -> None:
+    """Refuse a method that needs what the data do not offer.
+
+    Raises:
+        UserError: names the methods that do without.
+    """
+    offers, task = dataset.offers, dataset.task.kind
+    missing = method.needs - offers
+    if not missing:
+        return
+    from ekiden.methods import METHODS  # noqa: PLC0415  (`import ekiden` stays light)
+
+    if "classes" in missing:
+        what = f"{method.title()} needs one class for each sample, the task is {task}"
+    elif "vectors" in missing:
+        what = f"{method.title()} needs one vector of outputs for each sample, the task is {task}"
+    else:
+        what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
+    if (plain := _plain(type(method))) is not None and plain.needs <= offers:
+        raise UserError(f"{what}: leave out the options that ask for it, its defaults do without")
+    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)
+    raise UserError(f"{what}: use one of {others}")
+
+
+def _plain(kind: type[Method]) -> Method | None:
+    """The method with its defaults, if it has some for all fields."""
+    try:
+        return kind()
+    except TypeError:
+        return None
+
+
+def _pool(data: FederatedData) -> tuple[ClientData, ...]:
+    """One client that holds everything."""
+
+    def union(part: Callable[[ClientData], Subset]) -> Subset:
+        return Subset(part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients]))
+
+    return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)

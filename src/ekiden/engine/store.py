@@ -1,0 +1,215 @@
+"""What one client keeps: values behind Refs, private state between steps, and progress within a task."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged, intact, safetensors_chunks, with_digest, write
+from ekiden.engine import wire
+from ekiden.training.weights import Weights
+
+TRAINED = "trained"
+"""Name in the journal of what a client's last task trained, for runs that keep it: it outlives the step."""
+
+
+class Store:
+    """In memory, and in `folder` too if there is one.
+
+    `commit` adds what the next state needs, `settle` deletes what only the state before needed: a crash between the
+    two loses nothing. With a folder, private state is in memory only during the steps that use it: of a thousand
+    clients, memory holds those of the present round.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        type_of: Callable[[str], Any],
+        private_type: Any,
+        step: int,
+        written: int | None = None,
+    ) -> None:
+        """Go on after `step` steps.
+
+        Args:
+            folder: of the client; None for in memory only.
+            type_of: the type of what a task returns, by its name.
+            private_type: of the client's state.
+            step: steps that are done.
+            written: after how many steps the client's state was last written, 0 if never: that file must be there.
+                None where the run does not say, as in older folders: the newest file counts.
+        """
+        self._folder = folder
+        self._type_of = type_of
+        self._private_type = private_type
+        self._values: dict[str, Any] = {}
+        self._private: Any = None
+        self._changed = False
+        self.written = self._newest(step) if written is None else written
+        self._forget_after(step)
+        self._on_disk = self._private_file(self.written) if self.written else None
+        self._safe: set[str] = set()  # values whose files this process has written or read
+
+    @property
+    def private(self) -> Any:
+        """The client's state.
+
+        Raises:
+            Damaged: its file is damaged, or gone.
+        """
+        if self._on_disk is not None:
+            if not self._on_disk.exists():
+                raise Damaged(f"{self._on_disk} is gone, the client's private state")
+            self._private = read(self._on_disk, self._private_type)
+            self._on_disk = None
+        return self._private
+
+    def put(self, key: str, value: Any, private: Any) -> None:
+        """Keep what a task gave, and the client's state after it."""
+        self._values[key] = value
+        self._changed |= private is not self.private
+        self._private = private
+
+    def get(self, key: str) -> Any:
+        """The value `key`.
+
+        Raises:
+            Damaged: there is none, or its file is damaged.
+        """
+        if key not in self._values:
+            if self._folder is None or not self._file(key).exists():
+                raise Damaged(f"value {key} is not in {self._folder or 'memory'}: the run folder is incomplete")
+            self._values[key] = read(self._file(key), self._type_of(key.split("-", 2)[2]))
+            self._safe.add(key)
+        return self._values[key]
+
+    def commit(self, step: int, keys: set[str]) -> None:
+        """Make values `keys` and the private state after `step` steps durable; deletes nothing yet."""
+        if self._folder is None:
+            return
+        if keys or self._changed:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        for key in keys:
+            if key not in self._safe:  # what a process before left there may be damaged
+                write(self._file(key), with_digest(wire.chunks(self.get(key))))
+                self._safe.add(key)
+        if self._changed:
+            write(self._private_file(step), with_digest(wire.chunks(self._private)))
+            self.written = step
+
+    def settle(self, keys: set[str]) -> None:
+        """Once the run's state is written: drop all that it does not need."""
+        self._changed = False
+        self._values = {key: value for key, value in self._values.items() if key in keys}
+        self._safe &= keys
+        if self._folder is None or not self._folder.exists():
+            return
+        for file in self._folder.glob("value-*.safetensors"):
+            if file.stem.removeprefix("value-") not in keys:
+                file.unlink()
+        for old in self._versions():
+            if old != self.written:
+                self._private_file(old).unlink()
+        if self.written:
+            self._private, self._on_disk = None, self._private_file(self.written)
+        journal = self._folder / "journal"
+        if not (journal / f"{TRAINED}.safetensors").exists():
+            shutil.rmtree(journal, ignore_errors=True)
+        for file in journal.glob("*"):
+            if file.stem != TRAINED:
+                file.unlink(missing_ok=True)
+
+    def _file(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"value-{key}.safetensors"
+
+    def _private_file(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"private-{step}.safetensors"
+
+    def _versions(self) -> list[int]:
+        if self._folder is None:
+            return []
+        names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
+        return sorted(int(match[1]) for match in names if match)
+
+    def _newest(self, step: int) -> int:
+        """After how many of the first `step` steps the newest state that is here was written; 0 where none is."""
+        return max((version for version in self._versions() if version <= step), default=0)
+
+    def _forget_after(self, step: int) -> None:
+        """Remove states that died with their step."""
+        for version in self._versions():
+            if version > step:
+                self._private_file(version).unlink()
+
+
+class FolderJournal:
+    """Progress within tasks, in files. A damaged file is as good as none: the work is done again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """What was saved under `key`, if it can be read."""
+        try:
+            return load(self._folder / f"{key}.safetensors")
+        except (OSError, SafetensorError, ValueError, Damaged):
+            return None
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Replace what is under `key`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        chunks = with_digest(safetensors_chunks(tensors, {}))
+        write(self._folder / f"{key}.safetensors", chunks, sync=False)
+
+
+def read_trained(client: Path) -> tuple[int, list[Weights]]:
+    """What the client with this folder last trained, where the run keeps it.
+
+    Returns:
+        The step; the model that its last task started from, and all that it trained.
+
+    Raises:
+        UserError: the file is missing, damaged or foreign; says which.
+    """
+    file = client / "journal" / f"{TRAINED}.safetensors"
+    try:
+        tensors = load(file)
+        step, parts = int(tensors.pop("step")), ("params", "buffers", "counters")
+        return step, [Weights(*(tensors[f"{i}.{p}"] for p in parts)) for i in range(len(tensors) // len(parts))]
+    except (OSError, SafetensorError, ValueError, KeyError, Damaged) as error:
+        raise UserError(f"{file} is damaged or no file of trained models ({error}): run again") from None
+
+
+def load(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file.
+
+    Raises:
+        Damaged: a byte of it was changed.
+        OSError, SafetensorError, ValueError: it is missing or foreign.
+    """
+    return wire.placed(safetensors.torch.load(intact(path.read_bytes())))  # type: ignore[no-any-return]
+
+
+def read(path: Path, expected: Any) -> Any:
+    """The payload in a file.
+
+    Raises:
+        Damaged: it is not as it was written; says which file.
+        UserError: it is missing or foreign; says which.
+    """
+    try:
+        return wire.decode(intact(path.read_bytes()), expected)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except Damaged as error:
+        raise Damaged(f"{path} is damaged ({error})") from None
+    except wire.WireError as error:
+        raise wire.WireError(f"{path}: {error}; use the Ekiden that wrote it, or start a new run") from None

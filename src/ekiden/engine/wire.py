@@ -1,0 +1,266 @@
+"""The wire format: typed payloads as safetensors plus a small typed header.
+
+Nothing that comes from a file or another machine is ever unpickled.
+
+A payload is weights, a tensor, a number, text, or a dataclass, NamedTuple, list, tuple or dict of payloads.
+Encoded, it is one safetensors file: its tensors are named "0", "1", ... and its metadata holds the tree that they
+belong to. Annotations tell the reader what to expect; whatever does not fit is refused.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import DTYPES, safetensors_chunks
+from ekiden.base.refs import Ref
+
+FORMAT = "ekiden-1"
+_DEPTH = 32
+_ALIGNMENT = 64  # bytes, PyTorch's own
+
+
+class WireError(UserError):
+    """A payload that cannot be read, or is not what was announced."""
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All tensors, numbers and texts of a payload, in order."""
+    if _is_record(value):
+        for _, part in _fields(value):
+            yield from leaves(part)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield key
+            yield from leaves(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from leaves(part)
+    elif value is not None:
+        yield value
+
+
+def size(value: Any) -> int:
+    """Bytes of content in a payload: tensors as they are, 8 for a number, 1 for a bool, text in UTF-8.
+
+    The header around it (a few hundred bytes, whatever the model) is not counted.
+    """
+    return sum(_leaf_size(leaf) for leaf in leaves(value))
+
+
+def placed(value: Any, device: torch.device | None = None) -> Any:
+    """`value` with its tensors on `device` and as they lie in memory after a journey; itself where they lie so.
+
+    On some CPUs a product rounds by the order and alignment of its operands in memory. So that a value is worth the
+    same bits whether it travelled or not, it lies row by row, and begins where PyTorch begins tensors.
+    """
+    if isinstance(value, Tensor):
+        value = value if device is None else value.to(device)
+        return value if _lies_well(value) else value.clone(memory_format=torch.contiguous_format)
+    tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+    if all(_lies_well(t) and (device is None or t.device.type == device.type) for t in tensors):
+        return value
+    if _is_record(value):
+        return type(value)(**{name: placed(part, device) for name, part in _fields(value)})
+    if isinstance(value, Mapping):
+        return {key: placed(part, device) for key, part in value.items()}
+    return type(value)(placed(part, device) for part in value)
+
+
+def _lies_well(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
+
+
+def encode(value: Any) -> bytes:
+    """`value` as bytes.
+
+    Raises:
+        WireError: it holds something that is not a payload.
+    """
+    return b"".join(chunks(value))
+
+
+def chunks(value: Any) -> Iterator[bytes | memoryview]:
+    """The pieces of `encode(value)`, tensors uncopied."""
+    tensors: list[Tensor] = []
+    tree = _describe(value, tensors)
+    named = {str(i): t for i, t in enumerate(tensors)}
+    return safetensors_chunks(named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))})
+
+
+def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
+    """The value of type `expected` that `data` holds.
+
+    Args:
+        data: what `encode` gave.
+        expected: its type.
+        fetch: gives the value behind a Ref that stands where another type is expected; without it that is refused.
+
+    Raises:
+        WireError: truncated or foreign data, or a value of another type.
+    """
+    data = bytes(data)  # no copy of what is bytes already
+    try:
+        tensors = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        if metadata.get("format") != FORMAT:
+            raise WireError(f"not a payload of this version (expected {FORMAT}): was it written by Ekiden?")
+        tree = json.loads(metadata["tree"])
+    except (SafetensorError, ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
+        raise WireError(f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden") from None
+    reader = _Reader(tensors, fetch)
+    value = reader.read(tree, expected)
+    if reader.tensors:
+        raise WireError(f"payload holds {len(reader.tensors)} tensors that belong nowhere: refused")
+    return value
+
+
+def _leaf_size(leaf: Any) -> int:
+    if isinstance(leaf, Tensor):
+        return leaf.numel() * leaf.element_size()
+    if isinstance(leaf, bool):
+        return 1
+    return len(leaf.encode()) if isinstance(leaf, str) else 8
+
+
+def _is_record(value: Any) -> bool:
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(value, "_fields")
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    names = value._fields if hasattr(value, "_fields") else [f.name for f in dataclasses.fields(value)]
+    return [(name, getattr(value, name)) for name in names]
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    """The JSON tree of `value`; its tensors are appended to `tensors`."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"float": value.hex()} if isinstance(value, float) else value
+    if isinstance(value, Tensor):
+        if value.dtype not in DTYPES:
+            raise WireError(
+                f"a tensor of {value.dtype} cannot travel: convert it to one of {', '.join(DTYPES.values())}"
+            )
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if _is_record(value):
+        parts = {name: _describe(part, tensors) for name, part in _fields(value)}
+        return {"record": type(value).__name__, "fields": parts}
+    if isinstance(value, (list, tuple)):
+        return [_describe(part, tensors) for part in value]
+    if isinstance(value, Mapping) and all(isinstance(k, (str, int)) for k in value):
+        return {"dict": [[k, _describe(part, tensors)] for k, part in value.items()]}
+    raise WireError(f"a {type(value).__name__} cannot travel: return weights, tensors, numbers, or dataclasses of them")
+
+
+class _Reader:
+    """Builds a value of an expected type from a JSON tree; each tensor is handed out once."""
+
+    def __init__(self, tensors: dict[str, Tensor], fetch: Callable[[Ref[Any]], Any] | None = None) -> None:
+        self.tensors = tensors
+        self._fetch = fetch
+        self._depth = 0
+
+    def read(self, node: Any, expected: Any) -> Any:
+        if self._depth > _DEPTH:
+            raise WireError("payload nested too deeply: refused")
+        if self._fetch is not None and isinstance(node, dict) and node.get("record") == "Ref":
+            return self._fetch(self._record(node, Ref))
+        self._depth += 1
+        if get_origin(expected) in (Union, types.UnionType):
+            expected = _member(node, get_args(expected))
+        value = self._leaf(node, expected) if expected in _LEAVES else self._branch(node, expected)
+        self._depth -= 1
+        return value
+
+    def _leaf(self, node: Any, expected: Any) -> Any:
+        if expected in (None, type(None)) and node is None:
+            return None
+        if expected in (bool, int, str) and type(node) is expected:
+            return node
+        if expected is float and isinstance(node, dict) and isinstance(node.get("float"), str):
+            try:
+                return float.fromhex(node["float"])
+            except (ValueError, OverflowError):
+                raise WireError("payload holds an unreadable number: refused") from None
+        if expected is Tensor and isinstance(node, dict) and isinstance(node.get("tensor"), int):
+            name = str(node["tensor"])
+            if name in self.tensors:
+                return placed(self.tensors.pop(name))
+            raise WireError("payload names a tensor that is missing or used twice: refused")
+        raise _other(expected)
+
+    def _branch(self, node: Any, expected: Any) -> Any:
+        origin, args = get_origin(expected), get_args(expected)
+        if origin in (list, Sequence) and isinstance(node, list):
+            return [self.read(part, args[0]) for part in node]
+        if origin is tuple and isinstance(node, list):
+            kinds = [args[0]] * len(node) if len(args) == 2 and args[1] is Ellipsis else list(args)
+            if len(kinds) == len(node):
+                return tuple(self.read(part, kind) for part, kind in zip(node, kinds, strict=True))
+        if not isinstance(node, dict):
+            raise _other(expected)
+        if origin in (dict, Mapping) and isinstance(node.get("dict"), list):
+            pairs = [p for p in node["dict"] if isinstance(p, list) and len(p) == 2 and type(p[0]) is args[0]]
+            if len(pairs) == len(node["dict"]):
+                return {key: self.read(part, args[1]) for key, part in pairs}
+        return self._record(node, origin or expected)
+
+    def _record(self, node: dict[str, Any], record: Any) -> Any:
+        parts = node.get("fields")
+        if (
+            not isinstance(record, type)
+            or node.get("record") != record.__name__
+            or not isinstance(parts, dict)
+            or set(parts) != set(_field_names(record))
+        ):
+            raise _other(record)
+        hints = get_type_hints(record)
+        values = {name: self.read(part, hints[name]) for name, part in parts.items()}
+        try:
+            return record(**values)
+        except (UserError, ValueError, TypeError) as error:  # the record checks itself
+            raise WireError(f"payload holds a {record.__name__} that cannot be ({error}): refused") from None
+
+
+_LEAVES = (None, type(None), bool, int, str, float, Tensor)
+
+
+def _other(expected: Any) -> WireError:
+    return WireError(f"payload does not hold the {getattr(expected, '__name__', expected)} that was announced: refused")
+
+
+def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
+    """The one member of a union that `node` can be."""
+    for kind in kinds:
+        record = get_origin(kind) or kind
+        name = getattr(record, "__name__", "")
+        if isinstance(node, dict):
+            fits = (
+                node.get("record") == name
+                or ("tensor" in node and record is Tensor)
+                or ("float" in node and record is float)
+                or ("dict" in node and record is dict)
+            )
+        elif isinstance(node, list):
+            fits = record in (list, tuple, Sequence)
+        else:
+            fits = record is type(node)
+        if fits:
+            return kind
+    raise WireError("payload holds a value of a type that was not announced: refused")
+
+
+def _field_names(record: type) -> Sequence[str]:
+    if dataclasses.is_dataclass(record):
+        return [f.name for f in dataclasses.fields(record)]
+    return typing.cast(Sequence[str], getattr(record, "_fields", ()))

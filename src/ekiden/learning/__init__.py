@@ -1,1 +1,0 @@
-"""What happens inside a client: weights as one flat vector, the training loop, augmentation."""

@@ -1,0 +1,1 @@
+"""Mathematics and outer loops that several papers share."""

@@ -1,0 +1,191 @@
+"""Linear classifiers in closed form, from the sums that clients add up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.sums import Sums
+
+GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
+"""values of λ/n that are tried: 10^-6 to 10, four a decade"""
+_DRAWS = 4_000_000  # numbers drawn for a temperature, at most
+
+
+class Head(NamedTuple):
+    """A linear classifier of standardised features z: scores = weight z + bias.
+
+    Attributes:
+        weight: (K, D) float64.
+        bias: (K,) float64.
+        penalty: λ/n of ridge regression; 0 of others.
+        freedom: df/n, its effective parameters for each sample; 0 of others.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    penalty: float = 0.0
+    freedom: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Moments of the features z = (φ - μ)/σ, float64; z is 0 where φ never changes.
+
+    Attributes:
+        counts: (K,) n_c, the samples of each class.
+        mean: (D,) μ.
+        scale: (D,) 1/σ, or 0.
+        scatter: (D, D) Σ zzᵀ.
+        classes: (K, D) Σ z over the samples of each class.
+    """
+
+    counts: Tensor
+    mean: Tensor
+    scale: Tensor
+    scatter: Tensor
+    classes: Tensor
+
+    @property
+    def n(self) -> float:
+        """The number of samples."""
+        return float(self.counts.sum())
+
+    @property
+    def means(self) -> Tensor:
+        """(K, D) mean z of each class; that of a class without samples is 0, the mean of all."""
+        return self.classes / self.counts.clamp(min=1)[:, None]
+
+    @property
+    def within(self) -> Tensor:
+        """(D, D) Σ (z - m)(z - m)ᵀ, m being the mean of the sample's class."""
+        return self.scatter - self.classes.T @ self.means
+
+    def rows(self, head: Head) -> Tensor:
+        """(K, D + 1) weights and biases that give the scores of `head` for features φ as they are."""
+        weight = head.weight * self.scale
+        return torch.cat([weight, (head.bias - weight @ self.mean)[:, None]], 1)
+
+
+def moments(sums: Sums) -> Moments:
+    """The moments behind `sums`, on the CPU.
+
+    n²·covariance = n·Σ φφᵀ - Σφ Σφᵀ is a difference of whole numbers, exact up to 747,000 samples.
+
+    Raises:
+        UserError: there are no samples.
+    """
+    if not sums.samples:
+        raise UserError("there are no samples behind these sums: no classifier can be made")
+    counts, classes, n = sums.counts.cpu().double(), sums.classes.cpu().double(), float(sums.samples)
+    features = classes.sum(0)
+    scatter = n * sums.matrix().cpu() - torch.outer(features, features)  # n²·covariance
+    variance = scatter.diagonal().clone()
+    scale = torch.where(variance > 0, n / variance.clamp(min=1).sqrt(), 0.0)
+    scatter *= torch.outer(scale, scale) / n
+    mean = features / n
+    return Moments(counts, mean, scale, scatter, (classes - torch.outer(counts, mean)) * scale)
+
+
+def ridge(m: Moments, penalty: float = 0.0) -> Head:
+    """Ridge regression of one-hot labels y on z; the constant is not penalised.
+
+    Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a penalty, λ/n is the one of `GRID` with the least error of generalised
+    cross-validation, n·RSS/(n - df)², among those with df ≤ n/2: where nearly as many parameters as samples are free,
+    copies of samples predict each other, and the error falls to 0. All of it follows from the totals. With
+    Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
+
+        RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
+
+    Args:
+        m: of all samples.
+        penalty: λ/n; 0: by cross-validation.
+    """
+    values, vectors = torch.linalg.eigh(m.scatter)
+    values = values.clamp(min=0)
+    turned = vectors.T @ m.classes.T  # VᵀB, (D, K)
+    power, spread = turned.square().sum(1), m.n - float(m.counts.square().sum()) / m.n
+
+    def residual(share: float) -> tuple[float, float]:
+        shrunk = values + share * m.n
+        rest = spread - float((power * (values + 2 * share * m.n) / shrunk.square()).sum())
+        return max(rest, 0.0), 1 + float((values / shrunk).sum())
+
+    def error(share: float) -> float:
+        rest, freedom = residual(share)
+        return rest / (1 - freedom / m.n) ** 2 if freedom <= m.n / 2 else float("inf")
+
+    chosen = penalty or min(GRID[::-1], key=error)
+    weight = (vectors @ (turned / (values + chosen * m.n)[:, None])).T
+    return Head(weight, m.counts / m.n, chosen, residual(chosen)[1] / m.n)
+
+
+def lda(m: Moments, shrink: float) -> Head:
+    """Linear discriminant analysis: Gaussians with the covariance Σ within classes, and priors n_c/n.
+
+    Σ is shrunk to (1 - α) Σ + α tr(Σ)/D I.
+    """
+    return _gaussian(m, m.within / max(m.n - float((m.counts > 0).sum()), 1.0), shrink)
+
+
+def cgs(m: Moments, shrink: float) -> Head:
+    """The head of FedCGS: the same with the covariance of all samples around their common mean."""
+    return _gaussian(m, m.scatter / max(m.n - 1, 1.0), shrink)
+
+
+def ncm(m: Moments) -> Head:
+    """The nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
+    means = m.means
+    return Head(means, torch.where(m.counts > 0, -means.square().sum(1) / 2, -1e9))
+
+
+def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
+    """Scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half of one."""
+    level = float(covariance.diagonal().mean())
+    shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
+    weight = torch.linalg.solve(shrunk, m.means.T).T
+    priors = (m.counts.clamp(min=0.5) / m.n).log()
+    return Head(weight, priors - (weight * m.means).sum(1) / 2)
+
+
+def calibrated(head: Head, m: Moments) -> Head:
+    """The head with its scores divided by a temperature T, so that their softmax gives probabilities.
+
+    T minimises the cross-entropy of samples drawn from what the totals say of the scores: a Gaussian for each class,
+    around the mean scores of its samples, with the scores' covariance within classes. Scores of ridge regression are
+    first corrected for having been fitted to the same samples, as generalised cross-validation does it: the residual
+    of a sample that is left out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times. The draws
+    are always the same, so that equal sums give equal bits.
+    """
+    labels = (m.counts > 0).nonzero().flatten()
+    classes, shares, wrong = len(m.counts), m.counts[labels] / m.n, 1 / (m.n + 2)
+    centres = m.means @ head.weight.T + head.bias
+    spread = head.weight @ (m.within / m.n) @ head.weight.T
+    if head.freedom:
+        larger = 1 / (1 - min(head.freedom, 0.9))
+        truth = torch.eye(classes, dtype=torch.float64)
+        centres, spread = truth + (centres - truth) * larger, spread * larger**2
+    values, vectors = torch.linalg.eigh(spread)
+    draws = max(8, min(512, _DRAWS // (classes * len(labels))))
+    drawn = torch.randn(draws, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = centres[labels, None] + drawn * values.clamp(min=0).sqrt() @ vectors.T  # (classes present, draws, K)
+    own = labels[:, None, None].expand(-1, draws, 1)
+
+    def cross_entropy(power: float) -> float:
+        logs = (scores * 10**power).log_softmax(2)
+        right, any_ = logs.gather(2, own)[..., 0].mean(1), logs[..., labels].mean((1, 2))
+        return -float(shares @ ((1 - wrong) * right + wrong * any_))
+
+    factor = 10 ** _least(cross_entropy, -8.0, 8.0)
+    return head._replace(weight=head.weight * factor, bias=head.bias * factor)
+
+
+def _least(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one minimum is least, to a hundredth."""
+    while high - low > 0.01:
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, right) if function(left) <= function(right) else (left, high)
+    return (low + high) / 2

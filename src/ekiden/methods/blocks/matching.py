@@ -1,0 +1,241 @@
+"""Matching the units of several models to common ones: a Beta-Bernoulli process with Gaussian units.
+
+Every unit of a client is one of the global units, its atom, seen with Gaussian noise; no two units of a client are the
+same atom. Which is which is found by solving one assignment problem per client, over and over.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from ekiden.base.checks import Checked, Count, CountOrZero, NonNegative, Positive
+from ekiden.base.errors import UserError
+
+_MOST_POPULAR = 10
+_LEAST_VARIANCE = 1e-10
+
+
+class Prior(NamedTuple):
+    """What atoms are before any unit is seen.
+
+    Attributes:
+        mean: (D,) μ0.
+        precision: (D,) 1/σ0².
+    """
+
+    mean: Tensor
+    precision: Tensor
+
+
+@dataclass(frozen=True)
+class Process(Checked):
+    """The model, and how it is searched.
+
+    Attributes:
+        gamma: γ, mass of the process: how readily new atoms appear.
+        sigma: σ², variance of a client's units around their atoms.
+        sigma0: σ0², variance of the atoms.
+        bias: prior mean of biases; that of weights is 0.
+        popularity: factor of the log popularity of an atom.
+        atoms: number of atoms above which only few new ones are offered.
+        sweeps: how often every client is matched again.
+        estimate: whether means and variances are estimated from the units, one for each coordinate, after every sweep;
+            `sigma` and `sigma0` are then where that starts, and scores are those of the full likelihood.
+    """
+
+    gamma: Positive
+    sigma: Positive = 1.0
+    sigma0: Positive = 1.0
+    bias: float = 0.1
+    popularity: NonNegative = 1.0
+    atoms: Count = 700
+    sweeps: CountOrZero = 5
+    estimate: bool = False
+
+    def prior(self, weights: int, biases: int, more: int = 0) -> Prior:
+        """Of vectors of so many weights, then biases, then again weights."""
+        mean = torch.zeros(weights + biases + more, dtype=torch.float64)
+        mean[weights : weights + biases] = self.bias
+        return Prior(mean, torch.full_like(mean, 1 / self.sigma0))
+
+
+class Atoms(NamedTuple):
+    """Global units, given who is assigned to them.
+
+    Attributes:
+        total: (L, D) prior and units, each times its precision.
+        precision: (L, D) sum of the precisions.
+        members: (L,) number of units.
+    """
+
+    total: Tensor
+    precision: Tensor
+    members: Tensor
+
+    @property
+    def mode(self) -> Tensor:
+        """(L, D) the most probable values."""
+        return self.total / self.precision
+
+
+class Matching(NamedTuple):
+    """The outcome.
+
+    Attributes:
+        units: for each client (L_j,) int64, the atom of each of its units.
+        atoms: (L, D) the values of the atoms.
+    """
+
+    units: list[Tensor]
+    atoms: Tensor
+
+
+def match(
+    units: Sequence[Tensor], precisions: Sequence[Tensor], prior: Prior, process: Process, generator: Generator
+) -> Matching:
+    """Match the units of all clients.
+
+    The client with most units comes first; then each in turn, in random order in every sweep, is taken out and matched
+    again. The units of a single client are the atoms.
+
+    Args:
+        units: for each client (L_j, D).
+        precisions: for each client (D,) >= 0, 1/σ² of its noise.
+        prior: of the atoms.
+        process: how atoms appear.
+        generator: draws the orders.
+
+    Raises:
+        UserError: units of different length, or NaN.
+    """
+    clients = len(units)
+    if len({rows.shape[1] for rows in units}) != 1:
+        raise UserError("models of different shape cannot be matched: use the same network at every client")
+    units, precisions = [rows.double() for rows in units], [s.double() for s in precisions]
+    first, *others = sorted(range(clients), key=lambda j: -len(units[j]))
+    assigned = {first: torch.arange(len(units[first]))}
+    if not others:
+        return Matching([assigned[first]], units[first])
+    if process.estimate:
+        prior = prior._replace(mean=torch.cat(units).mean(0))
+    for order in (others, *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps))):
+        for j in order:
+            assigned.pop(j, None)
+            assigned = compact(assigned)
+            atoms = gather(units, precisions, assigned, prior)
+            columns = best(scores(units[j], precisions[j], atoms, prior, process, clients))
+            new = columns >= len(atoms.members)
+            columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
+            assigned[j] = columns
+        if process.estimate:
+            prior, noise = estimated(units, assigned, precisions[0])
+            precisions = [noise] * clients
+    return Matching([assigned[j] for j in range(clients)], gather(units, precisions, assigned, prior).mode)
+
+
+def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process: Process, clients: int) -> Tensor:
+    """What it is worth to assign each unit to each atom, and to the 1st, 2nd, ... new one.
+
+    Args:
+        rows: (n, D) float64, the units of one client.
+        precision: (D,) of its noise.
+        atoms: the units of the others.
+        prior: of new atoms.
+        process: how they appear.
+        clients: J.
+
+    Returns:
+        (n, L + R) float64.
+    """
+    scaled, known = rows * precision, len(atoms.members)
+    popular = atoms.members.clamp(max=_MOST_POPULAR).double()
+    old = _gain(scaled, precision, atoms.total, atoms.precision)
+    old = old + process.popularity * (popular / (clients - popular)).log()
+    # As released; and every unit must find a place.
+    count = max(min(len(rows), max(process.atoms - known, 1)), len(rows) - known)
+    rank = torch.arange(1, count + 1, dtype=torch.float64)
+    start = (prior.mean * prior.precision)[None]
+    new = _gain(scaled, precision, start, prior.precision[None])
+    if process.estimate:
+        old, new = (a + _volume(precision, held) for a, held in ((old, atoms.precision), (new, prior.precision[None])))
+    return torch.cat([old, new - 2 * rank.log() + 2 * math.log(process.gamma / clients)], 1)
+
+
+def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
+    """(n, L) Σ_d (s·w + G)²/(s + S) - G²/S, the square expanded so that no (n, L, D) is held."""
+    inverse = 1 / (held + precision)
+    own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T
+    return own - (total.square() * inverse * precision / held).sum(1)
+
+
+def _volume(precision: Tensor, held: Tensor) -> Tensor:
+    """(L,) Σ_d log S/(s + S): what the likelihood loses by every atom's becoming narrower."""
+    return -(precision / held).log1p().sum(1)
+
+
+def best(scores: Tensor) -> Tensor:
+    """(n,) the column of each row in the assignment with the largest sum.
+
+    Raises:
+        UserError: a score is NaN or infinite.
+    """
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  takes a while, and few need it
+
+    if not bool(torch.isfinite(scores).all()):
+        raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
+    rows, columns = linear_sum_assignment(scores.numpy(), maximize=True)
+    assert len(rows) == len(scores)
+    return torch.from_numpy(columns)
+
+
+def gather(
+    units: Sequence[Tensor], precisions: Sequence[Tensor], assigned: Mapping[int, Tensor], prior: Prior
+) -> Atoms:
+    """The atoms of these assignments of clients."""
+    size = 1 + max(int(a.max()) for a in assigned.values())
+    total, precision = ((p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision))
+    members = torch.zeros(size, dtype=torch.int64)
+    for j in sorted(assigned):  # the same sum in whatever order they were matched
+        places = assigned[j]
+        total[places] += units[j] * precisions[j]
+        precision[places] += precisions[j]
+        members[places] += 1
+    return Atoms(total, precision, members)
+
+
+def estimated(units: Sequence[Tensor], assigned: Mapping[int, Tensor], noise: Tensor) -> tuple[Prior, Tensor]:
+    """Means and variances of each coordinate, by their moments.
+
+    Args:
+        units: for each client (L_j, D).
+        assigned: who is who.
+        noise: (D,) precision of units around atoms, kept where no two units are the same.
+
+    Returns:
+        The prior of atoms, and the precision of units around them.
+    """
+    none = torch.zeros_like(noise)
+    sums = gather(units, [torch.ones_like(noise)] * len(units), assigned, Prior(none, none))
+    centres, members = sums.mode, sums.members[:, None].double()
+    spare = float(members.sum()) - len(members)
+    if spare:
+        within = sum((rows.square().sum(0) for rows in units), none) - (members * centres.square()).sum(0)
+        noise = 1 / (within / spare).clamp(min=_LEAST_VARIANCE)
+    between = (centres - centres.mean(0)).square().mean(0) - (1 / members).mean() / noise
+    return Prior(centres.mean(0), 1 / between.clamp(min=_LEAST_VARIANCE)), noise
+
+
+def compact(assigned: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The same assignments with atoms that nobody has left out, the others in their order."""
+    _, places = torch.unique(torch.cat(list(assigned.values())), return_inverse=True)
+    parts = places.split([len(a) for a in assigned.values()])
+    return dict(zip(assigned, parts, strict=True))
+
+
+def class_shares(counts: Tensor) -> Tensor:
+    """(N, K) of the samples of each class, those of each client, from counts (N, K); 0 for a class of nobody."""
+    return counts.double() / counts.double().sum(0).clamp(min=1)

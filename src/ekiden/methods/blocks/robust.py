@@ -1,0 +1,114 @@
+"""Rules that combine models of which some may be anything: broken, or made to do harm."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.training.weights import Weights, distance, mean
+
+Rule = Literal["mean", "median", "trimmed-mean", "krum", "geometric-median"]
+
+_STEPS = 100
+_SMOOTH = 1e-6
+
+
+def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
+    """Refuse what a rule cannot do.
+
+    Args:
+        rule: how models are combined.
+        models: how many there are at least.
+        faulty: f, how many of them may be anything.
+        weighted: whether they have different weights.
+
+    Raises:
+        UserError: says what to change.
+    """
+    if weighted and rule in ("median", "trimmed-mean", "krum"):
+        raise UserError(f"--combine {rule} counts every client once: use uniform weights with it")
+    least = {"trimmed-mean": 2 * faulty + 1, "krum": 2 * faulty + 3}.get(rule, 1)
+    if models < least:
+        raise UserError(
+            f"--combine {rule} with --faulty {faulty} needs {least} models, there are {models}: lower --faulty, or ask "
+            "more clients"
+        )
+
+
+def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "mean", faulty: int = 0) -> Weights:
+    """One model from many; running statistics are combined like parameters.
+
+    Args:
+        models: what clients sent.
+        weights: of the clients, before normalisation.
+        rule: mean; median and trimmed-mean of each coordinate, without the `faulty` largest and smallest (Dong Yin,
+            Yudong Chen, Kannan Ramchandran, Peter Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498); krum, the
+            model whose n - f - 2 nearest others are nearest (Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui,
+            Julien Stainer. NeurIPS 2017. https://arxiv.org/abs/1703.02757); geometric-median, the point with the least
+            weighted sum of distances (Krishna Pillutla, Sham Kakade, Zaid Harchaoui: Robust Aggregation for Federated
+            Learning. IEEE TSP 2022. https://arxiv.org/abs/1912.13445), found by their smoothed Weiszfeld algorithm.
+        faulty: f, how many models may be anything; for trimmed-mean and krum.
+
+    Raises:
+        UserError: too few models for the rule, or weights where it has none.
+    """
+    if rule == "mean":
+        return mean(models, weights)
+    refuse(rule, len(models), faulty, weighted=len(set(weights)) > 1)
+    match rule:
+        case "krum":
+            return models[_krum(torch.stack([m.params for m in models]), faulty)]
+        case "geometric-median":
+            return mean(models, _weiszfeld(models, weights))
+        case "median":
+            return _by_coordinate(models, (len(models) - 1) // 2)
+        case "trimmed-mean":
+            return _by_coordinate(models, faulty)
+
+
+def clipped(model: Weights, start: Weights, most: float) -> Weights:
+    """`model`, or the point at distance `most` on the way from `start` to it if it is further away; 0: no limit.
+
+    Running statistics are no step and stay.
+    """
+    away = model.params - start.params
+    length = float(away.norm())
+    return model if not most or length <= most else model.with_params(start.params + away * (most / length))
+
+
+def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
+    """The mean of each coordinate without the `cut` smallest and largest values."""
+
+    def middle(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).sort(0).values[cut : len(parts) - cut].mean(0)
+
+    return Weights(
+        middle([m.params for m in models]),
+        middle([m.buffers for m in models]),
+        torch.stack([m.counters for m in models]).amax(0),
+    )
+
+
+def _krum(points: Tensor, faulty: int) -> int:
+    """The place of the point (n, P) with the least sum of squared distances to its n - f - 2 nearest others."""
+    # Squares of differences, not differences of squares: a model that is far off must not cost the others' digits.
+    apart = torch.stack([(points - point).square().sum(1) for point in points])
+    apart.fill_diagonal_(torch.inf)
+    return int(apart.sort(1).values[:, : len(points) - faulty - 2].sum(1).argmin())
+
+
+def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
+    """Weights with which the mean of the models is their geometric median."""
+    start = _by_coordinate(models, (len(models) - 1) // 2).params  # a mean may lie so far off that steps are lost
+    found = list(weights)
+    centre = start
+    for _ in range(_STEPS):
+        away = [float(distance(m.params, centre)) ** 0.5 for m in models]
+        found = [w / max(_SMOOTH, length) for w, length in zip(weights, away, strict=True)]
+        moved = mean(models, found).params
+        step, centre = float((moved - centre).norm()), moved
+        if step <= _SMOOTH * float(centre.norm()):
+            break
+    return found

@@ -1,0 +1,215 @@
+"""What methods of many rounds share: who takes part, how they train, and how the server takes models together."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ekiden.base.refs import Ref
+from ekiden.base.settings import Training
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import HasModel, Method, Model, OwnSamples
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.robust import Rule, clipped, combine, refuse
+from ekiden.training.fit import kept
+from ekiden.training.weights import Weights, distance, mean
+
+Weighting = Literal["samples", "uniform"]
+CLIPPED = "length of clipped steps"
+APART = "distance from the result"
+CHOSEN = "chosen"
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Reply(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+        model: what it trained.
+        weight: its weight in the average, before normalisation.
+    """
+
+    model: Weights
+    weight: Annotated[float, OwnSamples]
+
+
+def participants(clients: int, participation: float) -> int:
+    """Clients a round, m = max(⌈cN⌉, 1), forgiving the rounding of c."""
+    return max(1, math.ceil(participation * clients - 1e-9))
+
+
+def sample(fed: Fed, participation: float) -> tuple[str, ...]:
+    """The clients of this step."""
+    return fed.sample(participants(len(fed.clients), participation))
+
+
+def at_server(fed: Fed, model: Model | None) -> Weights:
+    """The model that the server sends out; the initial one is known to all and costs nothing to get."""
+    assert model is not None
+    value: Weights | HasModel = fed.get(model) if isinstance(model, Ref) else model  # type: ignore[assignment]
+    return value if isinstance(value, Weights) else value.model
+
+
+def last_iterate(method: Method, select: str) -> str:
+    """`Method.selection` of methods that train by `local_training`."""
+    return "last"
+
+
+def local_training(client: Client, lr_decay: float, round: int) -> Training:
+    """Training that ends with its last iterate, at the learning rate of the round."""
+    return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
+
+
+def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
+    """The values that came, under the keys of their Refs.
+
+    Raises:
+        ClientMissing: fewer came.
+    """
+    return fed.get(asked, at_least=min(at_least, len(asked)))
+
+
+def with_sizes(
+    fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
+) -> dict[str, int]:
+    """The numbers of samples known, and those of `clients`; who is met for the first time is asked by `count`."""
+    asked = {k: fed.call(count, k) for k in clients if k not in known}
+    return {**known, **arrived(fed, asked, at_least=0 if known else 1)}
+
+
+def mean_size(sizes: Mapping[str, int]) -> float:
+    """n/N as far as it is known; 0 where nobody was asked."""
+    return sum(sizes.values()) / max(len(sizes), 1)
+
+
+def sample_weight(client: Client, weighting: Weighting) -> float:
+    """n_i, or 1 for all."""
+    return float(client.n) if weighting == "samples" else 1.0
+
+
+def average(replies: Sequence[Reply]) -> Weights:
+    """Σ p_i w_i, the weights normalised over those who answered."""
+    return mean([r.model for r in replies], [r.weight for r in replies])
+
+
+def combined(
+    fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
+) -> Weights:
+    """One model from the clients' replies to `start`, by a rule of `ekiden.methods.blocks.robust`; notes who stood out."""
+    models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
+    result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
+    note_apart(fed, rule, models, result)
+    return result
+
+
+def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float) -> dict[str, Weights]:
+    """The clients' models, their steps from `start` shortened to `longest` (0: no limit); notes whose were longer."""
+    if not longest:
+        return dict(models)
+    short = {k: clipped(m, start, longest) for k, m in models.items()}
+    fed.note(CLIPPED, {k: _apart(m, start) for k, m in models.items() if short[k] is not m})
+    return short
+
+
+def note_apart(fed: Fed, rule: Rule, models: Mapping[str, Weights], result: Weights) -> None:
+    """Note how far from the result each client's model is, and whose Krum chose; of the mean nothing."""
+    if rule == "mean":
+        return
+    fed.note(APART, {k: _apart(m, result) for k, m in models.items()})
+    if rule == "krum":
+        fed.note(CHOSEN, {k: 1 for k, m in models.items() if m is result})
+
+
+def _apart(model: Weights, other: Weights) -> float:
+    return math.sqrt(float(distance(model.params, other.params)))
+
+
+def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> None:
+    """Refuse a rule that so many clients a round, or weights by samples, do not go with.
+
+    Raises:
+        UserError: says what to change.
+    """
+    refuse(rule, clients, faulty, weighted=weighting == "samples")
+
+
+def server_step(model: Weights, target: Weights, lr: float) -> Weights:
+    """One step, w + η_g (target - w); η_g = 1 is the target itself. Running statistics are the target's."""
+    return target if lr == 1 else target.with_params(torch.lerp(model.params, target.params, lr))
+
+
+def momentum_step(
+    model: Weights, target: Weights, lr: float, momentum: float, buffer: Tensor | None
+) -> tuple[Weights, Tensor | None]:
+    """One step, v ← β v + (target - w), w ← w + η_g v; without momentum there is no buffer."""
+    if not momentum:
+        return server_step(model, target, lr), None
+    change = target.params - model.params
+    buffer = change if buffer is None else momentum * buffer + change
+    return target.with_params(model.params + lr * buffer), buffer
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """(μ/2)·‖θ - centre‖² + ⟨slope, θ⟩."""
+
+    weight: float  # μ
+    centre: Tensor
+    slope: Tensor | None = None
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient; at the centre exactly 0 and the slope."""
+        if self.weight:
+            grad.add_(params - self.centre, alpha=self.weight)
+        if self.slope is not None:
+            grad.add_(self.slope)
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A slope added to the gradient, and the mean over all steps of the gradient without it.
+
+    For plain SGD that mean is (w_start - w_end) / (K·η) - slope; unlike this displacement it needs neither a divisor
+    for momentum nor SGD at all, and loses no digits where K·η is small.
+    """
+
+    slope: Tensor
+    weight_decay: float = 0.0  # part of the gradient, as in the displacement
+    clip_norm: float = 0.0  # what it takes from a step is missing there too
+    pull: Proximal | None = None  # counts as part of the gradient
+    progress: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.progress.update(sum=torch.zeros_like(self.slope), steps=torch.zeros(1))
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient of the pull, take note, add the slope."""
+        if self.pull is not None:
+            self.pull(params, grad, loss)
+        noted = grad
+        if self.clip_norm:
+            share = kept(grad + self.slope, self.clip_norm)
+            noted = share * grad - (1 - share) * self.slope
+        self.progress["sum"].add_(noted).add_(params, alpha=self.weight_decay)
+        self.progress["steps"] += 1
+        grad.add_(self.slope)
+
+    def mean(self) -> Tensor:
+        """The mean gradient over the steps so far."""
+        return self.progress["sum"] / float(self.progress["steps"])
+
+
+def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units of η·gradient.
+
+    `pull` is η·μ of a proximal term. τ itself without either.
+    """
+    velocity = distance = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - pull * distance
+        distance += velocity
+    return distance

@@ -1,0 +1,1 @@
+"""CriticalFL, over neighbours and with a server: its critical periods."""

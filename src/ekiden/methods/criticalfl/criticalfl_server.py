@@ -1,0 +1,187 @@
+"""CriticalFL as published: a server that selects more clients while learning is in a critical period."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Method, OwnSamples, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.masks import pack, unpack
+from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
+from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
+from ekiden.training.weights import Weights, mean
+
+
+class Upload(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+        values: its parameters (P,), or in a critical round those that changed most.
+        mask: (P / 8,) uint8, where they belong, one bit a parameter; None: everywhere.
+        rest: no parameters; running statistics and counters.
+        n: number of its samples.
+        norm: its federated gradient norm.
+    """
+
+    values: Tensor
+    mask: Tensor | None
+    rest: Weights
+    n: Annotated[int, OwnSamples]
+    norm: float
+
+
+@dataclass(frozen=True)
+class Selection(State):
+    """What the server knows of the periods of learning.
+
+    Attributes:
+        norms: the mean gradient norm of the clients at each check so far.
+        count: M, clients of the next round; 0: as many as at least.
+        critical: whether the next round is in a critical period: as the last check found, and at the start.
+        capped: whether M was ever as large as it may be.
+        whole: models that were sent back whole so far.
+        sparse: models of which the largest changes were.
+    """
+
+    norms: tuple[float, ...] = ()
+    count: int = 0
+    critical: bool = True
+    capped: bool = False
+    whole: int = 0
+    sparse: int = 0
+
+
+@dataclass(frozen=True)
+class CriticalFLServer(Method):
+    """Federated averaging that draws more clients while their gradient norms grow, and few afterwards.
+
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
+    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+
+    Departures from the paper: what its text does not say follows the authors' code (the window of norms, the first
+    checks that count in any case, the number of clients that doubles and halves). A coordinate is known to be sent by a
+    mask, not by being other than 0, and one that nobody sent keeps its value, where the code sets it to 0. Norms are
+    taken before any clipping. The host is FedAvg. As in the code, checks come before even rounds, and a round uploads
+    the largest changes if the last check was critical or there was none yet.
+    """
+
+    rounds: Count = 200
+    """T, rounds"""
+    epochs: Count = 3
+    """E, local epochs a round"""
+    participation: Fraction = 0.125
+    """M_min / N, part of the clients drawn at least, at least one"""
+    cap: Fraction = 0.75
+    """M_max / N, part of the clients drawn at most, at least one"""
+    upload: Fraction = 0.2
+    """part of the parameters sent back in critical rounds, those that changed most; 1: whole models"""
+    delta: NonNegative = 0.01
+    """δ, relative growth of the norm above which a period is critical"""
+    window: Count = 10
+    """checks over which norms are averaged"""
+    forced: CountOrZero = 5
+    """first checks that count as critical whatever the norms"""
+    every: Count = 2
+    """rounds from check to check; the first one is before round 2"""
+    zero_padded: bool = False
+    """start the window with zeros, as the authors' code does: then the first ten checks are critical, whatever comes"""
+    lr_decay: Fraction = 1.0
+    """factor on the local learning rate, once a round"""
+
+    skips: ClassVar[bool] = True  # a round has fewer replies
+
+    selection = last_iterate
+
+    def check(self, clients: Sequence[str]) -> None:
+        """The cap must leave room for those drawn at least."""
+        least, most = participants(len(clients), self.participation), self.most(len(clients))
+        require(least <= most, "participation", self.participation, f"at most --cap, {most} clients")
+
+    def start(self) -> Selection:
+        """Nothing known."""
+        return Selection()
+
+    def run(self, fed: Fed, s: Selection) -> Iterator[State]:
+        """One round a step."""
+        least = participants(len(fed.clients), self.participation)
+        while s.step < self.rounds:
+            model, sparse = at_server(fed, s.model), s.critical and self.upload < 1
+            chosen = fed.sample(s.count or least)
+            uploads = fed.get([fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1)
+            if due(s.step + 1, self.every):
+                s = self.watch(s, sum(u.norm for u in uploads) / len(uploads), least, self.most(len(fed.clients)))
+            whole, part = (0, len(chosen)) if sparse else (len(chosen), 0)
+            s = s.next(model=merge(model, uploads), whole=s.whole + whole, sparse=s.sparse + part)
+            yield s
+
+    def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
+        """A check before the next round: whether it is critical, and how many clients are drawn from then on."""
+        norms = (*s.norms, norm)
+        critical = CriticalPeriods(self.delta, self.window, self.forced, self.zero_padded).now(norms)
+        count = resize(s.count or least, critical, s.capped, least, most)
+        return replace(s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most)
+
+    @on_client
+    def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
+        """E epochs; η times the mean over epochs of the sum of squared gradient norms goes along."""
+        training, squares = local_training(client, self.lr_decay, round), Squares()
+        trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
+        rest, norm = trained.with_params(trained.params[:0]), training.lr * squares.sum / self.epochs
+        if not sparse:
+            return Upload(trained.params, None, rest, client.n, norm)
+        mask = largest(trained.params - model.params, self.sent(len(model.params)))
+        return Upload(trained.params[mask], pack(mask), rest, client.n, norm)
+
+    def sent(self, parameters: int) -> int:
+        """How many values a client sends back in a critical round."""
+        return max(1, round(self.upload * parameters))
+
+    def most(self, clients: int) -> int:
+        """M_max."""
+        return max(1, int(self.cap * clients + 1e-9))  # forgives the rounding of the cap
+
+    def steps(self, clients: int) -> int:
+        """T rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: Size) -> int:
+        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` says what it was."""
+        most = self.rounds * self.most(clients)
+        return max(self.moved(end, clients, model) for end in (Selection(whole=most), Selection(sparse=most)))
+
+    def moved(self, end: Selection, clients: int, model: Size) -> int:
+        """M down each time; up M or, in critical rounds, the values, a bit for each parameter and the statistics."""
+        network = model.network.weights()
+        rest = wire.size((network.buffers, network.counters))
+        part = 4 * self.sent(len(network.params)) + ceil(len(network.params) / 8) + rest
+        return end.whole * (2 * model + 16) + end.sparse * (model + part + 16)
+
+
+def largest(change: Tensor, count: int) -> Tensor:
+    """(P,) bool, true at the `count` largest of these changes."""
+    mask = torch.zeros_like(change, dtype=torch.bool)
+    mask[change.abs().argsort(descending=True, stable=True)[:count]] = True
+    return mask
+
+
+def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
+    """Per coordinate the mean over those who sent it, by numbers of samples; where nobody did, the old value."""
+    total = torch.zeros_like(model.params)
+    count = torch.zeros_like(model.params)
+    for upload in uploads:
+        everywhere = torch.ones_like(model.params, dtype=torch.bool)
+        mask = everywhere if upload.mask is None else unpack(upload.mask, len(model.params))
+        if int(mask.sum()) != len(upload.values):
+            raise UserError("a client's mask does not fit its weights: use the same network at every client")
+        total[mask] += upload.n * upload.values
+        count[mask] += upload.n
+    rest = mean([u.rest for u in uploads], [float(u.n) for u in uploads])
+    return rest.with_params(torch.where(count > 0, total / count.clamp(min=1), model.params))

@@ -1,0 +1,1 @@
+"""FedELMY, in a chain and in parallel: its diversity terms."""

@@ -1,0 +1,141 @@
+"""FedELMY's penalty -α d1 + β d2 in closed form: d1 the distance from a pool, d2 that from the received model.
+
+Naibo Wang et al.: One-Shot Sequential Federated Learning for Non-IID Data by Enhancing Local Model Diversity. ACM
+Multimedia 2024. https://arxiv.org/abs/2404.12130
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ekiden.training.weights import distance
+
+_BLOCK = 1 << 16
+Measure = Literal["l2", "squared_l2", "l1", "cosine"]
+"""Distance of two models: l2 is the text's, the others those it is compared with (Fig. 8 or 9, by version)."""
+AddSum = Callable[[Tensor, Tensor], object]
+"""Adds Σ_t f_t (θ - θ_t) to a gradient (P,), given it and the factors f (S,)."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """The authors' code: squared distances over a, the start point counted as a member of the pool.
+
+    With it the mean of the pool is the start point θ_s, so d1 = ‖θ - θ_s‖² + constant and the pool need not be
+    walked: the gradient is (2/a)·[β(θ - θ_0) - α(θ - θ_s)], whatever S is.
+    """
+
+    received: Tensor  # θ_0
+    start: Tensor  # θ_s
+    alpha: float
+    beta: float
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient at `params`; a is a constant in it."""
+        factor = 2 / released_divisor(float(loss), float(distance(params, self.received)))
+        if self.alpha != self.beta:
+            grad.add_(params, alpha=factor * (self.beta - self.alpha))
+        grad.add_(self.start, alpha=factor * self.alpha)
+        grad.sub_(self.received, alpha=factor * self.beta)
+
+
+def released_divisor(loss: float, d2: float) -> float:
+    """A = 10^(o(d2) - o(ℓ) + 1), but 1 where that is below 1 or d2 = 0; o is the order of magnitude."""
+    return 10.0 ** min(max(magnitude(d2) - magnitude(loss) + 1, 0), 300) if d2 > 0 else 1.0
+
+
+def magnitude(x: float) -> float:
+    """o(x) = floor(log10 x): 1000 is of order 3; NaN where x is NaN or infinite."""
+    return math.floor(math.log10(max(x, 1e-300))) if math.isfinite(x) else math.nan
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The text: d1 the mean distance from the pool, d2 that from the received model.
+
+    Each is brought to one order of magnitude below the loss: ℓ = 6.02, d = 45 gives 0.45.
+    """
+
+    pool: list[Tensor]  # θ_0, θ_1, ...
+    start: Tensor  # θ_s
+    measure: Measure
+    alpha: float
+    beta: float
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add the gradient at `params`; the scales are constants in it."""
+        if self.measure in ("l1", "cosine"):
+            d = [float(measure(params, m, self.measure)) for m in self.pool]
+            for member, scale in zip(self.pool, self.scales(d, float(loss)), strict=True):
+                add_gradient(params, member, self.measure, scale, grad)
+            return
+        walk = self.offset_walk if len(params) <= _BLOCK else self.block_walk
+        squares, add = walk(params)
+        d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
+        scales = self.scales(d, float(loss))
+        if self.measure == "l2":
+            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]
+        else:
+            factors = [2 * scale for scale in scales]
+        add(grad, grad.new_tensor(factors))
+
+    def scales(self, d: Sequence[float], loss: float) -> list[float]:
+        """Weights of the distances `d` in the loss, in plain numbers: small tensors would cost more than the pool."""
+        pull = -self.alpha / len(d) * paper_scale(loss, sum(d) / len(d))
+        return [pull + self.beta * paper_scale(loss, d[0]), *[pull] * (len(d) - 1)]
+
+    def offset_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
+        """For a small network: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes over D suffice."""
+        offsets, norms = self.offsets
+        u = params - self.start
+        squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
+        if bool((squares < 1e-4 * norms).any()):  # so near a member rounding leaves few digits of its distance
+            return self.block_walk(params)
+        return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(u, alpha=float(f.sum()))
+
+    @cached_property
+    def offsets(self) -> tuple[Tensor, Tensor]:
+        """D_t = θ_t - θ_s of all members (S, P), and their squared norms (S,)."""
+        offsets = torch.stack(self.pool) - self.start
+        return offsets, torch.linalg.vector_norm(offsets, dim=1) ** 2
+
+    def block_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
+        """For a large one: differences computed again, block by block, so that no second pool is in memory."""
+
+        def differences() -> Iterator[tuple[slice, Tensor]]:
+            for begin in range(0, len(params), _BLOCK):
+                place = slice(begin, begin + _BLOCK)
+                yield place, params[place] - torch.stack([m[place] for m in self.pool])
+
+        def add(grad: Tensor, factors: Tensor) -> None:
+            for place, difference in differences():
+                grad[place] += factors @ difference
+
+        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]).sum(0), add
+
+
+def paper_scale(loss: float, d: float) -> float:
+    """What brings d to one order of magnitude below ℓ; 0 where d = 0."""
+    return 10.0 ** (magnitude(loss) - magnitude(d) - 1) if d > 0 else 0.0
+
+
+def measure(a: Tensor, b: Tensor, kind: Measure) -> Tensor:
+    """Distance of two (P,) vectors, l1 or cosine."""
+    if kind == "l1":
+        return (a - b).abs().sum()
+    return 1 - torch.cosine_similarity(a, b, dim=0)
+
+
+def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, grad: Tensor) -> None:
+    """Add scale · ∇ measure(params, other) to `grad`; where it has no gradient (equal models), nothing."""
+    if kind == "l1":
+        grad.add_((params - other).sign_(), alpha=scale)
+        return
+    norm, norm_other = max(float(params.norm()), 1e-12), max(float(other.norm()), 1e-12)
+    cosine = float(params.dot(other)) / (norm * norm_other)
+    grad.add_(params, alpha=scale * cosine / norm**2).sub_(other, alpha=scale / (norm * norm_other))

@@ -1,0 +1,1 @@
+"""FedOV: its open-set classifiers."""

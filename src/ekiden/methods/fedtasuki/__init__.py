@@ -1,0 +1,1 @@
+"""FedTasuki: its class statistics and means."""

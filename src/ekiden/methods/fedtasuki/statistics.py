@@ -1,0 +1,128 @@
+"""Class statistics of features: what can stand for samples that are out of reach, and the classifier that they give."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+
+SHARE = 0.05
+"""the part of a model's bytes that its class statistics may take"""
+_RIDGE, _SHRINK = 0.01, 0.05
+
+
+class ClassStatistics(NamedTuple):
+    """A Gaussian for each class, all with the covariance D + F Fᵀ.
+
+    Attributes:
+        counts: (K,) int64, number of samples.
+        means: (K, A) of their features; zeros for a class without samples.
+        diagonal: (A,) D, what F leaves of the variances.
+        factor: (A, r) F, the leading directions within classes.
+    """
+
+    counts: Tensor
+    means: Tensor
+    diagonal: Tensor
+    factor: Tensor
+
+    def moments(self, classes: int, features: int) -> "Moments":
+        """The same in full.
+
+        Raises:
+            UserError: they are not of so many classes and features.
+        """
+        shapes = [tuple(part.shape) for part in self[:3]]
+        if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (features,):
+            raise UserError(
+                f"class statistics of shapes {shapes} do not fit this network of {classes} classes and {features} "
+                "features: use the same model at every client"
+            )
+        factor = self.factor.double()
+        return Moments(self.counts.double(), self.means.double(), self.diagonal.double().diag() + factor @ factor.T)
+
+
+class Moments(NamedTuple):
+    """Class statistics to compute with, in double precision.
+
+    Attributes:
+        counts: (K,).
+        means: (K, A).
+        covariance: (A, A), the mean over all samples of what lies within classes.
+    """
+
+    counts: Tensor
+    means: Tensor
+    covariance: Tensor
+
+    def moved(self, before: Tensor, after: Tensor) -> "Moments":
+        """Where they are once features have moved, after the linear map that best takes `before` to `after` (n, A).
+
+        The map is the identity and a ridge regression of what is left.
+        """
+        x, y = before.double(), after.double()
+        x, y = x - (centre := x.mean(0)), y - (target := y.mean(0))
+        gram, eye = x.T @ x, torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        ridge = _RIDGE * gram.diagonal().mean() + 1e-9
+        change = eye + torch.linalg.solve(gram + ridge * eye, x.T @ (y - x))
+        present = (self.counts > 0)[:, None]
+        means = torch.where(present, (self.means - centre) @ change + target, self.means)
+        return Moments(self.counts, means, change.T @ self.covariance @ change)
+
+    def without(self, counts: Tensor) -> "Moments":
+        """The same of fewer samples of each class."""
+        return self._replace(counts=(self.counts - counts.to(self.counts)).clamp(min=0))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Of the samples of both."""
+        counts = self.counts + other.counts
+        share = (other.counts / counts.clamp(min=1))[:, None]
+        apart = other.means - self.means
+        between = (apart * share * self.counts[:, None]).T @ apart  # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
+        within = self.counts.sum() * self.covariance + other.counts.sum() * other.covariance
+        return Moments(counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1))
+
+    def classifier(self) -> Tensor:
+        """(K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features; m_k, C), up to a constant.
+
+        A class without samples counts as half of one in the middle of all.
+        """
+        eye = torch.eye(len(self.covariance), dtype=self.covariance.dtype, device=self.covariance.device)
+        shrunk = self.covariance + (_SHRINK * self.covariance.diagonal().mean() + 1e-9) * eye
+        middle = self.counts @ self.means / self.counts.sum()
+        means = torch.where((self.counts > 0)[:, None], self.means, middle)
+        rows = torch.linalg.solve(shrunk, means.T).T
+        bias = self.counts.clamp(min=0.5).log() - (rows * means).sum(1) / 2
+        return torch.cat([rows, bias[:, None]], 1)
+
+    def compressed(self, rank: int) -> ClassStatistics:
+        """As they travel, with `rank` directions."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        factor = vectors[:, len(values) - rank :] * values[len(values) - rank :].clamp(min=0).sqrt()
+        rest = (self.covariance.diagonal() - factor.square().sum(1)).clamp(min=0)
+        return ClassStatistics(self.counts.long(), self.means.float(), rest.float(), factor.float().contiguous())
+
+
+def measure(features: Tensor, labels: Tensor, classes: int) -> Moments:
+    """The class statistics of features (n, A) with these labels (n,)."""
+    x, of = features.double(), F.one_hot(labels, classes).double()
+    counts = of.sum(0)
+    means = of.T @ x / counts.clamp(min=1)[:, None]
+    within = x - means[labels]
+    return Moments(counts, means, within.T @ within / len(x))
+
+
+def rank(classes: int, features: int, model: int, taken: int = 0) -> int:
+    """r, as many directions as fit into `SHARE` of a model of so many bytes, of which some are `taken`.
+
+    Negative if not even the means fit.
+    """
+    room = int(SHARE * model) - taken - size(classes, features, 0)
+    return min(room // (4 * features), features)
+
+
+def size(classes: int, features: int, rank: int) -> int:
+    """8K + 4A(K + 1 + r), bytes of class statistics."""
+    return 8 * classes + 4 * features * (classes + 1 + rank)

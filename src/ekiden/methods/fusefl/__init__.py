@@ -1,0 +1,1 @@
+"""FuseFL: its fused blocks and calibration."""

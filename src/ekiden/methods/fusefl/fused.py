@@ -1,0 +1,226 @@
+"""Networks side by side that read each other's features block by block, and thin versions of a network."""
+
+import copy
+from collections.abc import Sequence
+from math import lcm
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ekiden.base.errors import UserError
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+
+Dense = nn.Linear | nn.Conv2d
+M = TypeVar("M", bound=nn.Module)
+
+
+class Adapter(nn.Module):
+    """A 1x1 convolution over maps (b, C, h, w), a linear layer over vectors (b, C).
+
+    Attributes:
+        weight: (C', C).
+        bias: (C',).
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw values as torch's own layers do."""
+        for values in (self.weight, self.bias):
+            nn.init.uniform_(values, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, C', ...) of (b, C, ...)."""
+        return F.linear(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
+
+
+class Stage(nn.Module):
+    """One client's block, and the adapter before it.
+
+    Attributes:
+        adapter: from the channels of all clients to those that the block reads; None: their mean.
+        block: layers of the extractor.
+    """
+
+    def __init__(self, block: nn.Module, adapter: Adapter | None = None) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.block = block
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """Features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
+        joined = average(parts) if self.adapter is None else self.adapter(torch.cat(list(parts), 1))
+        out: Tensor = self.block(joined)
+        return out
+
+
+class Fused(nn.Module):
+    """Levels of stages; each stage reads what all stages of the level before give.
+
+    Attributes:
+        levels: from the input on; a level has one stage per client, or only the owner's.
+        heads: a classifier per stage of the last level, whose logits are averaged, or one that reads their sum.
+        frozen: how many levels are neither trained nor change their statistics.
+    """
+
+    def __init__(self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList(nn.ModuleList(level) for level in levels)
+        self.heads = nn.ModuleList(heads)
+        self.frozen = frozen
+        self.levels[:frozen].requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "Fused":
+        """Frozen levels stay in evaluation mode."""
+        super().train(mode)
+        self.levels[: self.frozen].eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (b, K) of inputs (b, ...)."""
+        parts = self.parts(x) if len(self.heads) > 1 else [self.features(x)]
+        return average([head(part) for head, part in zip(self.heads, parts, strict=True)])
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """What each stage of the last level gives, (b, A)."""
+        parts = [x]
+        for level in self.levels:
+            assert isinstance(level, nn.ModuleList)
+            parts = [stage(parts) for stage in level]
+        return parts
+
+    def features(self, x: Tensor) -> Tensor:
+        """Their sum."""
+        return torch.stack(self.parts(x)).sum(0)
+
+
+def average(parts: Sequence[Tensor]) -> Tensor:
+    """The mean of tensors of one shape; one tensor comes back as it is."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total / len(parts) if len(parts) > 1 else total
+
+
+def filled(module: M, weights: Weights) -> M:
+    """`module`, all of whose parameters are trainable, with these values.
+
+    Raises:
+        UserError: they belong to a module of another shape.
+    """
+    Network(module, weights.params.device).load(weights)
+    return module
+
+
+def read(module: nn.Module) -> Weights:
+    """The values of `module`, all of whose parameters are trainable; it stays as it is."""
+    return Network(copy.deepcopy(module), next(module.parameters()).device).weights()
+
+
+def content(module: nn.Module) -> int:
+    """Bytes of the values of `module` on the wire."""
+    return sum(t.numel() * t.element_size() for t in module.state_dict().values())
+
+
+def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
+    """Divide the children of an extractor among `blocks` blocks, with as equal numbers of layers as possible.
+
+    A block begins with a linear or convolutional layer, or a child that holds such layers, or with the flattening
+    before it. Extractors with fewer of them than `blocks` are divided before norms too.
+
+    Raises:
+        UserError: it is no `nn.Sequential`, or it has too few layers.
+    """
+    if not isinstance(features, nn.Sequential):
+        raise UserError("FuseFL divides the extractor between its children: make `features` an nn.Sequential")
+    children = list(features)
+    starts = [i for i, child in enumerate(children) if any(isinstance(m, Dense) for m in child.modules())]
+    if len(starts) < blocks:
+        starts = [i for i, child in enumerate(children) if any(True for _ in child.parameters())]
+    if len(starts) < blocks:
+        raise UserError(f"the extractor has {len(starts)} layers with weights: use --blocks {max(len(starts), 1)}")
+    begins = [int(part[0]) for part in torch.tensor(starts).tensor_split(blocks)]
+    for i in range(1, blocks):
+        while isinstance(children[begins[i] - 1], nn.Flatten):  # so that maps are joined, not their positions
+            begins[i] -= 1
+    ends = [*begins[1:], len(children)]
+    return [nn.Sequential(*children[b:e]) for b, e in zip([0, *begins[1:]], ends, strict=True)]
+
+
+def channels(blocks: Sequence[nn.Module]) -> list[int]:
+    """C of each block: outputs of the last linear or convolutional layer up to its end."""
+    counts: list[int] = []
+    for block in blocks:
+        dense = [m for m in block.modules() if isinstance(m, Dense)]
+        counts.append(len(dense[-1].weight) if dense else counts[-1])
+    return counts
+
+
+def thin(network: nn.Module, width: float) -> nn.Module:
+    """A copy of `network` with hidden layers of `width` times the units; unless that is 1, its values mean nothing.
+
+    Widths are rounded to multiples of the numbers of groups of its GroupNorms, and are never less than these.
+
+    Raises:
+        UserError: a layer of another kind than linear, convolutional, BatchNorm and GroupNorm.
+    """
+    network = copy.deepcopy(network)
+    if width == 1:
+        return network
+    multiple = lcm(*(m.num_groups for m in network.modules() if isinstance(m, nn.GroupNorm)))
+
+    def scaled(n: int) -> int:
+        return max(1, round(width * n / multiple)) * multiple
+
+    dense = [m for m in network.modules() if isinstance(m, Dense)]
+    before = 0  # outputs of the layer before, as they were
+    for name, layer in network.named_modules():
+        if isinstance(layer, Dense):
+            outputs, inputs = layer.weight.shape[:2]
+            if before and isinstance(layer, nn.Linear) and inputs % before:
+                raise UserError(f"layer {name} does not read the layer before it: use --width 1")
+            fan = inputs // before if before and isinstance(layer, nn.Linear) else 1  # positions of a flattened map
+            resize(
+                layer,
+                outputs if layer is dense[-1] else scaled(outputs),
+                scaled(inputs // fan) * fan if before else inputs,
+            )
+            before = outputs
+        elif isinstance(layer, _BatchNorm | nn.GroupNorm) and layer.affine:
+            resize_norm(layer, scaled(layer.weight.numel()))
+        elif any(True for _ in layer.parameters(recurse=False)):
+            raise UserError(f"layer {name} is of a kind that cannot be made thin: use --width 1")
+    return network
+
+
+def resize(layer: Dense, outputs: int, inputs: int) -> None:
+    """Give a layer new zero weights of other numbers of outputs and inputs."""
+    if isinstance(layer, nn.Conv2d) and layer.groups > 1:
+        raise UserError("a convolution in groups cannot be made thin: use --width 1")
+    old = layer.weight
+    layer.weight = nn.Parameter(old.new_zeros(outputs, inputs, *old.shape[2:]))
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(old.new_zeros(outputs))
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = outputs, inputs
+    else:
+        layer.out_channels, layer.in_channels = outputs, inputs
+
+
+def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
+    """Give a norm that scales its channels another number of them, with its initial values."""
+    layer.weight, layer.bias = nn.Parameter(torch.ones(units)), nn.Parameter(torch.zeros(units))
+    if isinstance(layer, nn.GroupNorm):
+        layer.num_channels = units
+    else:
+        layer.num_features = units
+        if layer.running_mean is not None:
+            layer.running_mean, layer.running_var = torch.zeros(units), torch.ones(units)

@@ -1,0 +1,1 @@
+"""MA-Echo: its quadratic programs."""

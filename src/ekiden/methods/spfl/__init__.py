@@ -1,0 +1,1 @@
+"""SPFL: GLAM, and the methods that it plugs into."""

@@ -1,0 +1,37 @@
+"""GLAM for methods that hand a model from client to client."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ekiden.engine.method import INITIAL, Model, State
+from ekiden.engine.worker import Client
+from ekiden.methods.spfl.glam import GLAM
+from ekiden.training.fit import Objective
+from ekiden.training.weights import Weights
+
+
+@dataclass(frozen=True)
+class Passing(State):
+    """The state with w_g, the model that a pass over the clients began with, and which pass that was."""
+
+    origin: Model | None = INITIAL
+    begun: int = -1
+
+    def in_pass(self, number: int) -> Self:
+        """The state with this pass's w_g: the model at its first hop that is not left out."""
+        return self if self.begun == number else replace(self, origin=self.model, begun=number)
+
+
+def alignment(client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float) -> Objective:
+    """The loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
+    tau, rho = tau if previous is not None else 0.0, rho if reference is not None else 0.0
+    if not (tau or rho):
+        return client.loss
+    w_g = client.network(reference) if reference is not None and rho else None
+    w_p = client.network(previous) if previous is not None and tau else None
+    return GLAM(w_g, w_p, tau, rho, client.task)
+
+
+def transfers(clients: int, rounds: int, align_global: float) -> int:
+    """Models that move: T·N - 1 hand-overs, and from the second pass on w_g to those who neither got nor made it."""
+    return rounds * clients - 1 + ((rounds - 1) * max(clients - 2, 0) if align_global else 0)

@@ -1,0 +1,67 @@
+"""GLAM, the global-local alignment module: a local loss that holds a network's answers near those of two others."""
+
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.data.tasks import Classification, Task
+from ekiden.training.fit import Forward
+
+
+@dataclass(frozen=True)
+class GLAM:
+    """ℓ + ρ·L_ag + τ·L_ap, an `Objective`. Its teachers are in evaluation mode."""
+
+    reference: Forward | None  # w_g, the global model; None with ρ = 0
+    previous: Forward | None  # w_p; None with τ = 0
+    tau: float
+    rho: float
+    task: Task = field(default_factory=Classification)
+
+    @property
+    def teachers(self) -> tuple[Forward, ...]:
+        """Those of the two that there are."""
+        return tuple(f for f in (self.reference, self.previous) if f is not None)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
+        """The loss of a batch, with what the teachers answer."""
+        said = iter(answers)
+        reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
+        outputs = forward(x).float()
+        if self.task.kind == "classification":
+            return aligned(outputs, reference, previous, y, self.tau, self.rho)
+        return near(self.task, outputs, reference, previous, y, self.tau, self.rho)
+
+
+def near(
+    task: Task, outputs: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+) -> Tensor:
+    """The loss of outputs in any task: that of the labels, and the task's distances from what the teachers answer.
+
+    Of classes, these are L_ag and L_ap up to a constant: cross-entropy with the answers of a teacher is their
+    divergence and their entropy, and L_ap is the mean of the divergences in both directions.
+    """
+    loss = task.mean_loss(outputs, y)
+    if reference is not None:
+        loss = loss + rho * task.distance(outputs, reference, 1.0)
+    if previous is not None:
+        loss = loss + tau * (task.distance(outputs, previous, 1.0) + task.distance(previous, outputs, 1.0)) / 2
+    return loss
+
+
+def aligned(
+    logits: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+) -> Tensor:
+    """The loss of logits (b, K): cross-entropy with the labels, with the global model's answers, and distance from w_p.
+
+    L_ap is the symmetric divergence ½ Σ (p - q)(log p - log q), positive as the text of the paper wants it.
+    """
+    log_p = F.log_softmax(logits, dim=1)
+    loss = F.nll_loss(log_p, y)
+    if reference is not None:
+        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
+    if previous is not None:
+        log_q = F.log_softmax(previous, dim=1)
+        loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
+    return loss

@@ -1,0 +1,292 @@
+"""SPFL: sequential updates with parallel aggregation."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.data.tasks import Need
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import (
+    arrived,
+    at_server,
+    last_iterate,
+    local_training,
+    mean_size,
+    participants,
+    sample,
+    with_sizes,
+)
+from ekiden.methods.spfl.alignment import alignment
+from ekiden.methods.spfl.host import Closing, Host, Local, Round, Vectors
+from ekiden.methods.spfl.hosts import host_named
+from ekiden.training.fit import Objective
+from ekiden.training.weights import Weights, mean
+
+Order = Literal["latin", "random", "fixed"]
+
+
+@dataclass(frozen=True)
+class Chains(State):
+    """The state with the round under way.
+
+    Attributes:
+        cloud: the model that the round started from, w^r.
+        sequences: the clients of each chain, in order.
+        ends: the model at the end of each chain so far; none before the first hop.
+        memory: vectors of the host's server.
+        sizes: numbers of samples of the clients met so far, where the host needs them.
+    """
+
+    cloud: Model = INITIAL
+    sequences: tuple[tuple[str, ...], ...] = ()
+    ends: tuple[Model, ...] = ()
+    memory: tuple[Tensor, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Opening(NamedTuple):
+    """What comes with the first visit of a round: w^r where it is needed, and what the host's server sends."""
+
+    start: Weights | None
+    sent: Vectors
+
+
+class Kept(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+        opening: of this round.
+        memory: the host's, from the rounds before.
+        learned: mean of what this round's visits gave so far.
+        visits: how many these were.
+        own: the model of its last visit, where GLAM aligns with it.
+        earlier: the same in the round before.
+    """
+
+    opening: Opening = Opening(None, ())
+    memory: Vectors = ()
+    learned: Vectors = ()
+    visits: int = 0
+    own: Weights | None = None
+    earlier: Weights | None = None
+
+
+@dataclass(frozen=True)
+class SPFL(Method):
+    """Several chains of clients side by side, each a pass of sequential learning; the server averages their ends.
+
+    SPFL: Sequential updates with Parallel aggregation for Enhanced Federated Learning under Category and Domain Shifts.
+    NeurIPS 2025. https://openreview.net/forum?id=IHZngJNasX (with its loss GLAM).
+
+    Departures from the paper: it does not say how chains are ordered; by default a random order is drawn each round
+    and chain j starts at its j-th client, so that at every position each client trains one model. Its minus before the
+    alignment with the previous model is taken as a slip. Nor does it say how hosts with a memory are plugged in: here
+    control variates, drifts and memories are frozen while a round lasts and change once, by the mean of its visits. A
+    client missing inside a chain stops the run, which goes on from there; the chain is not led round it.
+    """
+
+    host: str = "fedavg"
+    """host, the parallel method plugged in: fedavg, fedprox, scaffold, fednova, feddyn, feddc, moon or feddisco; its
+    settings follow a colon, as in fedprox:mu=0.1 or moon:mu=5,temperature=0.5 (all are in docs/methods/spfl.md)"""
+    rounds: Count = 15
+    """R, rounds"""
+    epochs: Count = 5
+    """E, epochs at each visit: K steps"""
+    chains: CountOrZero = 0
+    """S, chains a round; 0: as many as clients take part"""
+    length: CountOrZero = 0
+    """L, clients in a chain; 0: all that take part"""
+    order: Order = "latin"
+    """order of the chains: latin (shifts of an order drawn each round), fixed (shifts of the given order), random (each
+    chain its own, of all clients)"""
+    align_previous: NonNegative = 1.0
+    """τ, weight of GLAM's alignment with the previous model"""
+    align_global: NonNegative = 1.0
+    """ρ, weight of GLAM's alignment with the global model; without τ and ρ there is no GLAM"""
+    previous: Literal["received", "own"] = "received"
+    """w_p, GLAM's previous model: the one received from the chain, or the client's own of the round before"""
+    participation: Fraction = 1.0
+    """c, part of the clients drawn for each round, at least one"""
+    lr_decay: Fraction = 1.0
+    """factor on the local learning rate, once a round"""
+
+    private: ClassVar[Any] = Kept
+
+    selection = last_iterate
+
+    def __post_init__(self) -> None:
+        if self.order == "random" and self.length:
+            raise UserError("--order random makes chains of all clients: leave --length 0, or use --order latin")
+        host_named(self.host)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the host needs."""
+        return host_named(self.host).needs
+
+    def check(self, clients: Sequence[str]) -> None:
+        """No more chains and no longer ones than clients take part."""
+        m = participants(len(clients), self.participation)
+        for name in ("chains", "length"):
+            require(getattr(self, name) <= m, name, getattr(self, name), f"at most {m}, the clients of a round")
+
+    def start(self) -> Chains:
+        """No round under way."""
+        return Chains()
+
+    def run(self, fed: Fed, s: Chains) -> Iterator[State]:
+        """One hop of all chains a step; after the last of a round clients close it and the server averages."""
+        host, length = host_named(self.host), self.shape(len(fed.clients))[1]
+        while s.step < self.steps(len(fed.clients)):
+            round, position = divmod(s.step, length)
+            start = at_server(fed, s.cloud)
+            if position == 0:
+                s = self.opened(fed, s, start)
+            seen = {client for sequence in s.sequences for client in sequence[:position]}
+            ends: list[Ref[Weights]] = []
+            for sequence, end in zip(s.sequences, s.ends, strict=True):
+                client = sequence[position]
+                opening = self.opening(host, start, s) if client not in seen else None
+                ends.append(fed.call(self.train, client, end, opening, mean_size(s.sizes), round))
+                seen.add(client)
+            s = self.merged(fed, s, ends, round) if position == length - 1 else s.next(ends=tuple(ends))
+            yield s
+
+    def opened(self, fed: Fed, s: Chains, start: Weights) -> Chains:
+        """The state with the chains of a new round; clients met for the first time say how many samples they have."""
+        sequences = self.sequences(fed)
+        s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
+        if not host_named(self.host).counts:
+            return s
+        return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
+
+    def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
+        """What comes with the first visit of a round to a client; nothing where nobody needs it."""
+        if not (self.glam or host.needs_start or host.closes):
+            return None
+        return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
+
+    def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
+        """The state after a round: every client visited closes it, the host's server takes the ends together."""
+        host, n = host_named(self.host), len(fed.clients)
+        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in visited(s.sequences) if host.closes}
+        came = arrived(fed, dict(enumerate(ends)))
+        chains = [s.sequences[j] for j in came]
+        closings = arrived(fed, closing)
+        start = at_server(fed, s.cloud)
+        after = host.merge(Round(start, list(came.values()), chains, closings, n, s.memory))
+        return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
+
+    @on_client
+    def count(self, client: Client) -> int:
+        """n_i."""
+        return client.n
+
+    @on_client
+    def train(self, client: Client, model: Weights, opening: Opening | None, size: float, round: int) -> Weights:
+        """A visit. What the server sends comes with the first of a round; the client keeps it for the others."""
+        host, kept = host_named(self.host), client.state or Kept()
+        if opening is not None:
+            kept = Kept(opening, kept.memory, earlier=kept.own)
+        local = self.local(client, kept, size, round)
+        objective = host.objective(local, self.alignment(client, model, kept))
+        penalty = host.penalty(local, model)
+        trained = client.fit(
+            model,
+            epochs=self.epochs,
+            penalty=penalty,
+            objective=objective,
+            training=local.training,
+        )
+        learned = host.learned(local, model, trained, penalty)
+        if kept.visits:
+            learned = tuple(mean([old, new], [kept.visits, 1]) for old, new in zip(kept.learned, learned, strict=True))
+        own = trained if self.previous == "own" and self.align_previous else None
+        if self.glam or host.needs_start or host.closes:
+            client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
+        return trained
+
+    @on_client
+    def close(self, client: Client, size: float, round: int) -> Closing:
+        """The end of a round: what its visits gave takes effect."""
+        kept = client.state
+        memory, closing = host_named(self.host).close(self.local(client, kept, size, round), kept.learned)
+        client.state = Kept(memory=memory, own=kept.own)
+        return closing
+
+    def local(self, client: Client, kept: Kept, size: float, round: int) -> Local:
+        """What a host may look at."""
+        training = local_training(client, self.lr_decay, round)
+        return Local(client, training, self.epochs, kept.opening.start, kept.opening.sent, kept.memory, size)
+
+    def alignment(self, client: Client, model: Weights, kept: Kept) -> Objective:
+        """GLAM, or the loss of the labels alone."""
+        previous = model if self.previous == "received" else kept.earlier
+        return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
+
+    @property
+    def glam(self) -> bool:
+        """Whether there is GLAM."""
+        return bool(self.align_previous or self.align_global)
+
+    def needs_start(self, host: Host) -> bool:
+        """Whether a local loss refers to w^r: GLAM's global term, or the host's."""
+        return bool(self.align_global) or host.needs_start
+
+    def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
+        """The chains of this round."""
+        chosen, generator = sample(fed, self.participation), fed.generator("order")
+        chains, length = self.shape(len(fed.clients))
+
+        def shuffled() -> tuple[str, ...]:
+            return tuple(chosen[i] for i in torch.randperm(len(chosen), generator=generator).tolist())
+
+        if self.order == "random":
+            return tuple(shuffled() for _ in range(chains))
+        order = (chosen if self.order == "fixed" else shuffled()) * 2
+        return tuple(order[j : j + length] for j in range(chains))
+
+    def shape(self, clients: int) -> tuple[int, int]:
+        """S and L for so many clients."""
+        m = participants(clients, self.participation)
+        return self.chains or m, self.length or m
+
+    def steps(self, clients: int) -> int:
+        """R·L hops."""
+        return self.rounds * self.shape(clients)[1]
+
+    def cost(self, clients: int, model: int) -> int:
+        """R·S(L + 1)·M along the chains, and what the loss and the host send once a round to and from each client.
+
+        With GLAM and FedAvg, in full, R·N(N + 2)·M.
+        """
+        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
+        return self.traffic(clients, model) + 8 * counted
+
+    def moved(self, end: Chains, clients: int, model: Size) -> int:
+        """As `cost`; who says how many samples it has depends on who was drawn."""
+        return self.traffic(clients, model) + 8 * len(end.sizes)
+
+    def traffic(self, clients: int, model: int) -> int:
+        """Bytes of all rounds."""
+        host, (chains, length) = host_named(self.host), self.shape(clients)
+        vectors = self.needs_start(host) + host.sent + host.changes
+        each = vectors * model + 8 * host.numbers
+        return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
+
+    def met(self, clients: int) -> int:
+        """Clients that the chains of a round come by."""
+        return min(participants(clients, self.participation), sum(self.shape(clients)) - 1)
+
+
+def visited(sequences: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """All clients in these chains, each once."""
+    return tuple(dict.fromkeys(client for sequence in sequences for client in sequence))

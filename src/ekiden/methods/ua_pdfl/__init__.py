@@ -1,0 +1,1 @@
+"""UA-PDFL: its divergence."""

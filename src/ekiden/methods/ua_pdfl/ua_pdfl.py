@@ -1,0 +1,259 @@
+"""UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Generator, Tensor
+
+from ekiden.base.checks import Count, Fraction, NonNegative
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks import topology
+from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
+from ekiden.training.fit import Forward, Work, cross_entropy
+from ekiden.training.weights import Weights, mean
+
+
+class Units(NamedTuple):
+    """What a client makes of the unit input."""
+
+    unit: Tensor  # I (C,), probabilities
+    aux: Tensor  # I^Aux (A,), what its extractor gives
+    n: int  # |D|
+
+
+class Choice(NamedTuple):
+    """What a client wants from its peers this round."""
+
+    similar: list[bool]  # whose heads
+    adopt: int  # whose whole model, as a position among the peers; -1: nobody's
+
+
+class Heard(NamedTuple):
+    """What a client keeps of this round's representations."""
+
+    aux: Tensor  # I_avg^Aux (A,)
+    n: list[int]  # |D_j| of the peers
+
+
+@dataclass(frozen=True)
+class Branches(State):
+    """What the branches that clients took have moved so far.
+
+    Attributes:
+        models: whole models, of peers that were taken over.
+        bases: extractors.
+        heads: heads, of peers that were near.
+    """
+
+    models: int = 0
+    bases: int = 0
+    heads: int = 0
+
+
+@dataclass(frozen=True)
+class UAPDFL(Method):
+    """Unit representations decide whom a client averages with: whose whole model it takes, or whose head.
+
+    Hangyu Zhu, Yuxiang Fan, Zhenping Xie: UA-PDFL: A Personalized Approach for Decentralized Federated Learning.
+    Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674 (Algorithm 2)
+
+    Each round a client draws peers and compares what their networks make of a constant input with its own. If all are
+    near it takes one peer's whole model (client-wise dropout); else it averages all extractors, and the heads of those
+    near only (layer-wise personalisation). Training keeps its extractor's answer to the input near the peers' mean.
+
+    Departures from the paper: the auxiliary penalty is recomputed with the current weights in each step (a stored
+    value, as printed, has no gradient) and is the mean over the extractor's outputs, as in the authors' code; the unit
+    input is ones after normalisation; extractor and head are the declared parts of the model; the optimiser restarts
+    each round. The divergence is printed as half of Jeffreys' and called Jensen-Shannon. Its toy values for like and
+    unlike clients, 0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no bound:
+    13.8 where each of two clients gives the other's class a probability of 1e-6. So Jensen-Shannon is the default.
+    Threshold, μ and epochs are not published; divergence and threshold were compared on validation data
+    (experiments/ua-pdfl-threshold.toml). In the paper's CNN both fully connected layers are personal, as in
+    `cnn_ua_pdfl`; in the library's other networks the last one only. Local training ends with the epoch that --select
+    names, by default the best on validation data.
+    """
+
+    rounds: Count = 150
+    """R, rounds of exchange and training"""
+    epochs: Count = 5
+    """E, epochs per round at each client"""
+    peers: Count = 5
+    """N_com, peers that each client draws each round"""
+    threshold: NonNegative = 0.1
+    """th_I, divergence up to which a peer is near"""
+    mu: NonNegative = 0.1
+    """μ, weight of the auxiliary penalty"""
+    divergence: Divergence = "js"
+    """Jensen-Shannon, as it is called and as the toy values fit, or jeffreys: half the sum of both Kullback-Leibler
+    divergences, as printed"""
+    dropout: bool = True
+    """take one peer's model where all are near"""
+    personal_heads: bool = True
+    """average heads with near peers only; otherwise with all"""
+    average_aux: bool = True
+    """take the mean of the auxiliary penalty over its A entries, as the authors' code does; off: their sum"""
+    decay: Fraction = 0.95
+    """factor of the learning rate η after each round"""
+
+    private: ClassVar[type[Heard]] = Heard
+    splits_model: ClassVar[bool] = True
+    needs = CLASSES | NUMBERS
+
+    def check(self, clients: Sequence[str]) -> None:
+        """There must be enough others to draw from."""
+        topology.check(f"peers:{self.peers}", len(clients))
+
+    def start(self) -> State:
+        """There is no global model."""
+        return Branches(model=None)
+
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
+    def run(self, fed: Fed, s: Branches) -> Iterator[State]:
+        """One round a step. The server learns who is near whom, and sees no model and no representation."""
+        names, positions = fed.clients, range(len(fed.clients))
+        while s.step < self.rounds:
+            mine = s.personal or (INITIAL,) * len(names)
+            edges = topology.adjacency(f"peers:{self.peers}", len(names), s.step, fed.generator("peers"))
+            near = [row.nonzero().flatten().tolist() for row in edges]
+            units = [fed.call(self.represent, names[i], mine[i]) for i in positions]
+            asked = [fed.call(self.compare, names[i], units[i], [units[j] for j in near[i]]) for i in positions]
+            choices = fed.get(asked)
+            bases: dict[int, Ref[Weights]] = {}
+            heads: dict[int, Ref[Weights]] = {}
+            models: list[Ref[Weights]] = []
+            for i, choice in enumerate(choices):
+                if not s.personal:  # all models are the initial one, and so is any mean of them
+                    models.append(fed.call(self.adopt, names[i], INITIAL, s.step))
+                    continue
+                if choice.adopt >= 0:
+                    models.append(fed.call(self.adopt, names[i], mine[near[i][choice.adopt]], s.step))
+                    continue
+                similar = [j for j, is_near in zip(near[i], choice.similar, strict=True) if is_near]
+                for j in near[i]:
+                    bases[j] = bases.get(j) or fed.call(self.base, names[j], mine[j])
+                for j in similar:
+                    heads[j] = heads.get(j) or fed.call(self.head, names[j], mine[j])
+                flags = tuple(choice.similar)
+                parts = [bases[j] for j in near[i]], [heads[j] for j in similar]
+                models.append(fed.call(self.combine, names[i], mine[i], *parts, flags, s.step))
+            moving = choices if s.personal else []  # the initial model does not travel
+            stay = [c for c in moving if c.adopt < 0]
+            s = s.next(
+                personal=tuple(models),
+                models=s.models + len(moving) - len(stay),
+                bases=s.bases + self.peers * len(stay),
+                heads=s.heads + sum(sum(c.similar) for c in stay),
+            )
+            yield s
+
+    @on_client
+    def represent(self, client: Client, model: Weights) -> Units:
+        """I and I^Aux of the model."""
+        with torch.no_grad():
+            aux, logits = client.probe(client.unit(), model)
+        return Units(logits[0].softmax(0), aux[0], client.n)
+
+    @on_client
+    def compare(self, client: Client, mine: Units, peers: list[Units]) -> Choice:
+        """Who is near, and whether to take one's whole model."""
+        client.state = Heard(torch.stack([u.aux for u in (mine, *peers)]).mean(0), [u.n for u in peers])
+        apart = [divergence(mine.unit, u.unit, self.divergence) for u in peers]
+        similar = [d < self.threshold or not self.personal_heads for d in apart]
+        if self.dropout and all(d <= self.threshold for d in apart):
+            draw = Generator().manual_seed(client.seed("adopt"))
+            return Choice(similar, int(torch.randint(len(peers), (), generator=draw)))
+        return Choice(similar, -1)
+
+    @on_client
+    def base(self, client: Client, model: Weights) -> Weights:
+        """The extractor."""
+        return (~client.head).of(model)
+
+    @on_client
+    def head(self, client: Client, model: Weights) -> Weights:
+        """The classifier."""
+        return client.head.of(model)
+
+    @on_client
+    def adopt(self, client: Client, model: Weights, round: int) -> Weights:
+        """Train from a peer's model."""
+        return self.train(client, model, round)
+
+    @on_client
+    def combine(
+        self,
+        client: Client,
+        model: Weights,
+        bases: list[Weights],
+        heads: list[Weights],
+        similar: tuple[bool, ...],
+        round: int,
+    ) -> Weights:
+        """Train from the average of all extractors and of the heads of those near, by numbers of samples."""
+        head, n = client.head, cast(Heard, client.state).n
+        near = [k for k, is_near in zip(n, similar, strict=True) if is_near]
+        model = (~head).put(mean([(~head).of(model), *bases], [client.n, *n]), model)
+        return self.train(client, head.put(mean([head.of(model), *heads], [client.n, *near]), model), round)
+
+    def train(self, client: Client, model: Weights, round: int) -> Weights:
+        """Local training on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
+        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        if not self.mu:
+            return client.fit(model, epochs=self.epochs, training=training)
+        objective = Held(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
+        return client.fit(model, epochs=self.epochs, objective=objective, training=training)
+
+    def steps(self, clients: int) -> int:
+        """R rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: Size) -> int:
+        """At most this: nobody takes a whole model, and all peers are near; `moved` says what it was.
+
+        Per client and round N_com·(4C + 4A + 8) for the representations and |D|, N_com + 8 for its choice, then, from
+        the second round on, N_com·M. Taking a whole model costs M.
+        """
+        edges = (self.rounds - 1) * clients * self.peers
+        return self.moved(Branches(step=self.rounds, bases=edges, heads=edges), clients, model)
+
+    def moved(self, end: Branches, clients: int, model: Size) -> int:
+        """The same with the branches taken: M for each model, M_g for each extractor, M_h for each head."""
+        aux, logits = model.network.probe(torch.ones(1, *model.shape))
+        talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
+        sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
+        return end.step * clients * talk + sent
+
+
+@dataclass(frozen=True)
+class Held:
+    """ℓ + μ‖g(X_unit) - I_avg^Aux‖², g being the extractor of the model in training."""
+
+    client: Client
+    unit: Tensor
+    target: Tensor
+    mu: float
+    average: bool
+
+    def further(self, batch: int) -> Work:
+        """The unit input."""
+        return Work(1, 1)
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a mini-batch."""
+        aux, _ = self.client.probe(self.unit)
+        return cross_entropy(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
+
+
+def auxiliary(aux: Tensor, target: Tensor, *, average: bool) -> Tensor:
+    """‖I^Aux - I_avg^Aux‖², or that divided by the number of entries."""
+    squared = (aux - target).pow(2)
+    return squared.mean() if average else squared.sum()

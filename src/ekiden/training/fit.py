@@ -1,0 +1,448 @@
+"""Local training: the one loop in which all methods train a model at a client."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isnan
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.seeds import derive
+from ekiden.base.settings import Hardware, Training, batches
+from ekiden.data.samples import Subset
+from ekiden.data.tasks import Scores, Task
+from ekiden.training.feed import Feed
+from ekiden.training.network import Network
+from ekiden.training.optimizer import Optimizer, optimizer
+from ekiden.training.weights import Weights
+
+_SHARE_OF_SAVING = 100
+_WINDOW = 32  # batches of texts that are sorted by length together
+Forward = Callable[[Tensor], Tensor]
+Objective = Callable[..., Tensor]
+"""(network, inputs (b, ...), labels (b, ...)) -> mean loss of the batch, differentiable.
+
+One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
+them answers to the inputs as a further argument, float32 and without gradient; `asks(b)` may say to how many of b
+inputs, from the first on, it needs answers. One that sends further samples through a network by itself says how many by
+`further(b)`, a `Work` for a mini-batch of b.
+"""
+
+
+class Penalty(Protocol):
+    """A regulariser with a closed-form gradient.
+
+    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
+    together with the rest of the fit.
+    """
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
+
+
+class Diverged(UserError):
+    """Training produced NaN or infinity."""
+
+
+@dataclass
+class Work:
+    """Samples that went forward and backward through a network: compute, whatever the machine."""
+
+    forward: int = 0
+    backward: int = 0
+
+    def add(self, other: "Work") -> None:
+        """Count `other` in."""
+        self.forward += other.forward
+        self.backward += other.backward
+
+
+class Journal(Protocol):
+    """Where a long task keeps its progress, so that a crash costs little."""
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """What was saved under `key`, if anything was."""
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Keep `tensors` under `key` in place of what was there."""
+
+
+@dataclass
+class Bench:
+    """Everything that training at one client happens on: network, data, settings, and who watches.
+
+    Attributes:
+        network: overwritten by every fit.
+        feed: where batches come from.
+        training: how to train.
+        hardware: on what.
+        where: who trains, for messages.
+        journal: keeps progress within a fit.
+        watch: called after each epoch with (epoch, epochs).
+        work: counts samples.
+    """
+
+    network: Network
+    feed: Feed
+    training: Training
+    hardware: Hardware
+    where: str = "here"
+    journal: Journal | None = None
+    watch: Callable[[int, int], None] = lambda epoch, epochs: None
+    work: Work = field(default_factory=Work)
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self.feed.dataset.task
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        return self.hardware.autocast()
+
+
+def kept(grad: Tensor, limit: float) -> Tensor:
+    """The share of `grad` (P,) that a limit on its norm leaves."""
+    share: Tensor = limit / grad.norm().clamp(min=1e-12)
+    return share.clamp(max=1)
+
+
+def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy ℓ of a batch."""
+    return F.cross_entropy(forward(x).float(), y)
+
+
+def loss_of(task: Task) -> Objective:
+    """The mean loss ℓ of a batch: what a client of `task` minimises unless its method says otherwise."""
+
+    def mean_loss(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        return task.mean_loss(forward(x).float(), y)
+
+    return mean_loss
+
+
+def fit(
+    bench: Bench,
+    start: Weights,
+    train: Subset,
+    val: Subset,
+    *,
+    epochs: int,
+    seed: int,
+    key: str = "fit",
+    penalty: Penalty | None = None,
+    objective: Objective | None = None,
+) -> Weights:
+    """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
+
+    Returns what `training.select` says. Without an `objective` it is the loss of the data's task.
+
+    Teachers of `objective` answer once for all epochs unless samples are augmented. The same arguments give the same
+    bits, also when `bench.journal` holds the first epochs of an interrupted fit.
+
+    Raises:
+        Diverged: a loss or a weight became NaN or infinite; says where.
+    """
+    training, network = bench.training, bench.network
+    objective = objective or loss_of(bench.task)
+    network.load(start)
+    run = _Run(
+        bench,
+        optimizer(network.params, network.grad, training),
+        training.steps(len(train), epochs),
+        getattr(penalty, "progress", {}),
+        bench.feed.lengths(train),
+    )
+    epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
+    first = run.restore(key)
+    if first < epochs and run.total >= batches(len(train), training.batch_size):
+        run.ask(objective, train, count=first == 0)
+    device = bench.feed.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for epoch in range(first, epochs):
+            for generator in _generators(device):
+                generator.manual_seed(derive(seed, epoch))
+            run.epoch(epoch, train, penalty, objective)
+            if training.select == "best":
+                run.keep_best(val)
+            bench.watch(epoch + 1, epochs)
+            run.save(key, epoch + 1, last=epoch + 1 == epochs)
+    bench.work.add(run.work)
+    return run.result()
+
+
+@dataclass(eq=False)
+class _Run:
+    """One fit under way; `state` lists all that must survive a crash."""
+
+    bench: Bench
+    optimizer: Optimizer
+    total: int
+    progress: dict[str, Tensor]
+    lengths: Tensor | None = None
+    step: int = 0
+    score: float = -1.0  # of the best epoch, the higher the better
+    chosen: Weights | None = None  # best epoch, or running mean of the tail
+    averaged: int = 0
+    answers: tuple[Tensor, ...] | None = None  # of the teachers to all samples
+    work: Work = field(default_factory=Work)
+    saved_at: float = field(default_factory=time.monotonic)
+    saving_took: float = 0.0
+
+    def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
+        """Keep what the teachers answer to all samples, if these are always fed alike."""
+        if not teachers_of(objective) or not self.bench.feed.alike:
+            return
+        parts = torch.split(torch.arange(len(train)), 512)
+        each = [_answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
+        self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
+        if count:
+            self.work.forward += len(teachers_of(objective)) * len(train)
+
+    def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        """What the teachers answer to a batch, at least to as many of it as the objective asks for."""
+        if not teachers_of(objective):
+            return ()
+        if self.answers is not None:
+            rows = rows.to(self.bench.feed.device)
+            return tuple(answers[rows] for answers in self.answers)
+        if asks := getattr(objective, "asks", None):
+            x = x[: asks(len(x))]
+        self.work.forward += len(teachers_of(objective)) * len(x)
+        return _answers(self.bench, objective, x)
+
+    def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
+        bench, network, training = self.bench, self.bench.network, self.bench.training
+        # One sample has no batch statistics: such a client trains with the running ones.
+        network.module.train(len(train) > 1)
+        losses = []
+        for rows in islice(_batches(len(train), training.batch_size, self.lengths), self.total - self.step):
+            x, y = bench.feed.batch(train, rows, train=True)
+            draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
+            answers = self.taught(objective, x, rows)
+            loss = self._gradient(objective, x, y, answers)
+            if draws is not None:
+                self._ascend(objective, x, y, answers, draws)
+            if penalty is not None:
+                penalty(network.params, network.grad, loss)
+            if training.clip_norm:
+                network.grad.mul_(kept(network.grad, training.clip_norm))
+            self.optimizer.step()
+            losses.append(loss)
+            self.step += 1
+            if training.select == "tail" and self.step > self.total * (1 - training.tail):
+                self._average()
+        self._check(torch.stack(losses), epoch)
+
+    def _gradient(self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...]) -> Tensor:
+        network = self.bench.network
+        network.grad.zero_()
+        try:
+            with self.bench.autocast():
+                loss = objective(network.forward, x, y, *answers)
+        except ValueError as error:  # BatchNorm, of a mini-batch of one
+            raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.work.add(Work(len(y), len(y)))
+        if further := getattr(objective, "further", None):
+            self.work.add(further(len(y)))
+        return loss.detach()
+
+    def _ascend(
+        self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: list[Tensor]
+    ) -> None:
+        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`, the generators' states).
+
+        Running statistics stay those of the first pass.
+        """
+        network = self.bench.network
+        params, buffers, counters = network.params.clone(), network.buffers.clone(), network.counters.clone()
+        scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
+        network.params.add_(network.grad * scale)
+        for generator, state in zip(_generators(self.bench.feed.device), draws, strict=True):
+            generator.set_state(state)
+        self._gradient(objective, x, y, answers)
+        network.params.copy_(params)
+        network.buffers.copy_(buffers)
+        network.counters.copy_(counters)
+
+    def _average(self) -> None:
+        network = self.bench.network
+        self.averaged += 1
+        if self.chosen is None:
+            self.chosen = network.weights()
+        self.chosen.params.lerp_(network.params, 1 / self.averaged)
+
+    def _check(self, losses: Tensor, epoch: int) -> None:
+        finite = torch.isfinite(losses)
+        # A sum is NaN or infinite if any value is, and needs no second vector.
+        if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
+            batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
+            raise Diverged(
+                f"{self.bench.where}: loss or weights became NaN or infinite in epoch {epoch + 1}, batch "
+                f"{batch + 1}: lower --lr (now {self.bench.training.lr}) or check this client's data; the last good "
+                "model is kept"
+            )
+
+    def keep_best(self, val: Subset) -> None:
+        """Keep the first epoch with the strictly best validation score; without such data, the last epoch.
+
+        Where the metric is not defined for these data, the last epoch too.
+        """
+        network = self.bench.network
+        score = 0.0
+        if len(val):
+            score = self.bench.task.headline.better(evaluate(self.bench, val).score())
+            self.work.forward += len(val)
+        if self.chosen is None or score > self.score or isnan(score) or not len(val):
+            self.score = score
+            if self.chosen is None:
+                self.chosen = network.weights()
+            else:
+                _copy(network, self.chosen)
+
+    def result(self) -> Weights:
+        network, select = self.bench.network, self.bench.training.select
+        if select == "last" or self.chosen is None:
+            return network.weights()
+        if select == "tail":  # statistics belong to the last iterate
+            return Weights(self.chosen.params, network.buffers.clone(), network.counters.clone())
+        return self.chosen
+
+    def save(self, key: str, epoch: int, *, last: bool) -> None:
+        """Keep progress as often as costs one part in a hundred of the time, five where a fit ends."""
+        journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
+        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # at first a guess
+        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # a finished fit is worth more
+        if journal is None or now - self.saved_at < share * took:
+            return
+        numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
+        tensors = {
+            "numbers": torch.tensor(numbers),
+            "accuracy": torch.tensor(self.score, dtype=torch.float64),
+        }
+        tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
+        if last:
+            tensors |= vars(self.result())
+        else:
+            tensors |= {"params": network.params, "buffers": network.buffers, "counters": network.counters}
+            tensors |= {f"optimizer.{k}": v for k, v in self.optimizer.state.items()}
+            if self.chosen is not None:
+                tensors |= {f"chosen.{name}": value for name, value in vars(self.chosen).items()}
+        journal.save(key, tensors)
+        self.saved_at = time.monotonic()
+        self.saving_took = self.saved_at - now
+
+    def restore(self, key: str) -> int:
+        """Take up saved progress; returns the number of epochs already done."""
+        saved = self.bench.journal.load(key) if self.bench.journal is not None else None
+        if saved is None:
+            return 0
+        device, network = self.bench.feed.device, self.bench.network
+        epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
+        self.score = saved["accuracy"].item()
+        network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
+        for name, value in self.progress.items():
+            value.copy_(saved[f"penalty.{name}"])
+        if "chosen.params" in saved:
+            parts = (saved[f"chosen.{name}"].to(device) for name in ("params", "buffers", "counters"))
+            self.chosen = Weights(*parts)
+        state = {k.removeprefix("optimizer."): v for k, v in saved.items() if k.startswith("optimizer.")}
+        self.optimizer.state |= {k: v.to(device) for k, v in state.items()}
+        return int(epoch)
+
+
+def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
+    """The gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, nothing masked."""
+    network = bench.network
+    network.load(model)
+    network.module.eval()
+    network.grad.zero_()
+    x, y = bench.feed.batch(subset, slice(None), train=False)
+    with bench.autocast():
+        loss = loss_of(bench.task)(network.forward, x, y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    bench.work.add(Work(len(y), len(y)))
+    return network.grad.clone()
+
+
+def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | None = None) -> Scores:
+    """What the network answers to `subset`, and the losses, on the CPU.
+
+    Args:
+        bench: has the network, with its weights.
+        subset: the samples.
+        batch: samples in one pass.
+        full: whether the answers are probabilities where there are any; None: where the headline metric needs them.
+    """
+    module, task = bench.network.module, bench.task
+    full = task.headline.full if full is None else full
+    was_training = module.training
+    module.eval()
+    answers, losses = [], []
+    with torch.inference_mode(), bench.autocast():
+        for start in range(0, len(subset), batch):
+            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False)
+            outputs = bench.network.forward(x).float()
+            answers.append(task.answers(outputs, full=full))
+            losses.append(task.loss(outputs, y))
+    module.train(was_training)
+    if not answers:
+        return Scores(task, bench.feed.dataset.outputs, subset.y, subset.y, torch.empty(0))
+    return Scores(task, bench.feed.dataset.outputs, subset.y, _together(answers).cpu(), torch.cat(losses).cpu())
+
+
+def teachers_of(objective: Objective) -> Sequence[Forward]:
+    """The frozen networks that `objective` compares with; most have none."""
+    return getattr(objective, "teachers", ())
+
+
+def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad(), bench.autocast():
+        return tuple(teacher(x).float() for teacher in teachers_of(objective))
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """All parts one after the other; rows of shorter ones are filled up with -1."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        longest = max(part.shape[-1] for part in parts)
+        parts = [F.pad(part, (0, longest - part.shape[-1]), value=-1) for part in parts]
+    return torch.cat(list(parts))
+
+
+def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
+    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it.
+
+    Texts of similar `lengths` (n,) come together: each window of so many batches is sorted, then the batches are shuffled.
+    """
+    order = torch.randperm(n)
+    cuts = [size * i for i in range(1, batches(n, size))]
+    if lengths is None:
+        yield from torch.tensor_split(order, cuts)
+        return
+    order = torch.cat([window[lengths[window].argsort(stable=True)] for window in torch.split(order, _WINDOW * size)])
+    parts = torch.tensor_split(order, cuts)
+    yield from (parts[i] for i in torch.randperm(len(parts)))
+
+
+def _copy(network: Network, target: Weights) -> None:
+    target.params.copy_(network.params)
+    target.buffers.copy_(network.buffers)
+    target.counters.copy_(network.counters)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """What training draws from: PyTorch's generator on the CPU and, of a GPU, that GPU's own.
+
+    torch.manual_seed seeds these too, but keeps a traceback of each call where there is no GPU.
+    """
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

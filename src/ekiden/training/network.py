@@ -1,0 +1,182 @@
+"""An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.errors import UserError
+from ekiden.training.layout import Layout, layout
+from ekiden.training.weights import Part, Weights
+
+
+class Network:
+    """A module whose values live in flat vectors; it belongs to the network from then on.
+
+    The optimiser, penalties, averages and distances then are one vector operation each.
+
+    Attributes:
+        module: call it as usual.
+        forward: the same, compiled if asked for.
+        params: (P,) all trainable parameters.
+        grad: (P,) their gradients; `backward` adds into it.
+        buffers: (B,) floating-point buffers and frozen parameters.
+        counters: (C,) int64 buffers.
+        layout: where each tensor is in `params` and `buffers`.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
+        self.module = module.to(device)
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.module) if compiled else self.module
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        floats = [b for b in _buffers(self.module) if b.is_floating_point()]
+        integers = [b for b in _buffers(self.module) if b.dtype == torch.int64]
+        if not trainable:
+            raise UserError("the model has no trainable parameter: nothing can be learned")
+        for buffer in _buffers(self.module):
+            if not buffer.is_floating_point() and buffer.dtype != torch.int64:
+                raise UserError(
+                    f"the model has a buffer of {buffer.dtype} values, which would not travel: register it as int64, "
+                    "or with persistent=False if it never changes"
+                )
+        for tensor in (*trainable, *frozen, *floats):
+            if tensor.dtype != torch.float32:
+                raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
+        self.params = _flatten(trainable, trainable[0].device)
+        self.grad = torch.zeros_like(self.params)
+        self.buffers = _flatten([*floats, *frozen], self.params.device)
+        self.counters = _flatten(integers, self.params.device, torch.int64)
+        self.params.grad = self.grad
+        self._tensors = (trainable, [*floats, *frozen], integers)
+
+        self.layout: Layout = layout(self.module, trainable, [*floats, *frozen])
+        offset = 0
+        for parameter in trainable:
+            parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
+            offset += parameter.numel()
+
+    def load(self, weights: Weights) -> None:
+        """Copy `weights` in.
+
+        Raises:
+            UserError: they belong to a network of another shape.
+        """
+        if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
+            raise UserError(
+                f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
+                "use the same model at every client"
+            )
+        self.params.copy_(weights.params)
+        self.buffers.copy_(weights.buffers)
+        self.counters.copy_(weights.counters)
+
+    @cached_property
+    def head(self) -> Part:
+        """The entries of the classifier, which the model declares by calling that part of itself `head`.
+
+        Raises:
+            UserError: it does not.
+        """
+        head = getattr(self.module, "head", None)
+        if not isinstance(head, nn.Module):
+            raise UserError(
+                "the model does not say which part of it is the classifier: name that part `head`, as in "
+                "`self.head = nn.Linear(84, 10)`; all the rest is the extractor"
+            )
+        inside = {id(t) for t in (*head.parameters(), *_buffers(head))}
+
+        def entries(tensors: Sequence[Tensor]) -> Tensor:
+            each = [torch.full((t.numel(),), id(t) in inside) for t in tensors]
+            return torch.cat([torch.empty(0, dtype=torch.bool), *each]).to(self.params.device)
+
+        params, buffers, counters = self._tensors
+        return Part(entries(params), entries(buffers), entries(counters))
+
+    def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
+
+        Raises:
+            UserError: the model does not declare its head, or does not call it on one tensor.
+        """
+        _ = self.head  # declared
+        entering: list[Tensor] = []
+
+        def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+            entering.extend(args)
+
+        handle = self.module.get_submodule("head").register_forward_pre_hook(keep)
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            logits: Tensor = self.module(x)
+        finally:
+            handle.remove()
+            self.module.train(was_training)
+        if len(entering) != 1:
+            raise UserError("the model must call its `head` once, on one tensor: what the extractor gives")
+        return entering[0].flatten(1).float(), logits.float()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the trainable tensors, in the order in which `params` holds them."""
+        return tuple(tuple(t.shape) for t in self._tensors[0])
+
+    def weights(self) -> Weights:
+        """A copy of the present values."""
+        return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
+
+
+def trial(module: nn.Module, x: Tensor) -> Tensor:
+    """`x`, with which a network is tried out; whole numbers in its place where the network takes tokens."""
+    if not any(isinstance(part, nn.Embedding) for part in module.modules()):
+        return x
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(x)
+    except (RuntimeError, TypeError, IndexError):
+        return x.abs().long()
+    finally:
+        module.train(was_training)
+    return x
+
+
+def fresh(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of `module` whose layers have drawn new initial values, each by its own `reset_parameters`.
+
+    Frozen layers keep theirs, and so do parameters of modules without such a method.
+    """
+    module = copy.deepcopy(module).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in module.modules():
+            own = list(part.parameters(recurse=False))
+            frozen = own and not any(p.requires_grad for p in own)
+            if callable(reset := getattr(part, "reset_parameters", None)) and not frozen:
+                reset()
+    return module
+
+
+def _buffers(module: nn.Module) -> Iterator[Tensor]:
+    """Persistent buffers only: the others are constants of the architecture."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield buffer
+
+
+def _flatten(
+    tensors: list[Tensor] | list[nn.Parameter], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """One vector that holds all `tensors`, which become views of it."""
+    flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype, device=device)
+    offset = 0
+    for tensor in tensors:
+        view = flat[offset : offset + tensor.numel()].view(tensor.shape)
+        view.copy_(tensor.detach())
+        tensor.data = view
+        offset += tensor.numel()
+    return flat

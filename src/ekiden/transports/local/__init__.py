@@ -1,0 +1,1 @@
+"""Clients on this machine: in this process, or in several."""

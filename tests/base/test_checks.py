@@ -1,0 +1,173 @@
+"""What fields of dataclasses may be, for all methods and settings at once."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ekiden import Augment, Hardware, Training, UserError
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, checked
+from ekiden.data import Dirichlet, Pathological
+from ekiden.engine.method import Method
+from ekiden.experiments.plan import Plan, from_json
+from ekiden.methods import METHODS, FedELMY, FedSeq, FedTasuki, MAEcho
+from ekiden.methods.spfl.hosts import HOSTS
+from ekiden.transports.flower.session import RemotePlan
+from tests.conformance.ridge import Ridge
+
+KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware, *HOSTS)
+SETTINGS: list[Checked] = [kind() for kind in KINDS]
+SETTINGS += [Plan(FedSeq()), RemotePlan(FedSeq())]
+WRONG: dict[object, list[object]] = {
+    int: ["3", 3.5, True, None, [1], float("nan")],
+    float: ["x", "0.1", True, None, float("nan"), float("inf"), -float("inf"), 10**400],
+    bool: [1, 0, "yes", None, 1.0],
+    str: [3, None, True, ["a"], b"a"],
+    Literal: ["no such choice", None, 1, True],
+    tuple: ["0.5", 0.5, None, [float("nan")], ["x"], {"a": 1}],
+}
+
+
+def base(hint: object) -> object:
+    """What kind of check a hint asks for."""
+    if get_origin(hint) is Annotated:
+        return base(get_args(hint)[0])
+    return get_origin(hint) or hint
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: type(settings).__name__)
+def test_every_field_refuses_values_that_it_cannot_have(settings: Any) -> None:
+    hints = get_type_hints(type(settings), include_extras=True)
+    for f in fields(settings):
+        for value in WRONG.get(base(hints[f.name]), []):
+            with pytest.raises(UserError) as raised:
+                replace(settings, **{f.name: value})
+            text = str(raised.value)
+            assert f.name.replace("_", "-") in text
+            assert ": it must be " in text
+            assert len(text.splitlines()) == 1
+
+
+def test_every_field_of_a_method_can_be_checked() -> None:
+    for settings in SETTINGS:
+        for f in fields(settings):  # type: ignore[arg-type]
+            hint = get_type_hints(type(settings), include_extras=True)[f.name]
+            known = base(hint) in WRONG or hint in (Training, Hardware) or None.__class__ in get_args(hint)
+            assert known or f.name == "method", f"{type(settings).__name__}.{f.name}: {hint}"
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
+def test_counts_of_methods_are_not_negative(kind: type[Method]) -> None:
+    for f in fields(kind):
+        if isinstance(f.default, int) and not isinstance(f.default, bool):
+            with pytest.raises(UserError, match=f"--{f.name.replace('_', '-')} -1 is out of range"):
+                kind(**{f.name: -1})
+    for name in {"epochs", "rounds"} & {f.name for f in fields(kind)}:
+        with pytest.raises(UserError, match=f"--{name} 0 is out of range: it must be 1 or more"):
+            kind(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedELMY(form="papr"), "--form 'papr' is unknown: it must be one of paper, released"),  # type: ignore[arg-type]
+        (lambda: Training(select="lastt"), "--select 'lastt' is unknown: it must be one of best, last, tail"),  # type: ignore[arg-type]
+        (lambda: Hardware(precision="fp16"), "--precision 'fp16' is unknown: it must be one of float32, bf16"),  # type: ignore[arg-type]
+        (lambda: FedSeq(epochs="3"), "--epochs '3' is of the wrong type: it must be a whole number, 1 or more"),  # type: ignore[arg-type]
+        (lambda: Training(lr=-1), "--lr -1 is out of range: it must be greater than 0"),
+        (lambda: Training(momentum=1), "--momentum 1 is out of range: it must be at least 0 and below 1"),
+        (lambda: Training(std=(1.0, 0.0)), "--std (1.0, 0.0) is out of range: it must be greater than 0"),
+        (lambda: FedSeq(epochs=-(10**30)), f"--epochs -{'1' + 30 * '0'} is out of range: it must be 1 or more"),
+        (lambda: FedTasuki(recall=0.5, widen=0.5), "--recall 0.5 is out of range: it must be with widen below 1"),
+        (lambda: MAEcho(step=2), "--step 2 is out of range: it must be above 0 and below 2"),
+        (lambda: Plan("fedseq"), "--method 'fedseq' is of the wrong type: it must be of type Method"),  # type: ignore[type-var]
+        (lambda: Plan(FedSeq(), training={"lr": 1}), "--training {'lr': 1} is of the wrong type: it must be of type"),  # type: ignore[arg-type]
+        (lambda: Dirichlet("0.5"), "beta '0.5' is of the wrong type: it must be a number"),  # type: ignore[arg-type]
+        (lambda: Pathological(2.5), "classes-per-client 2.5 is of the wrong type: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Augment(flip=1), "flip 1 is of the wrong type: it must be True or False"),  # type: ignore[arg-type]
+        (lambda: Plan(FedSeq(), clients=0), "--clients 0 is out of range: it must be 1 or more"),
+        (lambda: Plan(FedSeq(), clients="4"), "--clients '4' is of the wrong type: it must be a whole number, 1 or"),  # type: ignore[arg-type]
+        (lambda: FedSeq(epochs=[1] * 99), "--epochs [1, 1, 1, 1, 1, 1, ...] is of the wrong type"),  # type: ignore[arg-type]
+    ],
+)
+def test_says_in_one_line_what_is_allowed(make: Any, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        make()
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_equal_settings_are_equal_as_json() -> None:
+    given = Training(lr=1, batch_size=np.int64(4), momentum=np.float32(0.5), mean=[1, 2])  # type: ignore[arg-type]
+    wanted = Training(lr=1.0, batch_size=4, momentum=0.5, mean=(1.0, 2.0))
+    assert given == wanted
+    assert json.dumps(asdict(given)) == json.dumps(
+        asdict(Training(lr=1.0, batch_size=4, momentum=0.5, mean=(1.0, 2.0)))
+    )
+    assert type(given.lr) is float
+
+
+def test_stored_plans_are_checked() -> None:
+    values = Plan(FedSeq()).to_json()
+    assert from_json(json.loads(json.dumps(values))) == Plan(FedSeq())
+    values["training"]["select"] = "lastt"
+    with pytest.raises(UserError, match="--select 'lastt' is unknown"):
+        from_json(values)
+
+
+@dataclass(frozen=True)
+class Strangers(Ridge):
+    """A stranger's method with rules of its own: fields are checked before these."""
+
+    shares: tuple[Fraction, ...] = (0.5, 0.5)
+    kind: Literal["a", "b"] = "a"
+    anything: Any = None
+    seen: list[str] = field(default_factory=list, compare=False)
+
+    def __post_init__(self) -> None:
+        if sum(self.shares) > 1:
+            raise UserError("shares are more than 1")
+
+
+def test_a_strangers_method_is_checked_without_calling_anything() -> None:
+    assert Strangers(shares=[1], anything=object()).shares == (1.0,)  # type: ignore[arg-type]
+    for wrong, message in (
+        ({"shares": ["x"]}, "--shares .* of the wrong type"),
+        ({"shares": (0.5, 0.9)}, "more than 1"),
+        ({"kind": "c"}, "--kind 'c' is unknown"),
+        ({"ridge": 0}, "--ridge 0 is out of range: it must be greater than 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Strangers(**wrong)
+
+
+@given(st.floats(allow_nan=False), st.sampled_from([Positive, NonNegative, Fraction, BelowOne, Count, CountOrZero]))
+def test_a_range_holds_what_its_words_say(value: float, kind: Any) -> None:
+    said = str(get_args(kind)[1])
+    words = said.replace("greater than", ">").replace("above", ">").replace("at least", ">=").replace("at most", "<=")
+    parts = words.replace("below", "<").split(" and ")
+    holds = [f"value >= {part.removesuffix(' or more')}" if "or more" in part else f"value {part}" for part in parts]
+    assert all(eval(part, {"value": value}) for part in holds) == (value in get_args(kind)[1])
+
+
+def test_ranges_with_one_upper_bound() -> None:
+    assert str(Range(most=3)) == "at most 3"
+    assert 3 in Range(most=3)
+    assert 4 not in Range(most=3)
+
+
+def test_arguments_of_functions_are_checked_likewise() -> None:
+    @checked("free")
+    def area(width: Positive, free: int = 0, *, unit: Literal["m", "km"] = "m") -> tuple[float, str, int]:
+        return width, unit, free
+
+    assert area(2, unit="km") == (2.0, "km", 0)
+    assert area(2, "free")[2] == "free"  # type: ignore[arg-type, comparison-overlap]
+    with pytest.raises(UserError, match=r"^width 0 is out of range: it must be greater than 0$"):
+        area(0)
+    with pytest.raises(UserError, match=r"^unit 'mile' is unknown: it must be one of m, km$"):
+        area(1, unit="mile")  # type: ignore[arg-type]

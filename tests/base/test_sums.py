@@ -1,0 +1,160 @@
+"""Exact sums: by hand, in any order and division, taken away again, and never wrong in silence."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.sums import WIDE, Sums, measure, size, widest
+
+
+def drawn(n: int = 3000, width: int = 40, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    features = torch.randint(-127, 128, (n, width), generator=draw).float()
+    return features, torch.randint(classes, (n,), generator=draw)
+
+
+def of(x: Tensor, y: Tensor, classes: int = 4, block: int = 100) -> Sums:
+    pairs = zip(torch.split(x, block), torch.split(y, block), strict=True)
+    return measure(pairs, classes, x.shape[1])
+
+
+def equal(a: Sums, b: Sums) -> bool:
+    return all(
+        torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+    )
+
+
+def test_three_samples_by_hand() -> None:
+    x = torch.tensor([[1.0, 2, 0], [3, -1, 5], [127, 0, -127]])
+    sums = of(x, torch.tensor([0, 2, 2]), classes=3)
+    assert sums.gram.tolist() == [1 + 9 + 127**2, 2 - 3, 15 - 127**2, 5, -5, 25 + 127**2]
+    assert sums.classes.tolist() == [[1, 2, 0], [0, 0, 0], [130, -1, -122]]
+    assert sums.counts.tolist() == [1, 0, 2]
+    assert (sums.samples, sums.width) == (3, 3)
+    assert sums.squares.tolist() == [10 + 127**2, 5, 25 + 127**2]
+    assert sums.matrix().tolist() == (x.double().T @ x.double()).tolist()
+
+
+def test_equals_whole_numbers_added_up_one_by_one() -> None:
+    x, y = drawn()
+    sums = of(x, y)
+    whole = x.long()
+    assert torch.equal(sums.matrix().long(), whole.T @ whole)
+    assert torch.equal(sums.classes.long(), torch.stack([whole[y == c].sum(0) for c in range(4)]))
+
+
+def test_the_largest_features_are_exact_beyond_what_float32_can_count() -> None:
+    """5000 · 127² is above 2^24, and odd."""
+    sums = of(torch.full((4999, 2), 127.0), torch.zeros(4999, dtype=torch.int64), block=4999)
+    assert sums.gram.tolist() == [4999 * 127**2] * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_bits_in_any_order_and_division(seed: int) -> None:
+    x, y = drawn()
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=draw)
+    cuts = sorted({*torch.randint(1, len(x), (seed,), generator=draw).tolist()})
+    parts = [order[a:b] for a, b in pairwise([0, *cuts, len(x)])]
+    total: Sums | None = None
+    for i in torch.randperm(len(parts), generator=draw).tolist():
+        own = of(x[parts[i]], y[parts[i]], block=1 + 37 * seed)
+        total = own if total is None else total.plus(own)
+    assert total is not None
+    assert equal(total, of(x, y))
+
+
+def test_what_is_taken_away_was_never_there() -> None:
+    x, y = drawn()
+    some, others = of(x[:700], y[:700]), of(x[700:], y[700:])
+    assert equal(of(x, y).minus(some), others)
+    assert equal(of(x, y).minus(others).plus(others), of(x, y))
+    with pytest.raises(UserError, match="negative"):
+        some.minus(others)
+
+
+def test_no_samples_are_sums_too() -> None:
+    x, y = drawn(10)
+    nothing = measure([], 4, 40)
+    assert nothing.samples == 0
+    assert equal(of(x, y).plus(nothing), of(x, y))
+
+
+@pytest.mark.parametrize("value", [0.5, 128.0, -128.0, float("nan"), float("inf")])
+def test_features_that_cannot_be_added_exactly_are_refused(value: float) -> None:
+    x, y = drawn(10)
+    x[3, 5] = value
+    with pytest.raises(UserError, match="whole numbers from -127 to 127"):
+        of(x, y)
+
+
+def test_sums_too_large_for_their_type_are_refused() -> None:
+    x, y = torch.full((1, 1), 127.0), torch.zeros(1, dtype=torch.int64)
+    one = of(x, y, classes=1)
+    most = (2**31 - 1) // 127**2
+    assert most == 133_144
+    many = Sums(one.gram * most, one.classes * most, one.counts * most)
+    assert many.gram.tolist() == [most * 127**2]
+    with pytest.raises(UserError, match="does not fit into 32 bits"):
+        many.plus(one)
+    assert many.minus(one).samples == most - 1
+
+
+def test_parts_that_cannot_be_sums_are_refused() -> None:
+    good = of(*drawn(10))
+    with pytest.raises(UserError, match="do not fit together"):
+        Sums(good.gram[1:], good.classes, good.counts)
+    with pytest.raises(UserError, match="do not fit together"):
+        Sums(good.gram, good.classes[:, 0], good.counts)
+    with pytest.raises(UserError, match="int32"):
+        Sums(good.gram.long(), good.classes, good.counts)
+    with pytest.raises(UserError, match="int32"):
+        Sums(good.gram.double(), good.classes.double(), good.counts)
+    with pytest.raises(UserError, match="negative"):
+        Sums(-good.gram, good.classes, good.counts)
+    with pytest.raises(UserError, match="cannot be combined"):
+        good.plus(of(*drawn(10, width=39)))
+    with pytest.raises(UserError, match="announced"):
+        measure([drawn(10)], 4, 41)
+
+
+@pytest.mark.parametrize(("classes", "each", "fixed"), [(10, 0, 0), (7, 18, 24), (100, 4, 5000)])
+def test_the_widest_that_fits_a_budget(classes: int, each: int, fixed: int) -> None:
+    def bytes_of(width: int) -> int:
+        return size(classes, width) + each * width + fixed
+
+    for budget in (bytes_of(1), bytes_of(2) - 1, 248_024, 10**7):
+        width = widest(budget, classes, each, fixed)
+        assert bytes_of(width) <= budget < bytes_of(width + 1)
+    assert widest(bytes_of(1) - 1, classes, each, fixed) == 0
+    x, y = drawn(5, 9)
+    sums = of(x, y)
+    assert size(4, 9) == sum(t.numel() * t.element_size() for t in vars(sums).values())
+
+
+def test_wide_features_by_hand() -> None:
+    """Products beyond 2^24 and sums beyond 2^31, odd ones, that float32 and int32 do not hold."""
+    x = torch.tensor([[WIDE, 1.0], [-WIDE, 2], [WIDE, -3]])
+    sums = measure([(x, torch.tensor([0, 1, 1]))], 2, 2, largest=WIDE)
+    assert sums.gram.tolist() == [3 * 32767**2, -4 * 32767, 14]
+    assert sums.classes.tolist() == [[32767, 1], [0, -1]]
+    assert sums.gram.dtype == sums.classes.dtype == torch.int64
+    assert sums.plus(sums).minus(sums).gram.tolist() == sums.gram.tolist()
+    assert size(2, 2, wide=True) == sum(t.numel() * t.element_size() for t in vars(sums).values())
+    with pytest.raises(UserError, match="whole numbers from -32767 to 32767"):
+        measure([(x + 1, torch.tensor([0, 1, 1]))], 2, 2, largest=WIDE)
+    with pytest.raises(UserError, match="cannot be combined"):
+        sums.plus(of(x.clamp(-1, 1), torch.tensor([0, 1, 1]), classes=2))
+
+
+def test_wide_sums_are_exact_up_to_2_53() -> None:
+    one = measure([(torch.full((1, 1), float(WIDE)), torch.zeros(1, dtype=torch.int64))], 1, 1, largest=WIDE)
+    most = (2**53 - 1) // WIDE**2
+    assert most > 8_388_608
+    many = Sums(one.gram * most, one.classes * most, one.counts * most)
+    assert many.matrix().tolist() == [[float(most * WIDE**2)]]
+    with pytest.raises(UserError, match="does not fit into 53 bits"):
+        many.plus(one)

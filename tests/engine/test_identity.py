@@ -1,0 +1,149 @@
+"""A run goes on, and is measured, only with the data and the network that it began with."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ekiden import FederatedData, UserError, run
+from ekiden.base.files import metadata_of, safetensors_chunks, write
+from ekiden.data import Samples, Subset
+from ekiden.engine.folder import read_config
+from ekiden.engine.identity import data_digests
+from ekiden.methods import Centralized, FedSeq
+from tests.conftest import Tiny
+
+ONE = FedSeq(epochs=1)
+
+
+def tiny(seed: int = 0) -> Tiny:
+    torch.manual_seed(seed)
+    return Tiny()
+
+
+def changed(data: FederatedData, part: str, field: str, client: int = 1) -> FederatedData:
+    """The same data but for one number of one client."""
+    held: Samples = getattr(data.dataset, "test" if part == "test" else "train")
+    values: Tensor = getattr(held, field).clone()
+    row = int(getattr(data.clients[client], part).rows[0])
+    values[row] = values[row] + 1 if field == "x" else (values[row] + 1) % 3
+    other = replace(held, x=values) if field == "x" else replace(held, y=values)
+    dataset = replace(data.dataset, test=other) if part == "test" else replace(data.dataset, train=other)
+
+    def of(subset: Subset) -> Subset:
+        return replace(subset, samples=other) if subset.samples is held else subset
+
+    clients = (replace(c, train=of(c.train), val=of(c.val), test=of(c.test)) for c in data.clients)
+    return FederatedData(dataset, tuple(clients))
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+@pytest.mark.parametrize("field", ["x", "y"])
+def test_one_number_of_one_client_is_noticed(blobs: FederatedData, part: str, field: str) -> None:
+    before, after = data_digests(blobs.clients), data_digests(changed(blobs, part, field).clients)
+    assert [name for name in before if before[name] != after[name]] == ["client-1"]
+
+
+def test_a_digest_is_of_the_contents_in_their_order(blobs: FederatedData) -> None:
+    held, other = blobs.dataset.train, torch.randperm(len(blobs.dataset.train))
+    moved = Samples(held.x[other], held.y[other])  # elsewhere in memory, the same samples for each client
+    place = other.argsort()
+    client = blobs.clients[0]
+    train, val = (replace(part, samples=moved, rows=place[part.rows]) for part in (client.train, client.val))
+    assert data_digests([replace(client, train=train, val=val)]) == data_digests([client])
+    turned = replace(client, train=replace(client.train, rows=client.train.rows.flip(0)))
+    assert data_digests([turned]) != data_digests([client])
+
+
+def test_a_rerun_with_other_data_is_refused_and_named(blobs: FederatedData, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = run(ONE, blobs, tiny(), folder=folder)
+    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    with pytest.raises(UserError, match=r"another run \(the data of client-1 differ\): choose another folder"):
+        run(ONE, changed(blobs, "train", "x"), tiny(), folder=folder)
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+    assert run(ONE, blobs, tiny(), folder=folder).metrics == first.metrics
+
+
+def test_data_scaled_in_another_way_are_other_data(blobs: FederatedData, tmp_path: Path) -> None:
+    run(ONE, blobs, tiny(), folder=tmp_path / "run")
+    scaled = replace(blobs, dataset=replace(blobs.dataset, mean=(0.5,)))
+    with pytest.raises(UserError, match=r"another run \(input differ\)"):
+        run(ONE, scaled, tiny(), folder=tmp_path / "run")
+
+
+class Bent(Tiny):
+    """The same layers and values as `Tiny`, with another function of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.gelu(self.features(x)))  # type: ignore[no-any-return]
+
+
+def test_another_network_is_refused(blobs: FederatedData, tmp_path: Path) -> None:
+    run(ONE, blobs, tiny(), folder=tmp_path / "run")
+    less_dropout = tiny()
+    less_dropout.features[3] = nn.Dropout(0.5)
+    bent = Bent()
+    bent.load_state_dict(tiny().state_dict())
+    bent.__class__.__name__ = "Tiny"
+    for other in (tiny(1), less_dropout, bent):
+        with pytest.raises(UserError, match=r"\(the initial model differ\): .*seed torch before you make the model"):
+            run(ONE, blobs, other, folder=tmp_path / "run")
+
+
+def test_an_older_folder_without_digests_goes_on(blobs: FederatedData, tmp_path: Path) -> None:
+    run(ONE, blobs, tiny(), folder=tmp_path / "run", stop_after=2)
+    older(tmp_path / "run")
+    result = run(ONE, blobs, tiny(), folder=tmp_path / "run")
+    assert result.metrics == run(ONE, blobs, tiny()).metrics
+    assert "digests" not in read_config(tmp_path / "run")
+    run(ONE, changed(blobs, "train", "x"), tiny(), folder=tmp_path / "run")  # nothing to compare with
+
+
+def older(folder: Path) -> None:
+    """Make of a run folder one of before there were digests."""
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("digests", "network", "classes", "input"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    state = (folder / "state.safetensors").read_bytes()
+    kept = {key: value for key, value in metadata_of(state).items() if key in ("format", "tree")}
+    write(folder / "state.safetensors", safetensors_chunks(safetensors.torch.load(state), kept))
+
+
+def test_digests_that_are_damaged_are_an_error(blobs: FederatedData, tmp_path: Path) -> None:
+    run(ONE, blobs, tiny(), folder=tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"digests": 3}))
+    with pytest.raises(UserError, match="wrong digests"):
+        read_config(tmp_path / "run")
+
+
+class Picky(Tiny):
+    """Takes certain values only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x[:, 0] == 0).any():
+            raise ValueError("no zeros")
+        return super().forward(x)
+
+
+def test_networks_and_scalings_of_every_kind_are_described(blobs: FederatedData, tmp_path: Path) -> None:
+    data = replace(blobs, dataset=replace(blobs.dataset, std=tuple(np.ones(1, dtype=np.float32))))
+    run(ONE, data, Picky(), folder=tmp_path / "run")
+    config = read_config(tmp_path / "run")
+    assert config["digests"]["model"]["answers"] == []
+    assert config["input"]["std"] == [1.0]
+
+
+def test_pooled_data_are_those_of_one_client(blobs: FederatedData, tmp_path: Path) -> None:
+    run(Centralized(epochs=1), blobs, tiny(), folder=tmp_path / "run")
+    assert list(read_config(tmp_path / "run")["digests"]["data"]) == ["all"]
+    with pytest.raises(UserError, match="the data of all differ"):
+        run(Centralized(epochs=1), changed(blobs, "train", "x"), tiny(), folder=tmp_path / "run")

@@ -1,0 +1,761 @@
+"""What lies on the disk: clients' values and private state, the run folder, and what happens when either is damaged."""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ekiden import FederatedData, Hardware, Training, run
+from ekiden.base import files
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed, Transfer
+from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
+from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.store import FolderJournal, Store, read
+from ekiden.engine.worker import Client
+from ekiden.experiments.plan import read_model
+from ekiden.methods import FedAvg, FedELMY
+from ekiden.training.weights import Weights
+from tests.conftest import Tiny
+
+CONFIG = {
+    "method": "fedelmy",
+    "hyperparameters": {},
+    "training": {},
+    "hardware": {},
+    "seed": 0,
+    "dataset": "toy",
+    "clients": {},
+    "model": "mlp",
+    "model_bytes": 4,
+}
+
+
+def model(value: float) -> Weights:
+    return Weights(torch.full((3,), value), torch.empty(0), torch.empty(0, dtype=torch.int64))
+
+
+def store(folder: Path | None, step: int = 0) -> Store:
+    return Store(folder, lambda task: {"train": Weights, "count": int}[task], int, step)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# One client's store.
+
+
+def test_values_are_kept_until_they_are_settled(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put("0-0-train", model(1), 1)
+    here.commit(1, {"0-0-train"})
+    here.settle({"0-0-train"})
+    here.put("1-0-train", model(2), 2)
+    here.put("1-1-count", 5, 2)
+    here.commit(2, {"1-0-train"})
+    assert names(tmp_path) == [
+        "private-1.safetensors",
+        "private-2.safetensors",
+        "value-0-0-train.safetensors",
+        "value-1-0-train.safetensors",
+    ]
+    for step, value in ((1, 1), (2, 2)):  # whichever state was written, what it needs is there
+        copy = tmp_path / f"copy-{step}"
+        copy.mkdir()
+        for file in tmp_path.glob("*.safetensors"):
+            (copy / file.name).write_bytes(file.read_bytes())
+        after = store(copy, step)
+        assert after.private == value
+        assert torch.equal(after.get(f"{step - 1}-0-train").params, model(value).params)
+    here.settle({"1-0-train"})
+    assert [n for n in names(tmp_path) if n.endswith(".safetensors")] == [
+        "private-2.safetensors",
+        "value-1-0-train.safetensors",
+    ]
+    with pytest.raises(UserError, match="0-0-train is not in"):
+        here.get("0-0-train")
+
+
+def test_private_state_of_a_step_that_died_is_forgotten(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    for step in (1, 2):
+        here.put(f"{step - 1}-0-count", 0, 10 * step)
+        here.commit(step, set())
+        if step == 1:
+            here.settle(set())
+    assert names(tmp_path) == ["private-1.safetensors", "private-2.safetensors"]  # killed before the state was written
+    again = store(tmp_path, 1)
+    assert again.private == 10
+    assert names(tmp_path) == ["private-1.safetensors"]
+    again.put("1-0-count", 0, 21)
+    again.commit(2, set())
+    again.settle(set())
+    assert store(tmp_path, 2).private == 21
+
+
+def test_private_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    here = store(tmp_path)
+    here.put("0-0-count", 1, 7)
+    here.commit(1, set())
+    here.settle(set())
+    here.put("1-0-count", 1, here.private)
+    here.commit(2, set())
+    here.settle(set())
+    assert names(tmp_path) == ["private-1.safetensors"]
+    assert store(tmp_path, 2).private == 7
+
+
+def test_a_store_in_memory_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = store(None)
+    here.put("0-0-count", 3, 4)
+    here.commit(1, {"0-0-count"})
+    here.settle({"0-0-count"})
+    assert (here.get("0-0-count"), here.private) == (3, 4)
+    assert names(tmp_path) == []
+
+
+def test_private_state_is_in_memory_only_while_it_is_used(tmp_path: Path) -> None:
+    here = Store(tmp_path, lambda task: int, Weights, 0)
+    state = model(1)
+    alive = weakref.ref(state)
+    here.put("0-0-count", 1, state)
+    here.commit(1, set())
+    del state
+    assert alive() is not None, "not yet safe"
+    here.settle(set())
+    assert alive() is None
+    assert torch.equal(here.private.params, model(1).params)
+    again = weakref.ref(here.private)
+    here.put("1-0-count", 1, here.private)
+    here.commit(2, set())
+    here.settle(set())
+    assert again() is None
+    assert names(tmp_path) == ["private-1.safetensors"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "another type"])
+def test_a_damaged_value_is_named(tmp_path: Path, damage: str) -> None:
+    here = store(tmp_path)
+    here.put("0-0-train", model(1), 1)
+    here.commit(1, {"0-0-train"})
+    for file in tmp_path.iterdir():
+        data = file.read_bytes()
+        other = wire.encode(model(1) if "private" in file.name else "text")
+        file.write_bytes({"truncated": data[:-1], "foreign": b"something else", "another type": other}[damage])
+    with pytest.raises(UserError, match=r"private-1\.safetensors.*(payload|is damaged)"):
+        _ = store(tmp_path, 1).private
+    (tmp_path / "private-1.safetensors").unlink()
+    with pytest.raises(UserError, match=r"value-0-0-train\.safetensors.*(payload|is damaged)"):
+        store(tmp_path, 1).get("0-0-train")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*nowhere: No such file"):
+        read(tmp_path / "nowhere", int)
+
+
+def test_a_journal_gives_back_what_it_got_or_nothing(tmp_path: Path) -> None:
+    journal = FolderJournal(tmp_path / "journal")
+    assert journal.load("k") is None
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor(1)}
+    journal.save("k", tensors)
+    got = journal.load("k")
+    assert got is not None
+    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+    file = tmp_path / "journal" / "k.safetensors"
+    data = file.read_bytes()
+    for length in (0, 7, 8, 40, len(data) - 1):
+        file.write_bytes(data[:length])
+        assert journal.load("k") is None
+    file.write_bytes(b"\x80\x04N.")
+    assert journal.load("k") is None
+
+
+# Runs that stop inside a task.
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """Rounds over all clients; each client counts in private how often it was asked."""
+
+    epochs: int = 1
+    rounds: int = 2
+
+    private: ClassVar[Any] = int
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        while s.step < self.steps(len(fed.clients)):
+            s = s.next(model=fed.call(self.train, fed.clients[s.step % len(fed.clients)], s.model))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        client.state = (client.state or 0) + 1
+        trained = client.fit(model, epochs=self.epochs)
+        return trained.with_params(trained.params + client.state)
+
+    def steps(self, clients: int) -> int:
+        return self.rounds * clients
+
+    def cost(self, clients: int, model: int) -> int:
+        return (self.rounds * clients - 1) * model
+
+
+def go(method: Method, data: FederatedData, folder: Path | None, **kwargs: Any) -> Any:
+    training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
+    return run(method, data, Tiny, training=training, hardware=hardware, folder=folder, **kwargs)
+
+
+def outcome(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors")]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the library may catch it."""
+
+
+def dies_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> list[str]:
+    """Let the `call`-th call of a function be the last thing that happens; returns the calls so far."""
+    calls: list[str] = []
+    original = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        if len(calls) > call:  # also what `finally` still tries: a killed process writes nothing
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, dying)
+    return calls
+
+
+def test_a_run_survives_death_before_each_of_its_writes(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)  # progress is written, however short the epochs
+    go(Counting(), blobs, tmp_path / "whole")
+    folder, stops = tmp_path / "run", 0
+    for _ in range(200):
+        with monkeypatch.context() as patch:
+            # three files further each time: inside steps, between commit and state, after the state
+            dies_at(patch, os, "replace", 3 + stops % 3)
+            stops += 1
+            try:
+                go(Counting(), blobs, folder)
+                break
+            except Killed:
+                assert not list(folder.rglob("private-*-*"))
+    assert stops > 8
+    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert len(read_lines(folder / "attempts.jsonl")) >= stops - 1
+
+
+def test_what_a_dead_process_did_not_settle_goes_later(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        dies_at(patch, Store, "settle", 1)  # of the second step, once its state is written
+        with pytest.raises(Killed):
+            go(Counting(), blobs, tmp_path / "run")
+    assert list((tmp_path / "run").rglob("value-0-0-train.safetensors"))
+    go(Counting(), blobs, tmp_path / "run", stop_after=1)
+    assert [p.name for p in (tmp_path / "run").rglob("value-*")] == ["value-2-0-train.safetensors"]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"no tensors"])
+def test_a_hop_that_died_goes_on_from_its_journal(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    method = FedELMY(models=3, epochs=4, warmup=0)
+    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)  # these epochs are shorter than a write
+    whole: list[tuple[str, int]] = []
+    go(method, blobs, tmp_path / "whole", watch=lambda client, epoch, epochs: whole.append((client, epoch)))
+    assert len(whole) == 4 * 3 * 4
+
+    seen: list[tuple[str, int]] = []
+
+    def stop(client: str, epoch: int, epochs: int) -> None:
+        seen.append((client, epoch))
+        if len(seen) == 12 + 4 + 2:  # second client, second model, epoch 2 of 4
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(method, blobs, tmp_path / "run", watch=stop)
+    journal = tmp_path / "run" / "clients" / "client-1" / "journal"
+    assert len(names(journal)) == 2, "one file a model"
+    if damage is not None:
+        for file in journal.iterdir():
+            file.write_bytes(damage)
+    again: list[tuple[str, int]] = []
+    go(method, blobs, tmp_path / "run", watch=lambda client, epoch, epochs: again.append((client, epoch)))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    done = (
+        12 if damage is not None else 12 + 4 + 1
+    )  # the first model is not trained again, nor the second's first epoch
+    assert again == whole[done:]
+    assert not journal.exists()
+
+
+# Bytes that changed on the disk.
+
+
+def kept(folder: Path, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run killed in its third hop, so that its folder holds all kinds of files."""
+    monkeypatch.setattr("ekiden.training.fit._SHARE_OF_SAVING", 0)
+    epochs = 0
+
+    def stop(client: str, epoch: int, done: int) -> None:
+        nonlocal epochs
+        epochs += 1
+        if epochs == 11:
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(Counting(epochs=2), blobs, folder, watch=stop, keep_trained=True)
+    return folder
+
+
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = go(Counting(epochs=2), blobs, tmp_path / "whole", keep_trained=True).folder / "model.safetensors"
+    folder, draw = kept(tmp_path / "run", blobs, monkeypatch), random.Random(0)
+    found = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
+    kinds = {f.parent.name if f.parent.name == "journal" else re.split(r"[-.]", f.name)[0]: f for f in found}
+    assert kinds.keys() >= {"private", "value", "journal", "state", "config", "metrics", "ledger"}
+    ends: list[str] = []
+    for file in kinds.values():
+        size = (folder / file).stat().st_size
+        for at in (size - 3, draw.randrange(size)) if size else ():
+            copy = tmp_path / f"{len(ends)}"
+            shutil.copytree(folder, copy)
+            (copy / file).write_bytes(flipped((copy / file).read_bytes(), at, draw.randrange(8)))
+            try:
+                go(Counting(epochs=2), blobs, copy, keep_trained=True)
+                assert (copy / "model.safetensors").read_bytes() == whole.read_bytes(), (file, at)
+                ends.append("same")
+            except UserError as error:
+                said = str(error)
+                named = file.name in said or f"{copy} holds another run" in said
+                ends.append("refused" if named and "\n" not in said else f"{file}, {at}: {said}")
+    assert set(ends) == {"same", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        *(("value-3-0-train", harm) for harm in ("flipped", "gone")),
+        *(("private-4", harm) for harm in ("flipped", "gone", "gone with its folder")),
+        ("state", "flipped"),
+    ],
+)
+def test_a_run_whose_files_are_damaged_or_gone_begins_again(
+    blobs: FederatedData, tmp_path: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = go(Counting(), blobs, tmp_path / "whole")
+    go(Counting(), blobs, tmp_path / "run", stop_after=4)
+    (file,) = (tmp_path / "run").rglob(f"{name}.safetensors")
+    if harm == "flipped":
+        file.write_bytes(flipped(file.read_bytes(), file.stat().st_size - 1))
+    elif harm == "gone":
+        file.unlink()
+    else:
+        (keeper,) = (tmp_path / "run").rglob("value-3-0-train.safetensors")
+        assert keeper.parent == file.parent
+        go(Counting(), blobs, tmp_path / "run", stop_after=1)  # now another client has the model
+        shutil.rmtree(file.parent)
+    again = go(Counting(), blobs, tmp_path / "run")
+    assert torch.equal(again.weights.params, whole.weights.params)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert "goes back to its first step and gives the same result" in caplog.text
+    assert name.removeprefix("value-") in caplog.text
+
+
+def test_an_earlier_private_state_is_not_taken_for_a_lost_one(
+    blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Restored from an older backup, say."""
+    two = FederatedData(blobs.dataset, blobs.clients[:2])
+    whole = go(Counting(rounds=3), two, tmp_path / "whole")
+    go(Counting(rounds=3), two, tmp_path / "run", stop_after=2)
+    (old,) = (tmp_path / "run").rglob("private-1.safetensors")
+    backup = old.read_bytes()
+    go(Counting(rounds=3), two, tmp_path / "run", stop_after=2)
+    assert not old.exists()
+    old.write_bytes(backup)
+    old.with_name("private-3.safetensors").unlink()
+    again = go(Counting(rounds=3), two, tmp_path / "run")
+    assert torch.equal(again.weights.params, whole.weights.params)
+    assert "private-3.safetensors is gone" in caplog.text
+
+
+def test_folders_that_do_not_say_which_private_states_there_are_go_on(
+    blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of older versions; from then on they say it."""
+    whole = go(Counting(rounds=4), blobs, tmp_path / "whole")
+    go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=4)
+    state = tmp_path / "run" / "state.safetensors"
+    config = files.metadata_of(state.read_bytes())["config"]
+    state.write_bytes(b"".join(files.with_digest(wire.chunks(read(state, tuple[State, Marks])), config=config)))
+    assert "written" not in files.metadata_of(state.read_bytes())
+    go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=1)
+    written = {"client-0": "5", **{f"client-{i}": str(i + 1) for i in (1, 2, 3)}}
+    assert json.loads(files.metadata_of(state.read_bytes())["written"]) == written
+    again = go(Counting(rounds=4), blobs, tmp_path / "run")
+    assert torch.equal(again.weights.params, whole.weights.params)
+    assert caplog.text == ""
+
+
+def test_a_configuration_that_changed_after_the_run_began_is_refused(blobs: FederatedData, tmp_path: Path) -> None:
+    go(Counting(), blobs, tmp_path / "run", stop_after=2)
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"evaluate_every": 7}))
+    with pytest.raises(UserError, match=r"config\.json was changed after the run began"):
+        go(Counting(), blobs, tmp_path / "run", evaluate_every=7)  # as `ekiden resume` does, which reads it there
+
+
+def test_a_number_may_be_given_as_another_type_on_the_way_back(blobs: FederatedData, tmp_path: Path) -> None:
+    """1 and 1.0 are one setting."""
+    for lr, steps in ((1, 2), (1.0, 1)):
+        training, hardware = Training(lr=lr, batch_size=16), Hardware(threads=1)
+        run(Counting(), blobs, Tiny, training=training, hardware=hardware, folder=tmp_path / "run", stop_after=steps)
+    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 3
+
+
+def test_files_without_a_digest_are_read(tmp_path: Path) -> None:
+    """Those of older versions."""
+    folder_with_a_state(tmp_path / "run")
+    found = reopened(tmp_path / "run")
+    assert found is not None
+    file = tmp_path / "run" / "state.safetensors"
+    assert b"blake2b" in file.read_bytes()
+    file.write_bytes(wire.encode(found))
+    assert reopened(tmp_path / "run") == found
+    here = store(tmp_path / "client")
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / "value-0-0-train.safetensors").write_bytes(wire.encode(model(2)))
+    assert torch.equal(here.get("0-0-train").params, model(2).params)
+    safetensors.torch.save_file({"a": torch.ones(2)}, tmp_path / "k.safetensors")
+    assert FolderJournal(tmp_path).load("k") is not None
+
+
+@given(st.integers(0), st.integers(0, 7))
+def test_a_file_with_a_digest_is_told_from_every_other(place: int, bit: int) -> None:
+    data = b"".join(files.with_digest(wire.chunks((model(1), "text", 2))))
+    assert files.intact(data) == data
+    assert torch.equal(wire.decode(data, tuple[Weights, str, int])[0].params, model(1).params)
+    changed = flipped(data, place % len(data), bit)
+    with pytest.raises((files.Damaged, wire.WireError)):
+        wire.decode(files.intact(changed), tuple[Weights, str, int])
+
+
+def test_a_result_that_changed_is_refused(blobs: FederatedData, tmp_path: Path) -> None:
+    file = go(Counting(), blobs, tmp_path / "run").folder / "model.safetensors"
+    layers = Tiny().state_dict()
+    assert read_model(tmp_path / "run", file.name, Tiny) is not None
+    whole, draw = file.read_bytes(), random.Random(1)
+    for at in [len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(20))]:
+        file.write_bytes(flipped(whole, at, draw.randrange(8)))
+        with pytest.raises(UserError, match=r"model\.safetensors (is damaged|holds another network)"):
+            read_model(tmp_path / "run", file.name, Tiny)
+    safetensors.torch.save_file(layers, file)  # by another tool
+    assert read_model(tmp_path / "run", file.name, Tiny) is not None
+
+
+# The run folder.
+
+
+def folder_with_a_state(path: Path) -> None:
+    folder = RunFolder(path, CONFIG)
+    assert folder.load(State) is None
+    row = Transfer(0, "a", "b", "train", 12)
+    folder.transfer(row)
+    length = folder.append("metrics.jsonl", {"step": 1, "accuracy": 0.5})
+    folder.save(State(1, Ref("a", "k")), Marks(length, folder.length("ledger.jsonl"), 12))
+    folder.transfer(Transfer(1, "b", "c", "train", 13))
+    folder.append("metrics.jsonl", {"step": 2})
+    folder.close()
+
+
+def reopened(path: Path) -> tuple[State, Marks] | None:
+    folder = RunFolder(path, CONFIG)
+    try:
+        return folder.load(State)
+    finally:
+        folder.close()
+
+
+def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    found = reopened(tmp_path / "run")
+    assert found is not None
+    state, marks = found
+    assert state == State(1, Ref("a", "k"))
+    assert marks.bytes == 12
+    assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "accuracy": 0.5}]
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == 1
+    first, second = read_lines(tmp_path / "run" / "attempts.jsonl")
+    assert (first["from_step"], first["lost_transfers"]) == (0, [])
+    assert second["from_step"] == 1
+    assert [row["bytes"] for row in second["lost_transfers"]] == [13]
+
+
+def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it takes up a run forgets nothing."""
+    folder_with_a_state(tmp_path / "run")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    where: list[tuple[object, str]] = [(RunFolder, "append"), (os, "truncate")]
+    for thing, name in where:
+        with monkeypatch.context() as patch:
+            patch.setattr(thing, name, killed)
+            with pytest.raises(Killed):
+                reopened(tmp_path / "run")
+    reopened(tmp_path / "run")
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == 1
+    *_, last = read_lines(tmp_path / "run" / "attempts.jsonl")
+    assert [row["bytes"] for row in last["lost_transfers"]] == [13]
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    code = (
+        "import sys, json; from pathlib import Path; from ekiden.engine.folder import RunFolder\n"
+        "held = RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2])); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), json.dumps(CONFIG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="is in use by another process: wait for it"):
+            RunFolder(tmp_path / "run", CONFIG)
+        other.kill()
+    assert reopened(tmp_path / "run") is not None  # the lock of a killed process is gone
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    with pytest.raises(UserError, match=r"holds another run \(extra, seed differ\): choose another folder"):
+        RunFolder(tmp_path / "run", {**CONFIG, "seed": 1, "extra": 2})
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    for act in (lambda: RunFolder(tmp_path / "run", CONFIG), lambda: read_config(tmp_path / "run")):
+        with pytest.raises(UserError, match="has run-folder format 99, this version reads 1"):
+            act()
+
+
+def test_a_run_begun_before_its_selection_was_noted_goes_on(blobs: FederatedData, tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"hardware": Hardware(threads=1), "folder": tmp_path / "run"}
+    run(FedAvg(rounds=2, epochs=1), blobs, Tiny, stop_after=1, **plain)
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    assert (config["training"]["select"], config.pop("selection")) == ("best", "last")
+    file.write_text(json.dumps(config))
+    assert len(run(FedAvg(rounds=2, epochs=1), blobs, Tiny, **plain).metrics) == 2
+
+
+def test_another_release_with_the_same_format_goes_on(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"ekiden": "0.0.1"}))
+    assert reopened(tmp_path / "run") is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format":1}', b"null"])
+def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes) -> None:
+    folder_with_a_state(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged|run-folder format None"):
+        read_config(tmp_path / "run")
+    with pytest.raises(UserError, match=r"damaged|run-folder format None"):
+        RunFolder(tmp_path / "run", CONFIG)
+
+
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    (tmp_path / "file").write_bytes(b"text")
+    for name in ("photos", "file"):
+        with pytest.raises(UserError, match="is not empty and no run folder: choose another folder"):
+            RunFolder(tmp_path / name, CONFIG)
+    assert names(tmp_path / "photos") == ["cat.jpg"]
+    with pytest.raises(UserError, match="is no run folder"):
+        read_config(tmp_path / "photos")
+    with pytest.raises(UserError, match=r"cannot write .*: choose another place"):
+        RunFolder(tmp_path / "file" / "below", CONFIG)
+
+
+def test_a_folder_that_died_before_its_config_is_taken_up(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("lock", "environment.json", ".config.json.7.tmp"):
+        (tmp_path / "run" / name).write_bytes(b"{}\n" if name.startswith("env") else b"")
+    assert reopened(tmp_path / "run") is None
+    assert read_config(tmp_path / "run")["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"\x80\x04N.",
+        lambda data: wire.encode(model(1)),
+        lambda data: wire.encode(State(1)),
+    ],
+    ids=["a byte short", "half", "empty", "pickle", "a model", "no marks"],
+)
+def test_a_damaged_state_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "state.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(
+        UserError, match=r"state\.safetensors is damaged (\(changed since|or of another version .* delete .*run to run)"
+    ):
+        reopened(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+def test_a_shortened_report_is_named(tmp_path: Path, name: str) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / name
+    for content in (file.read_bytes()[:10], None):
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} is shorter than the state says"):
+            reopened(tmp_path / "run")
+
+
+def test_an_unreadable_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step":1}\n{"ste\n{"step":3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 cannot be read"):
+        read_lines(file)
+    assert read_lines(tmp_path / "nowhere") == []
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 cannot be read: .*, start a new run"):
+        read_lines(file, "step", "bytes")
+    file.write_bytes(b'{"step":1}\n{"ste')  # being written just now
+    assert read_lines(file) == [{"step": 1}]
+
+
+def test_a_ledger_of_another_form_is_named(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "ledger.jsonl"
+    whole = file.read_bytes()
+    for line in (b"null\n", b'{"a":1}\n', b"{\n"):
+        file.write_bytes(whole + line)  # beyond the state: lost transfers
+        with pytest.raises(UserError, match=r"ledger\.jsonl, line \d+ cannot be read"):
+            reopened(tmp_path / "run")
+
+
+def test_a_line_that_was_not_finished_does_not_spoil_the_next(tmp_path: Path) -> None:
+    folder_with_a_state(tmp_path / "run")
+    with open(tmp_path / "run" / "attempts.jsonl", "ab") as file:
+        file.write(b'{"started":"20')
+    reopened(tmp_path / "run")
+    assert [row["from_step"] for row in read_lines(tmp_path / "run" / "attempts.jsonl")] == [0, 1]
+
+
+# A full disk.
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    files.write(target, [b"old"])
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full_disk)
+            with pytest.raises(UserError, match=r"disk full while writing .*file: free some space"):
+                files.write(target, [b"new"])
+        assert target.read_bytes() == b"old"
+        assert names(tmp_path) == ["file"]
+    assert files.write(target, [b"new", memoryview(b"er")]) == 5
+    assert target.read_bytes() == b"newer"
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
+        files.write(tmp_path / "nowhere" / "file", [b""])
+
+
+def full_disk(*args: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_all_dtypes_of_a_model_file_are_read_by_the_library(tmp_path: Path) -> None:
+    tensors: dict[str, Tensor] = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in files.DTYPES}
+    files.write(tmp_path / "model.safetensors", files.safetensors_chunks(tensors, {"format": "pt"}))
+    loaded = FolderJournal(tmp_path).load("model")
+    assert loaded is not None
+    assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
+
+
+@pytest.mark.parametrize("room", [0, 3, 9, 14, 20])
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(
+    blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    go(Counting(), blobs, tmp_path / "whole")
+    calls: list[int] = []
+    fsync = os.fsync
+
+    def limited(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > room:
+            full_disk()
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", limited)
+        with pytest.raises(UserError, match="disk full while writing"):
+            go(Counting(), blobs, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    for file in (tmp_path / "run").rglob("*.safetensors"):
+        assert FolderJournal(file.parent).load(file.stem) is not None, "nothing is half written"
+    go(Counting(), blobs, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_report_that_the_disk_refuses_is_one_clear_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", CONFIG)
+    folder.load(State)
+    folder._files["ledger.jsonl"] = open("/dev/full", "ab")  # noqa: SIM115  (the folder closes it)
+    with pytest.raises(UserError, match=r"disk full while writing .*ledger\.jsonl"):
+        folder.transfer(Transfer(0, "a", "b", "train", 12))
+    folder.close()

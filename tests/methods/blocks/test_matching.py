@@ -1,0 +1,191 @@
+"""Matching of units: exact scores, assignments and atoms of one-dimensional units; caps, ties and bad input."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.methods.blocks.matching import (
+    Matching,
+    Prior,
+    Process,
+    best,
+    class_shares,
+    compact,
+    estimated,
+    gather,
+    match,
+    scores,
+)
+
+ONE = torch.ones(1, dtype=torch.float64)
+A, B = (torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, -1.0], [-0.9, 5.0]))
+
+
+def found(process: Process, *units: Tensor, seed: int = 0) -> Matching:
+    """The matching of one-dimensional units with σ = 1 and prior mean 0."""
+    return match(units, [ONE] * len(units), process.prior(1, 0), process, torch.Generator().manual_seed(seed))
+
+
+def table(process: Process, others: Tensor, rows: Tensor) -> Tensor:
+    prior = process.prior(1, 0)
+    return scores(rows, ONE, gather([others], [ONE], {0: torch.arange(len(others))}, prior), prior, process, 2)
+
+
+FIRST = (-0.496667, 0.703333, -0.981294, -2.367589)
+
+
+def test_scores() -> None:
+    expected = torch.tensor([FIRST, (11.5, 4.833333, 11.113706, 9.727411)], dtype=torch.float64)
+    torch.testing.assert_close(table(Process(1.0), A, B), expected, atol=1e-6, rtol=0)
+    expected = torch.tensor((11.5, 4.833333, 11.638434, 10.252140), dtype=torch.float64)
+    torch.testing.assert_close(table(Process(1.3), A, B)[1], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "units", "atoms"),
+    [
+        (1.0, [1, 0], [2.0, -0.633333]),
+        (1.3, [1, 2], [0.5, -0.633333, 2.5]),
+        (50.0, [2, 3], [0.5, -0.5, -0.45, 2.5]),
+    ],
+)
+def test_assignment_and_atoms(gamma: float, units: list[int], atoms: list[float]) -> None:
+    matching = found(Process(gamma, sweeps=0), A, B)
+    assert [u.tolist() for u in matching.units] == [[0, 1], units]
+    torch.testing.assert_close(matching.atoms[:, 0], torch.tensor(atoms, dtype=torch.float64), atol=1e-6, rtol=0)
+    swept = found(Process(gamma), A, B).atoms[:, 0]  # the same atoms, in another order perhaps
+    torch.testing.assert_close(swept.sort().values, matching.atoms[:, 0].sort().values)
+
+
+def test_equal_clients_match_unit_by_unit_and_shrink() -> None:
+    process = Process(1.0)
+    expected = torch.tensor([[0.833333, -0.5], [-0.5, 0.833333]], dtype=torch.float64)
+    torch.testing.assert_close(table(process, A, A)[:, :2], expected, atol=1e-6, rtol=0)
+    for clients in (2, 3, 12):  # 12: more than the 10 at which popularity ends
+        matching = found(process, *[A] * clients)
+        first = matching.units[0]
+        assert all(torch.equal(u, first) for u in matching.units)
+        torch.testing.assert_close(matching.atoms[first], A * clients / (clients + 1))
+
+
+def test_the_square_is_expanded_rightly() -> None:
+    draw = torch.Generator().manual_seed(1)
+    units = [torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (4, 3, 2)]
+    known = [torch.rand(5, generator=draw, dtype=torch.float64) for _ in units]
+    known[2][1] = 0  # a class that this client does not have
+    process = Process(0.7, sigma0=2.0, popularity=2.0)
+    prior = process.prior(3, 1, 1)
+    atoms = gather(units, known, {0: torch.arange(4), 1: torch.tensor([1, 5, 4])}, prior)
+    assert atoms.members.tolist() == [1, 2, 1, 1, 1, 1]
+    result = scores(units[2], known[2], atoms, prior, process, 3)
+    for row, w in enumerate(units[2]):
+        for i in range(6):
+            g, s, c = atoms.total[i], atoms.precision[i], float(atoms.members[i])
+            direct = ((known[2] * w + g) ** 2 / (known[2] + s) - g**2 / s).sum()
+            direct += 2 * torch.tensor(c / (3 - c), dtype=torch.float64).log()
+            torch.testing.assert_close(result[row, i], direct)
+    assert result.shape == (2, 8)
+
+
+def test_permuted_units_permute_the_assignment() -> None:
+    draw = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(6, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    order = torch.randperm(6, generator=draw)
+    process, known = Process(1.0), [torch.ones(3, dtype=torch.float64)] * 2
+    one, other = (
+        match([a, rows], known, process.prior(3, 0), process, torch.Generator().manual_seed(0))
+        for rows in (b, b[order])
+    )
+    torch.testing.assert_close(one.atoms[one.units[1]][order], other.atoms[other.units[1]])
+    torch.testing.assert_close(one.atoms[one.units[0]], other.atoms[other.units[0]])
+    assert len(one.atoms) == len(other.atoms)
+
+
+def test_the_widest_client_comes_first_and_nobody_shares_an_atom() -> None:
+    draw = torch.Generator().manual_seed(3)
+    units = [torch.randn(n, 2, generator=draw, dtype=torch.float64) for n in (2, 7, 4)]
+    known = [torch.ones(2, dtype=torch.float64)] * 3
+    process = Process(1.0)
+    matching = match(units, known, process.prior(2, 0), process, torch.Generator().manual_seed(0))
+    taken = [u.tolist() for u in matching.units]
+    assert all(len(set(u)) == len(u) for u in taken)
+    assert set().union(*taken) == set(range(len(matching.atoms)))
+    assert 7 <= len(matching.atoms) <= 13
+
+
+def test_beyond_the_cap_units_are_merged_and_all_find_a_place() -> None:
+    matching = found(Process(1e300, atoms=1), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100)
+    assert len(matching.atoms) <= 31
+    assert len(found(Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100).atoms) == 50
+    wide = found(Process(1.0, atoms=5), torch.arange(3.0)[:, None], torch.arange(9.0)[:, None], ONE[:, None])
+    assert [len(u) for u in wide.units] == [3, 9, 1]
+
+
+def test_a_single_client_keeps_its_units() -> None:
+    matching = found(Process(1.0), A)
+    assert torch.equal(matching.atoms, A)
+    assert matching.units[0].tolist() == [0, 1]
+
+
+def test_atoms_that_nobody_has_are_left_out() -> None:
+    result = compact({2: torch.tensor([5, 0]), 0: torch.tensor([3, 5, 9])})
+    assert {j: a.tolist() for j, a in result.items()} == {2: [2, 0], 0: [1, 2, 3]}
+
+
+def test_shares_of_classes() -> None:
+    shares = class_shares(torch.tensor([[30, 0, 0], [10, 20, 0]]))
+    assert shares.tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
+
+
+def test_estimates_are_those_of_the_moments() -> None:
+    units = [torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, 5.0], [3.0, 5.0])]
+    same = {0: torch.arange(2), 1: torch.arange(2)}
+    prior, noise = estimated(units, same, ONE * 9)  # atoms (2, 5); within (1 + 1)/2, between 2.25 - 1/2
+    assert [float(v) for v in (prior.mean, 1 / prior.precision, 1 / noise)] == pytest.approx([3.5, 1.75, 1.0])
+    prior, noise = estimated(units, {0: torch.arange(2), 1: torch.arange(2, 4)}, ONE * 9)  # nobody is anybody
+    assert [float(v) for v in (prior.mean, noise)] == pytest.approx([3.5, 9.0])
+
+
+def test_with_estimates_scores_are_those_of_the_full_likelihood() -> None:
+    draw = torch.Generator().manual_seed(4)
+    sigma, sigma0, mean = (torch.rand(3, generator=draw, dtype=torch.float64) + 0.5 for _ in range(3))
+    a, b, c = (torch.randn(2, 3, generator=draw, dtype=torch.float64) for _ in range(3))
+    prior, process = Prior(mean, 1 / sigma0), Process(3.0, popularity=0.0, estimate=True)  # γ = J
+    atoms = gather([a, b], [1 / sigma] * 2, {0: torch.tensor([0, 1]), 1: torch.tensor([2, 1])}, prior)
+    result = scores(c, 1 / sigma, atoms, prior, process, 3)
+
+    def likelihood(*rows: Tensor) -> float:
+        total = 0.0
+        for d, column in enumerate(torch.stack(rows).T):
+            covariance = torch.eye(len(rows)).double() * sigma[d] + sigma0[d]
+            model = torch.distributions.MultivariateNormal(mean[d].expand(len(rows)), covariance)
+            total += float(model.log_prob(column))  # type: ignore[no-untyped-call]
+        return total
+
+    members = [(a[0],), (a[1], b[1]), (b[0],)]
+    for row, unit in zip(result, c, strict=True):
+        for score, atom in zip(row, members, strict=False):
+            expected = 2 * (likelihood(*atom, unit) - likelihood(*atom) - likelihood(unit))
+            assert float(score - row[3]) == pytest.approx(expected)
+
+
+def test_with_estimates_equal_units_stay_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(5)
+    rows = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    process = Process(1.0, estimate=True)
+    matching = match([rows, rows.flip(0), rows], [torch.ones(4)] * 3, process.prior(4, 0), process, draw)
+    torch.testing.assert_close(matching.atoms[matching.units[0]], rows)
+    assert torch.equal(matching.units[0], matching.units[1].flip(0))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UserError, match="different shape"):
+        match([A, torch.zeros(2, 2)], [ONE, torch.ones(2)], Process(1.0).prior(1, 0), Process(1.0), torch.Generator())
+    with pytest.raises(UserError, match="NaN"):
+        found(Process(1.0), A, A * float("nan"))
+    with pytest.raises(UserError, match="NaN"):
+        best(torch.tensor([[float("inf")]]))
+    for changes in ({"gamma": 0}, {"sigma": 0}, {"sigma0": -1}, {"sweeps": -1}, {"popularity": -1}, {"atoms": 0}):
+        with pytest.raises(UserError, match=f"--{next(iter(changes))}"):
+            Process(**({"gamma": 1.0} | changes))  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Dictionaries of patches: integers that sum to zero, the same for a seed, from any split of the images."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden import UserError
+from ekiden.models.patch_filters import Dictionary, PatchSums, from_images, from_sums, measure_patches
+
+
+def photos(n: int = 30, channels: int = 3, side: int = 12, seed: int = 0) -> Tensor:
+    """Smooth noise: neighbouring pixels and channels are alike, as in photos."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(n, channels, side + 2, side + 2, generator=generator)
+    smooth = torch.nn.functional.avg_pool2d(noise + noise.mean(1, keepdim=True), 3, 1)
+    return (smooth - smooth.min()).div(smooth.max() - smooth.min()).mul(255).round().to(torch.uint8)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def check(dictionary: Dictionary, shape: tuple[int, ...]) -> None:
+    filters, gain = dictionary
+    assert filters.dtype == torch.int8
+    assert filters.shape == shape
+    assert gain.shape == shape[:1]
+    assert gain.dtype == torch.float32
+    assert (filters.long().sum((1, 2, 3)) == 0).all()
+    assert (filters != -128).all()
+    assert (filters.long().abs().amax((1, 2, 3)) > 100).all()  # the range is used
+    assert gain.isfinite().all()
+    assert (gain > 0).all()
+
+
+def normalised(images: Tensor, size: int, step: int) -> np.ndarray:
+    """All patches at each `step` pixels less their means, over the root of variance + 10."""
+    found = []
+    for image in images.numpy().astype(np.float64):
+        for y in range(0, image.shape[1] - size + 1, step):
+            for x in range(0, image.shape[2] - size + 1, step):
+                patch = image[:, y : y + size, x : x + size].ravel()
+                found.append((patch - patch.mean()) / np.sqrt(patch.var() + 10))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(3, 6), (1, 6), (3, 5), (1, 2), (3, 12)])
+def test_filters_are_bytes_that_sum_to_zero(channels: int, size: int) -> None:
+    check(from_images(photos(channels=channels), 10, seeded(), size), (10, channels, size, size))
+
+
+def test_filters_are_whitened_patches() -> None:
+    images = photos(4, 2, 5)
+    filters, gain = from_images(images, 6, seeded(), 4)
+    patches = normalised(images, 4, 1)  # all 16; the sample has each about as often
+    places = torch.randint(16, (20_000,), generator=seeded()).numpy()
+    values, vectors = np.linalg.eigh(patches[places].T @ patches[places] / 20_000)
+    whitening = vectors @ np.diag((values.clip(0) + 0.1) ** -0.5) @ vectors.T
+    for q, s, place in zip(filters.numpy(), gain.numpy(), places, strict=False):
+        white = whitening @ patches[place]
+        wanted = whitening @ (white / np.linalg.norm(white))
+        wanted -= wanted.mean()
+        assert np.abs(q.ravel() / s - wanted).max() < 1.01 / s  # rounded, or moved by one so that the sum is zero
+        assert np.abs(np.abs(q).max() - 127) <= 1
+
+
+def test_the_seed_decides() -> None:
+    images = photos()
+    a, b, c = (from_images(images, 8, seeded(s)) for s in (0, 0, 1))
+    assert torch.equal(a.filters, b.filters)
+    assert torch.equal(a.gain, b.gain)
+    assert not torch.equal(a.filters, c.filters)
+
+
+def test_large_filters_keep_sums_exact() -> None:
+    flat = torch.randint(256, (3, 3, 14, 14), generator=seeded(), dtype=torch.uint8)
+    filters, _ = from_images(flat, 4, seeded(), 14)  # 588 numbers each
+    assert 30_000 < int(filters.long().abs().sum((1, 2, 3)).max()) < 2**23 / 255
+
+
+def test_more_filters_than_patches() -> None:
+    """One patch alone: it is drawn again and again."""
+    check(from_images(photos(1, 3, 6), 50, seeded()), (50, 3, 6, 6))
+    check(from_images(photos(1, 3, 6), 21_000, seeded(), 2), (21_000, 3, 2, 2))
+
+
+def test_flat_images_give_random_directions() -> None:
+    flat = torch.full((5, 3, 8, 8), 200, dtype=torch.uint8)
+    flat[0, 0, 0, 0] = 100  # one patch in five has something in it
+    few, none = from_images(flat, 5, seeded()), from_images(torch.zeros_like(flat), 5, seeded())
+    for dictionary in (few, none):
+        check(dictionary, (5, 3, 6, 6))
+    assert len({tuple(q) for q in none.filters.flatten(1).tolist()}) == 5
+
+
+def test_sums_are_those_of_all_patches() -> None:
+    images = photos(7, 2, 9)
+    whole = measure_patches(images, 4)
+    v = np.rint(normalised(images, 4, 2) * 32)
+    assert int(whole.patches) == len(v) == 7 * 9
+    assert np.array_equal(whole.gram.numpy(), (v.T @ v).astype(np.int64))
+
+
+def test_sums_are_the_same_bits_in_any_order_and_split() -> None:
+    images = photos(150)
+    whole = measure_patches(images)
+    for seed in range(3):
+        order = torch.randperm(150, generator=seeded(seed))
+        parts = [measure_patches(part) for part in torch.split(images[order], 37)]
+        total = parts[3].plus(parts[0]).plus(parts[4]).plus(parts[2].plus(parts[1]))
+        assert torch.equal(total.gram, whole.gram)
+        assert torch.equal(total.patches, whole.patches)
+
+
+def test_sums_of_no_images_change_nothing() -> None:
+    images = photos(3)
+    whole = measure_patches(images).plus(measure_patches(images[:0]))
+    assert torch.equal(whole.gram, measure_patches(images).gram)
+
+
+def test_directions_from_sums_are_white() -> None:
+    """Responses are independent of the channel means and of each other, as far as the eigenvalues are above 0.1."""
+    images = torch.randint(256, (40, 1, 9, 9), generator=seeded(), dtype=torch.uint8)
+    dictionary = from_sums(measure_patches(images, 3), 400, seeded(), 1)
+    check(dictionary, (400, 1, 3, 3))
+    filters = dictionary.filters.flatten(1).double() / dictionary.gain[:, None]
+    responses = torch.from_numpy(normalised(images, 3, 1)) @ filters.T
+    # White noise has 8 equal eigenvalues 9/8; a direction lies in their space with 8/9 of its square on average.
+    assert float(responses.square().mean()) == pytest.approx(9 / 8 / (9 / 8 + 0.1) * 8 / 9, rel=0.03)
+    again = from_sums(measure_patches(images, 3), 400, seeded(), 1)
+    assert torch.equal(again.filters, dictionary.filters)
+
+
+def test_wrong_images_are_refused_in_one_line() -> None:
+    sums = measure_patches(photos(2))
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: from_images(photos().float(), 4, seeded()), "images as bytes"),
+        (lambda: from_images(photos()[0], 4, seeded()), "images as bytes"),
+        (lambda: measure_patches(torch.rand(5, 8)), "images as bytes"),
+        (lambda: from_images(photos(side=5), 4, seeded()), "images of 5x5 pixels are smaller than patches of 6x6"),
+        (lambda: from_images(photos(), 4, seeded(), 1), "out of range: choose a size from 2 to 74"),
+        (lambda: from_images(photos()[:0], 4, seeded()), "no images"),
+        (lambda: from_sums(PatchSums(torch.tensor(0), sums.gram), 4, seeded(), 3), "no images"),
+        (lambda: sums.plus(measure_patches(photos(2, 1))), "cannot be added"),
+    ]
+    for wrong, words in cases:
+        with pytest.raises(UserError, match=words) as caught:
+            wrong()
+        assert "\n" not in str(caught.value)

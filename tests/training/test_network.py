@@ -1,0 +1,86 @@
+"""Flat vectors under a module."""
+
+import pytest
+import torch
+from torch import nn
+
+from ekiden import UserError
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+from tests.conftest import Tiny
+from tests.methods.toys import weights
+
+
+def test_views_cover_everything_and_nothing_twice() -> None:
+    module = Tiny()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    network = Network(module)
+    assert all(torch.equal(value, before[name]) for name, value in network.module.state_dict().items())
+    assert len(network.params) == sum(p.numel() for p in module.parameters())
+    assert len(network.buffers) == 16
+    assert len(network.counters) == 1
+    network.params.fill_(2.0)
+    assert all(bool((p == 2).all()) for p in network.module.parameters())
+
+
+def test_backward_fills_the_flat_gradient() -> None:
+    torch.manual_seed(0)
+    network, twin = Network(Tiny()), Tiny()
+    twin.load_state_dict(network.module.state_dict())
+    x = torch.randn(5, 4)
+    for module in (network.module, twin):
+        module.eval()
+        module(x).square().sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+    assert torch.equal(network.grad, expected)
+
+
+def test_statistics_ride_along() -> None:
+    network = Network(Tiny())
+    before = network.weights()
+    network.module.train()(torch.randn(8, 4) + 3)
+    after = network.weights()
+    assert not torch.equal(before.buffers, after.buffers)
+    assert after.counters.tolist() == [1]
+    network.load(before)
+    assert torch.equal(network.weights().buffers, before.buffers)
+
+
+def test_frozen_parameters_are_not_trained_but_travel() -> None:
+    module = Tiny()
+    module.head.requires_grad_(False)
+    network = Network(module)
+    assert len(network.params) == 4 * 8 + 8 + 16
+    assert len(network.buffers) == 16 + 8 * 3 + 3
+
+
+def test_shared_parameters_count_once() -> None:
+    layer = nn.Linear(4, 4)
+    assert len(Network(nn.Sequential(layer, nn.ReLU(), layer)).params) == 20
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [(nn.Flatten(), "no trainable parameter"), (nn.Linear(2, 2).double(), "float32|float64")],
+)
+def test_refuses_what_it_cannot_hold(module: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Network(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_refuses_buffers_that_would_not_travel(dtype: torch.dtype) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype))
+    with pytest.raises(UserError, match="register it as int64"):
+        Network(module)
+    module.register_buffer("seen", torch.zeros(3, dtype=dtype), persistent=False)
+    assert len(Network(module).counters) == 0
+
+
+def test_refuses_weights_of_another_network() -> None:
+    with pytest.raises(UserError, match="do not fit"):
+        Network(Tiny()).load(weights(1.0, 2.0))
+    own = Network(Tiny()).weights()
+    with pytest.raises(UserError, match="do not fit"):
+        Network(Tiny()).load(Weights(own.params, own.buffers, torch.empty(0, dtype=torch.int64)))
