@@ -444,3 +444,18 @@ def test_a_silo_that_was_not_in_the_data_joins(commands: Commands) -> None:
 
 def tensors(file: Path) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in load(file).items()}
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_personal_heads_are_made_again(tmp_path: Path, shape: Any) -> None:
+    method = replace(METHOD, shape=shape, personal=True)
+    go(five(), method, folder=tmp_path / "run")
+    left = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
+    expected = go(five(rest("client-2")), method)
+    joined = ekiden.join(tmp_path / "run-without-client-2", "client-2", five(), network=Tiny)
+    last = go(five(), replace(method, order=",".join((*rest("client-2"), "client-2"))))
+    for result, other in ((left, expected), (joined, last)):
+        same(result, other)
+        assert len(result.personal) == len(other.personal) > 3
+        for found, wanted in zip(result.personal, other.personal, strict=True):
+            assert torch.equal(found.params, wanted.params)

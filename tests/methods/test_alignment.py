@@ -77,7 +77,7 @@ def test_a_pass_whose_first_client_is_away_has_its_own_origin(
         origins.append(origin)
         return alignment(client, origin, *args)
 
-    monkeypatch.setattr(f"ekiden.methods.{kind.title()}.alignment", spy)
+    monkeypatch.setattr(f"{kind.__module__}.alignment", spy)
     method = kind(rounds=2, align_global=1.0, **short)
     run(method, blobs, Tiny, absent=lambda step, client: step == 4, **SETTINGS)
     first, second = origins[:4], origins[4:]

@@ -307,3 +307,58 @@ def test_refuses_what_does_not_fit() -> None:
     assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
     with pytest.raises(UserError, match="name each of the 2 clients once"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, order="client-0"))
+
+
+def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
+    """By numpy: the ridge regression of own residuals with the least leave-one-out error by the hat matrix."""
+    x, y = points()
+    rows = torch.split(y.argsort(stable=True), [120, 110, 70])
+    data = federate([(x[r], y[r]) for r in rows], val_fraction=0.0, classes=["a", "b", "c"])
+    result = go(data, replace(METHOD, personal=True))
+    assert result.state.step == METHOD.steps(3) + 1
+    assert bits(result) == bits(go(data))
+    pooled, _ = inside(result, torch.cat([client.train.x for client in data.clients]))
+    mean, spread = pooled.double().numpy().mean(0), pooled.double().numpy().std(0)
+    spread = np.where(spread > 0, spread, np.inf)
+    everyone = torch.cat([client.train.y for client in data.clients])
+    of_all = heads.ridge(heads.moments(measure([(pooled, everyone)], 3, 24)))
+    build, chosen = result.build, []
+    for client, weights in zip(data.clients, result.personal, strict=True):
+        features, found = inside(replace(result, weights=weights, build=build), client.train.x)
+        z, labels = (features.double().numpy() - mean) / spread, np.eye(3)[client.train.y.numpy()]
+        start, n = z @ of_all.weight.numpy().T, len(z)
+        one = np.hstack([z, np.ones((n, 1))])
+
+        def fitted(share: float, one: Any = one, gap: Any = labels - start, n: int = n) -> tuple[float, Any]:
+            hat = one @ np.linalg.solve(one.T @ one + np.diag([share * n] * (one.shape[1] - 1) + [0.0]), one.T)
+            if np.trace(hat) > n / 2:
+                return np.inf, None
+            return n * float(np.square(gap - hat @ gap).sum()) / (n - np.trace(hat)) ** 2, hat @ gap
+
+        error, change = min((fitted(10 ** (power / 4)) for power in range(-24, 17)), key=lambda pair: pair[0])
+        scores = start + change
+        factor = float((found.double().numpy() * scores).sum() / np.square(scores).sum())
+        assert factor > 1
+        assert np.allclose(found.numpy(), factor * scores, atol=2e-4 * factor)
+        chosen.append(error)
+    assert len(set(chosen)) == 3
+
+
+def test_personal_heads_serve_their_clients_better(tmp_path: Path) -> None:
+    """Two clients that name the same clusters differently: no common head can serve both."""
+    x, y = points()
+    held = [(x[:150], y[:150]), (x[150:], (y[150:] + 1) % 3)]
+    data = federate(held, val_fraction=0.0, classes=["a", "b", "c"])
+    for shape in ("chain", "star"):
+        rows = go(data, replace(METHOD, personal=True, shape=shape), folder=tmp_path / shape).metrics
+        assert rows[-1]["client_mean"] > rows[-2]["client_mean"] + 0.1
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_personal_heads_are_counted(shape: Any) -> None:
+    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(personal=True, shape=shape, width=20)
+    result = run(method, data, Tiny, hardware=Hardware(threads=1))
+    common = 8 * 4 + 4 * 16 + 4 * (2 * 20 + 3 * 20 + 3)
+    sums = 8 * 4 + 4 * 16 + size(3, 20)
+    assert result.bytes == (3 if shape == "chain" else 4) * (sums + common)
+    assert method.cost(4, Size.of(network(method), (4,))) == result.bytes

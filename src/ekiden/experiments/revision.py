@@ -247,25 +247,25 @@ def _revised(
     test = TestSet(worker, data, len(clients), run.config.get("evaluate_on", "all"))
     with _staged(out) as staged, closing(RunFolder(staged, config)) as folder:
         folder.load(Summing)
-        state, weights = _driven(run, worker, test, clients, folder, loop)
+        state, weights, personal = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    return Result(state, weights, (), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
+    return Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
 
 
 def _driven(
     run: _Finished, worker: Worker, test: TestSet, clients: tuple[str, ...], folder: RunFolder, loop: Loop
-) -> tuple[State, Weights | None]:
-    """The last state of `loop` and its model, once both are written."""
+) -> tuple[State, Weights | None, list[Weights]]:
+    """The last state of `loop`, its model and personal ones, once all are written."""
     setup, kept = worker.setup, folder.path / "clients"
     method = cast(FedGram, setup.method)
-    for ref in live_refs(replace(run.state, model=None)):  # the totals, where a client holds them
+    for ref in live_refs(replace(run.state, model=None, personal=())):  # the totals, where a client holds them
         name = f"value-{ref.key}.safetensors"
         if not (totals := run.folder / "clients" / ref.owner / name).exists():
             raise UserError(f"{totals} is gone, the totals of the run: run again")
         (kept / ref.owner).mkdir(parents=True)
         shutil.copyfile(totals, kept / ref.owner / name)
-    # As if all steps but the last two were done.
-    state: State = replace(run.state, step=method.steps(len(clients)) - 2, model=None)
+    # As if all steps but the last two, and that of personal heads, were done.
+    state: State = replace(run.state, step=method.steps(len(clients)) - 2 - method.personal, model=None, personal=())
     transport = Simulation(
         InProcess(worker), method, lambda: initial_weights(setup), folder=kept, state=state, written={}
     )
@@ -288,12 +288,12 @@ def _driven(
     with closing(transport):
         for state in steps:  # noqa: B007
             pass
-        weights, _ = models(state, transport)
-    write_models(folder, setup.build, test.build, clients, weights, [])
+        weights, personal = models(state, transport)
+    write_models(folder, setup.build, test.build, clients, weights, personal)
     for place in kept.iterdir() if kept.exists() else ():
         if not any(place.iterdir()):  # of the client that held the totals
             place.rmdir()
-    return state, weights
+    return state, weights, personal
 
 
 def _ordered(run: _Finished, order: Sequence[str], clients: tuple[str, ...]) -> FedGram:

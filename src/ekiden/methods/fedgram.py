@@ -45,6 +45,24 @@ class Handoff(NamedTuple):
     sums: Sums
 
 
+class Common(NamedTuple):
+    """What a client needs for a head of its own: the head of all, for standardised features; float32.
+
+    Attributes:
+        settled: what the first client settled of the features.
+        mean: (D,) μ of the features of all clients.
+        scale: (D,) 1/σ, or 0.
+        weight: (K, D).
+        bias: (K,).
+    """
+
+    settled: Settled
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
 class PatchMoments(NamedTuple):
     """Second moments of all clients' patches of each size."""
 
@@ -83,6 +101,7 @@ class FedGram(Method):
     Departures from the paper: the sums are handed from client to client instead of to a server, if the shape is a
     chain. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the sums;
     λ is chosen by generalised cross-validation of the totals, and a temperature makes probabilities of the scores.
+    Personal heads are ridge regression towards the head of all; the papers have none.
     """
 
     features: Kind = "auto"
@@ -116,6 +135,9 @@ class FedGram(Method):
     """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
     shape: Literal["chain", "star"] = "chain"
     """who adds up: each client what it received and its own, or the server"""
+    personal: bool = False
+    """each client ends with a head of its own, too: ridge regression of its own samples towards the head of all, λ by
+    its own generalised cross-validation"""
     order: str = "given"
     """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
 
@@ -130,6 +152,8 @@ class FedGram(Method):
         """The budget must be one, and there must be patches."""
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is no size of patches: write 6, or several as in 5,8")
+        if self.personal and self.head != "ridge":
+            raise UserError(f"--personal is ridge regression towards the head of all: leave out --head {self.head}")
         if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
             raise UserError(f"--bytes {self.bytes!r} is no size: write M, a share as in 5%, or a size as in 250kB")
 
@@ -227,8 +251,7 @@ class FedGram(Method):
             client = order[s.step - before]
             s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
             yield s
-        if s.model is None:
-            yield self._with_model(fed, s)
+        yield from self._end(fed, s, fed.clients)
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
         order, before = fed.order(self.order), self._passes(1)
@@ -242,7 +265,19 @@ class FedGram(Method):
             # Where the first client was away, the second settles the features.
             settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
-            yield self._with_model(fed, replace(s, totals=Handoff(fed.get(settled), sums), settled=None))
+            s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
+        yield from self._end(fed, s, fed.clients)
+
+    def _end(self, fed: Fed, s: Summing, clients: Sequence[str]) -> Iterator[State]:
+        """The solution and, where they are wanted, the personal heads of `clients`."""
+        if s.model is None:
+            s = self._with_model(fed, s)
+            yield s
+        if self.personal and not s.personal:
+            assert s.totals is not None, "there is a model"
+            where = None if isinstance(s.totals, Handoff) else s.totals.owner
+            common = self.common(s.totals) if where is None else fed.call(self.share, where, s.totals)
+            yield s.next(personal=tuple(fed.call(self.personalise, client, INITIAL, common) for client in clients))
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
         """After one more step: the model that the totals give, wherever they are."""
@@ -253,7 +288,7 @@ class FedGram(Method):
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
 
     def forget(self, fed: Fed, s: Summing, client: str, heir: str) -> Iterator[State]:
-        """The outer loop of forgetting `client`, from the last state of a run: two steps.
+        """The outer loop of forgetting `client`, from the last state of a run: two steps, and personal heads.
 
         The client measures its sums again, and whoever holds the totals takes them out. If that is the client itself,
         it hands the rest to `heir`.
@@ -267,8 +302,9 @@ class FedGram(Method):
             part = fed.call(self.measure, client, INITIAL, fed.call(self.tell, holder, s.totals), None)
             rest = fed.call(self.without, holder, s.totals, part)
             s = s.next(model=None, totals=fed.call(self.keep, heir, rest) if holder == client else rest)
+        s = replace(s, personal=())
         yield s
-        yield self._with_model(fed, s)
+        yield from self._end(fed, s, [name for name in fed.clients if name != client])
 
     def join(self, fed: Fed, s: Summing, client: str) -> Iterator[State]:
         """The outer loop of adding `client`, from the last state of a run: one more hop or reply, and the solution."""
@@ -277,8 +313,9 @@ class FedGram(Method):
             s = s.next(model=None, totals=Handoff(s.totals.settled, s.totals.sums.plus(own)))
         else:
             s = s.next(model=None, totals=fed.sum(self.add, [client], INITIAL, None, plus=s.totals))
+        s = replace(s, personal=())
         yield s
-        yield self._with_model(fed, s)
+        yield from self._end(fed, s, fed.clients)
 
     @on_client
     def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
@@ -319,11 +356,7 @@ class FedGram(Method):
         """The sums over own samples, added to those received."""
         features = features_of(client.network(model))
         features.adopt(settled)
-        with torch.no_grad():
-            # In the order in which they lie, so that features in floating point are the same bits in every step.
-            blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
-            own = measure(blocks, client.classes, features.width, model.params.device)
-        return client.added(before, own)
+        return client.added(before, own_sums(client, features))
 
     @on_client
     def tell(self, client: Client, totals: Handoff) -> Settled:
@@ -345,6 +378,26 @@ class FedGram(Method):
         """The network with the classifier that the totals give."""
         return self.solved(client.network(model), totals)
 
+    @on_client
+    def share(self, client: Client, totals: Handoff) -> Common:
+        """The head of all, for clients that make one of their own."""
+        return self.common(totals)
+
+    def common(self, totals: Handoff) -> Common:
+        """The same from the totals."""
+        m = heads.moments(totals.sums)
+        head = heads.ridge(m, self.penalty)
+        return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
+
+    @on_client
+    def personalise(self, client: Client, model: Weights, common: Common) -> Weights:
+        """The network with a head for this client's samples."""
+        network = client.network(model)
+        features_of(network).adopt(common.settled)
+        m = heads.moments_around(own_sums(client, features_of(network)), common.mean.cpu(), common.scale.cpu())
+        towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
+        return with_head(network, heads.calibrated(heads.personal_ridge(m, towards), m), m)
+
     def solved(self, network: nn.Module, totals: Handoff) -> Weights:
         """`network` with the features and the classifier of the totals, as weights."""
         features_of(network).adopt(totals.settled)
@@ -358,22 +411,26 @@ class FedGram(Method):
                 head = heads.cgs(m, self.shrink)
             case "ncm":
                 head = heads.ncm(m)
-        rows = m.rows(heads.calibrated(head, m))
-        linear = cast(nn.Linear, as_split(network).head).requires_grad_(True)
-        with torch.no_grad():
-            linear.weight.copy_(rows[:, :-1])
-            linear.bias.copy_(rows[:, -1])
-        return Network(network, linear.weight.device).weights()
+        return with_head(network, heads.calibrated(head, m), m)
+
+    @property
+    def one_model(self) -> bool:
+        """Unless there are personal heads."""
+        return not self.personal
+
+    def complete(self, state: Summing) -> bool:
+        """Personal heads are there, too, where they are wanted."""
+        return state.model is not None and bool(state.personal) >= self.personal
 
     def _passes(self, steps: int) -> int:
         """The steps before features are settled, where moments of patches are added up in so many."""
         return steps if self.dictionary == "all" else 0
 
     def steps(self, clients: int) -> int:
-        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1."""
+        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1; personal heads take 1."""
         if self.shape == "star":
-            return 2 + self._passes(1)
-        return clients + 1 + self._passes(clients)
+            return 2 + self._passes(1) + self.personal
+        return clients + 1 + self._passes(clients) + self.personal
 
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S).
@@ -381,10 +438,14 @@ class FedGram(Method):
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u.
         In a star the sums of all go to the server, and S to the others and the server.
 
-        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²).
+        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²). Personal heads
+        are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features, star = features_of(model.network.module), self.shape == "star"
         each = size(model.layout.classes, features.width) + features.told_bytes()
+        if self.personal:
+            width, classes = features.width, model.layout.classes
+            each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
         if self.dictionary == "first" or not isinstance(features, PatchFeatures):
             return (clients if star else clients - 1) * each
         moments = sum(8 + 8 * (model.shape[0] * side**2) ** 2 for _, side in features.sizes)
@@ -396,3 +457,21 @@ class FedGram(Method):
 def features_of(network: nn.Module) -> WholeFeatures:
     """The features of a network that `FedGram.own_network` made."""
     return cast(WholeFeatures, as_split(network).features)
+
+
+def own_sums(client: Client, features: WholeFeatures) -> Sums:
+    """The sums over the client's own samples."""
+    with torch.no_grad():
+        # In the order in which they lie, so that features in floating point are the same bits in every step.
+        blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
+        return measure(blocks, client.classes, features.width, client.unit().device)
+
+
+def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:
+    """`network` with `head`, which is for features standardised as in `m`, as weights."""
+    rows = m.rows(head)
+    linear = cast(nn.Linear, as_split(network).head).requires_grad_(True)
+    with torch.no_grad():
+        linear.weight.copy_(rows[:, :-1])
+        linear.bias.copy_(rows[:, -1])
+    return Network(network, linear.weight.device).weights()

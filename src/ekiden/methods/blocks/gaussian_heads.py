@@ -1,6 +1,6 @@
 """Linear classifiers in closed form, from the sums that clients add up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from ekiden.base.sums import Sums
 
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
 """values of λ/n that are tried: 10^-6 to 10, four a decade"""
+_FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is aimed at
 _DRAWS = 4_000_000  # numbers drawn for a temperature, at most
 
 
@@ -90,6 +91,22 @@ def moments(sums: Sums) -> Moments:
     return Moments(counts, mean, scale, scatter, (classes - torch.outer(counts, mean)) * scale)
 
 
+def moments_around(sums: Sums, mean: Tensor, scale: Tensor) -> Moments:
+    """The moments behind `sums` of features that are standardised by another mean and scale (D,), on the CPU.
+
+    Raises:
+        UserError: there are no samples.
+    """
+    if not sums.samples:
+        raise UserError("there are no samples behind these sums: no classifier can be made")
+    counts, classes = sums.counts.cpu().double(), sums.classes.cpu().double()
+    mean, scale = mean.double(), scale.double()
+    cross = torch.outer(classes.sum(0), mean)
+    scatter = sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
+    scatter *= torch.outer(scale, scale)
+    return Moments(counts, mean, scale, scatter, (classes - torch.outer(counts, mean)) * scale)
+
+
 def ridge(m: Moments, penalty: float = 0.0) -> Head:
     """Ridge regression of one-hot labels y on z; the constant is not penalised.
 
@@ -104,23 +121,62 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
         m: of all samples.
         penalty: λ/n; 0: by cross-validation.
     """
-    values, vectors = torch.linalg.eigh(m.scatter)
+    spread = m.n - float(m.counts.square().sum()) / m.n
+    weight, chosen, freedom = _solved(m.scatter, m.classes.T, spread, m.n, (penalty,) if penalty else GRID)
+    return Head(weight, m.counts / m.n, chosen, freedom)
+
+
+def personal_ridge(m: Moments, towards: Head) -> Head:
+    """Ridge regression of one-hot labels y on z towards another head W₀; the constant is not penalised.
+
+    Minimises Σ ‖y - W z - b‖² + λ‖W - W₀‖², which is ridge regression of the residuals y - W₀ z. λ/n is chosen as in
+    `ridge`, from values up to 10^4.
+
+    Args:
+        m: of one client's samples, standardised as `towards` expects.
+        towards: W₀.
+    """
+    total, shares = m.classes.sum(0), m.counts / m.n
+    middle = total / m.n
+    scatter = m.scatter - m.n * torch.outer(middle, middle)
+    cross = m.classes.T - torch.outer(total, shares)  # Σ (z - z̄)(y - ȳ)ᵀ, (D, K)
+    answered = scatter @ towards.weight.T  # Σ (z - z̄)(W₀ z - W₀ z̄)ᵀ
+    spread = m.n - float(m.counts.square().sum()) / m.n
+    spread += float((towards.weight.T * (answered - 2 * cross)).sum())
+    change, chosen, freedom = _solved(scatter, cross - answered, spread, m.n, (*GRID, *_FAR))
+    weight = towards.weight + change
+    return Head(weight, shares - weight @ middle, chosen, freedom)
+
+
+def _solved(
+    scatter: Tensor, cross: Tensor, spread: float, n: float, grid: Sequence[float]
+) -> tuple[Tensor, float, float]:
+    """Weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and df/n.
+
+    Args:
+        scatter: (D, D) Σ zzᵀ of centred features.
+        cross: (D, K) Σ zyᵀ.
+        spread: Σ ‖y - ȳ‖².
+        n: number of samples.
+        grid: values of λ/n.
+    """
+    values, vectors = torch.linalg.eigh(scatter)
     values = values.clamp(min=0)
-    turned = vectors.T @ m.classes.T  # VᵀB, (D, K)
-    power, spread = turned.square().sum(1), m.n - float(m.counts.square().sum()) / m.n
+    turned = vectors.T @ cross  # VᵀB, (D, K)
+    power = turned.square().sum(1)
 
     def residual(share: float) -> tuple[float, float]:
-        shrunk = values + share * m.n
-        rest = spread - float((power * (values + 2 * share * m.n) / shrunk.square()).sum())
+        shrunk = values + share * n
+        rest = spread - float((power * (values + 2 * share * n) / shrunk.square()).sum())
         return max(rest, 0.0), 1 + float((values / shrunk).sum())
 
     def error(share: float) -> float:
         rest, freedom = residual(share)
-        return rest / (1 - freedom / m.n) ** 2 if freedom <= m.n / 2 else float("inf")
+        return rest / (1 - freedom / n) ** 2 if freedom <= n / 2 else float("inf")
 
-    chosen = penalty or min(GRID[::-1], key=error)
-    weight = (vectors @ (turned / (values + chosen * m.n)[:, None])).T
-    return Head(weight, m.counts / m.n, chosen, residual(chosen)[1] / m.n)
+    chosen = min(grid[::-1], key=error)
+    weight = (vectors @ (turned / (values + chosen * n)[:, None])).T
+    return weight, chosen, residual(chosen)[1] / n
 
 
 def lda(m: Moments, shrink: float) -> Head:

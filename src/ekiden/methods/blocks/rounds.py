@@ -99,7 +99,7 @@ def average(replies: Sequence[Reply]) -> Weights:
 def combined(
     fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
 ) -> Weights:
-    """One model from the clients' replies to `start`, by a rule of `ekiden.methods.blocks.robust`; notes who stood out."""
+    """One model from the replies to `start`, by a rule of `ekiden.methods.blocks.robust`; notes who stood out."""
     models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
     result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
     note_apart(fed, rule, models, result)
