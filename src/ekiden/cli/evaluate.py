@@ -63,9 +63,8 @@ def evaluate(args: Sequence[str]) -> None:
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     build = test.own if options.client else test.build
-    scores = test.scores(
-        read_model(options.run, name, build), personal=bool(options.client), full=test.task.measures_all or None
-    )
+    model, full = read_model(options.run, name, build), test.task.measures_all or None
+    scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
     groups = {"client": test.by_client(scores) if other is None else {}}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}

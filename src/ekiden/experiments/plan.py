@@ -59,8 +59,8 @@ class Plan(Checked, Generic[M]):
     task: TaskName = "auto"
     """what the labels mean; auto: what they look like"""
     metric: str = ""
-    """headline metric, which chooses epochs and is what tables show, by its name (see docs/tasks.md), or FILE.py:NAME of
-    a function (answers, labels) -> number; naming one measures all. By default the task's first, such as accuracy"""
+    """headline metric, which chooses epochs and is what tables show, by its name (see docs/tasks.md), or FILE.py:NAME
+    of a function (answers, labels) -> number; naming one measures all. By default the task's first, such as accuracy"""
     reading: Reading = field(default_factory=Reading)
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)

@@ -139,7 +139,7 @@ class Surface:
     value: NDArray[np.float64]
     places: NDArray[np.float64]
     samples: int
-    metric: str
+    metric: str = "accuracy"
 
 
 def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = (), *, own: bool) -> Surface:

@@ -11,8 +11,9 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import NAMED
+from ekiden.data.tasks import Metric
 from ekiden.experiments.results import Result, unmeasured
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.methods import known
 

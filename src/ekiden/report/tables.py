@@ -19,8 +19,8 @@ METRICS = {
 }
 _HOW = "Accuracy in per cent on the union of all clients' test data, mean ± standard deviation over the seeds."
 _HEADLINE = (
-    "Headline metric (accuracy unless another is named) on the union of all clients' test data, shares in per cent, mean "
-    "± standard deviation over the seeds."
+    "Headline metric (accuracy unless another is named) on the union of all clients' test data, shares in per cent, "
+    "mean ± standard deviation over the seeds."
 )
 _ERROR = (
     "Published: the printed value, and ours minus it in standard errors √(s₁²/n₁ + s₂²/n₂): s₁ over our n₁ seeds; a "

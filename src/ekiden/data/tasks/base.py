@@ -17,22 +17,8 @@ IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
 
 _ROW = frozenset(
-    [
-        "step",
-        "loss",
-        "bytes",
-        "forward",
-        "backward",
-        "clients",
-        "metric",
-        "metrics",
-        "groups",
-        "confusion",
-        "notes",
-        "parameters",
-        "consensus",
-        "diverged",
-    ]
+    ("step", "loss", "bytes", "forward", "backward", "clients", "metric", "metrics", "groups", "confusion")
+    + ("notes", "parameters", "consensus", "diverged")
 )
 """What else a row of metrics holds."""
 
@@ -99,8 +85,8 @@ class Task(Checked, ABC):
     """All that can be measured; the first is the headline unless `metric` names another."""
 
     metric: str | Metric = field(default="", kw_only=True)
-    """The headline metric by its name, or one of the user's own: PATH.py:NAME of a function or a `Metric`, or a `Metric`
-    itself. Empty: the task's first."""
+    """The headline metric by its name, or one of the user's own: a `Metric`, or PATH.py:NAME of a function or of a
+    `Metric`. Empty: the task's first."""
 
     @abstractmethod
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:

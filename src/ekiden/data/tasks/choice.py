@@ -1,7 +1,7 @@
 """Tasks by their names and as plain values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -91,13 +91,13 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
 
 def recorded(task: Task) -> dict[str, Any]:
     """A task as plain values; of a metric of the user's own, the name."""
-    values = {key: value for key, value in asdict(task).items() if key != "metric"}
+    values = {field.name: getattr(task, field.name) for field in fields(task) if field.name != "metric"}
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    own = (
-        {"metric": metric, "higher": task.headline.higher} if task.headline not in task.metrics else {"metric": metric}
-    )
-    return {"kind": task.kind, **(own if metric else {}), **lists}
+    chosen: dict[str, Any] = {"metric": metric} if metric else {}
+    if metric and task.headline not in task.metrics:
+        chosen["higher"] = task.headline.higher
+    return {"kind": task.kind, **chosen, **lists}
 
 
 def task_of(values: Mapping[str, Any]) -> Task:
@@ -108,10 +108,10 @@ def task_of(values: Mapping[str, Any]) -> Task:
     """
     try:
         kind = KINDS[values["kind"]]
-        fields = {key: value for key, value in values.items() if key not in ("kind", "higher")}
-        metric = fields.get("metric", "")
+        given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
+        metric = given.get("metric", "")
         if metric not in {m.name for m in kind.metrics} and not outside.is_file(metric):
-            fields.pop("metric", None)
-        return kind(**fields)
+            given.pop("metric", None)
+        return kind(**given)
     except (KeyError, TypeError) as error:
         raise UserError(f"the task cannot be read ({error}): use the Ekiden that wrote it") from None
