@@ -4,14 +4,20 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
+from ekiden.methods import FedSeq
+from ekiden.api import Result
+from ekiden.transports.flower.session import RemotePlan, run
 from ekiden.transports.flower.silo_file import read
+from tests.transports.fakes import FakeNodes
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'
 
@@ -192,3 +198,29 @@ def test_texts_of_all_silos_have_one_length(tmp_path: Path) -> None:
     (one, _), (two, _) = (read(tmp_path / f"{name}.toml").load() for name in "ab")
     assert one.shape == two.shape == (12,)
     assert terms(one.inputs) == terms(two.inputs)
+
+
+def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    files = tables(tmp_path)
+    for file in files:
+        command("silo", "sums", str(file))
+    out = tmp_path / "agreed.json"
+    command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    threads = 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
+    for file, name in zip(files, "ab", strict=True):
+        file.write_text(TABLE.format(name=name, more=threads))
+
+    def go(folder: str) -> Result:
+        plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=Training(lr=0.01, batch_size=16))
+        return run(plan, FakeNodes([read(file) for file in files]), tmp_path / folder, {}, lambda line: None, poll=0)
+
+    result = go("run")
+    assert result.accuracy > 0.8
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["inputs"]["kind"], config["network"]) == ("table", "table_mlp")
+    made = json.loads(out.read_text())
+    made["centre"][0] += 1
+    (tmp_path / "other.json").write_text(json.dumps(made))
+    files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
+    with pytest.raises(UserError, match="a and b read or scale their samples in different ways"):
+        go("again")
