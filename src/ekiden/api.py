@@ -6,12 +6,12 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, checked
@@ -19,7 +19,7 @@ from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
-from ekiden.data.tasks import Classification, recorded
+from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
 from ekiden.engine import identity, networks
 from ekiden.engine.drive import Row
@@ -29,7 +29,7 @@ from ekiden.engine.machine import resolve
 from ekiden.engine.method import Method, Size
 from ekiden.engine.modules import model_bytes
 from ekiden.engine.networks import builder, network_name
-from ekiden.engine.parties import check_clients, holders
+from ekiden.engine.parties import check_clients, check_needs, holders
 from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
 from ekiden.serving import tracking
 from ekiden.serving.result import Result
@@ -42,7 +42,7 @@ from ekiden.transports.local.simulation import Executor
 __all__ = ["Result", "check_model", "describe", "describe_model", "run", "steps"]
 
 
-@checked("method", "data")
+@checked("method", "data", "metric")
 def run(
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source],
@@ -65,6 +65,7 @@ def run(
     train: str = "all",
     weights: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
+    metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
 
@@ -96,6 +97,9 @@ def run(
         weights: safetensors file with the values of the model, by its names.
         track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
             fails is left out with a warning in the log.
+        metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
+            give. A name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number of which more is
+            better, or a `Metric`. Empty: the task's first, accuracy in classification.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -111,7 +115,7 @@ def run(
     return result
 
 
-@checked("method", "data")
+@checked("method", "data", "metric")
 def steps(
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source],
@@ -134,6 +138,7 @@ def steps(
     train: str = "all",
     weights: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
+    metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
@@ -170,12 +175,14 @@ def _prepared(
     train: str,
     weights: str | os.PathLike[str],
     track: str | Sequence[str],
+    metric: str | Metric | Callable[[Tensor, Tensor], Any],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
     trackers = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(trackers, None if folder is None else Path(folder))
-    method, data = _method(method, data), _data(data)
+    method, data = _method(method, data), _measured(_data(data), metric)
+    check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
         payload_types(method, task)
     clients = holders(method, data)
@@ -301,6 +308,20 @@ def _data(data: Any) -> FederatedData:
     )
 
 
+def _measured(data: FederatedData, metric: Any) -> FederatedData:
+    """The federation with the headline metric that is meant."""
+    if not metric:
+        _ = data.dataset.task.headline  # exists
+        return data
+    if isinstance(metric, str):
+        outside.trust(metric)
+    if callable(metric) and not isinstance(metric, Metric):
+        metric = own_metric(metric)
+    data = data.with_task(replace(data.dataset.task, metric=metric))
+    _ = data.dataset.task.headline  # exists
+    return data
+
+
 def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = True) -> dict[str, Any]:
     """What a run folder says of a run; without digests of data and model, which take time, if nobody keeps them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
@@ -404,7 +425,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    wanted = task.output_shape(y, dataset.outputs + extra)
+    wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -13,7 +14,7 @@ from ekiden.methods import FedSeq
 SIZES = ((16, 16), (20, 20), (31, 22), (12, 40))
 
 
-def picture(pixels: np.ndarray, number: int) -> Image.Image:  # type: ignore[type-arg]
+def picture(pixels: NDArray[np.float64], number: int) -> Image.Image:
     """A digit as people save it: of some size and mode."""
     grey = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize(SIZES[number % len(SIZES)])
     match number % 6:

@@ -22,6 +22,7 @@ _LISTS = (
     "--std",
     "--only",
     "--without",
+    "--track",
     "--silos",
     "--label-column",
     "--feature-columns",

@@ -132,6 +132,7 @@ def run(args: Sequence[str]) -> None:
         data=datasets.located(options.plan.data),
         silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
         model=outside.located(options.plan.model),
+        metric=outside.located(options.plan.metric),
     )
     if plan.silos and plan.data != default.data:
         raise UserError("--silos and --data both say where the samples are: give one of them")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from torch import nn
 from tyro.conf import Positional
 
 from ekiden.base import outside
@@ -14,10 +15,12 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.cli.console import console, parse
 from ekiden.cli.sweeps import export_metrics
+from ekiden.engine.folder import read_config
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.model import ModelSource, not_finished
+from ekiden.serving.reading import column_in
 
 _METRICS = ("", "parquet", "csv", "tensorboard")
 _Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
@@ -36,7 +39,7 @@ class PredictOptions:
     client: str = ""
     """the personal model of this client instead of the global one"""
     column: str = ""
-    """column of tables that holds the images or texts; by default image or text"""
+    """column of tables that holds the images, texts or arrays; by default that of the run's own tables"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
@@ -81,9 +84,10 @@ def predict(args: Sequence[str]) -> None:
     """`ekiden predict RUN FILES... [-o OUT]`."""
     options = parse(PredictOptions, args, "ekiden predict")
     predictions.check_out(options.out, options.overwrite)
-    model = load_model(options.run, client=options.client, network=own_network(options.network))
+    model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
     warn(options.run)
-    count = predictions.predict(model, options.files, options.out, column=options.column, overwrite=options.overwrite)
+    column = options.column or column_in(read_config(options.run))
+    count = predictions.predict(model, options.files, options.out, column=column, overwrite=options.overwrite)
     if options.out != predictions.STDOUT:
         console.print(f"{count} predictions written to {options.out}", soft_wrap=True, highlight=False)
 
@@ -102,7 +106,7 @@ def export(args: Sequence[str]) -> None:
     if out is None:
         raise UserError(f"say what to write: -o {'FOLDER' if to == 'hf' else f'model.{to}'}")
     (run,) = options.paths
-    network = own_network(options.network)
+    network = own_network(options.network, run)
     done = exporting.export(run, to, out, client=options.client, network=network, overwrite=options.overwrite)
     warn(run)
     samples = f"{done.samples} {'test' if done.real else 'made-up'} samples"
@@ -145,8 +149,8 @@ def card(args: Sequence[str]) -> None:
     console.print(f"model card written to {options.out}", soft_wrap=True, highlight=False)
 
 
-def own_network(name: str) -> ModelSource | None:
-    """What `--network` names.
+def own_network(name: str, run: Path) -> ModelSource | None:
+    """What `--network` names: a module, or a function that makes one, of shape and classes as for `ekiden run --model`.
 
     Raises:
         UserError: it is none in a file.
@@ -156,8 +160,18 @@ def own_network(name: str) -> ModelSource | None:
     if not outside.is_file(name):
         raise UserError(f"--network {name!r} names no file: give FILE.py:NAME")
     outside.trust(name)
-    found: ModelSource = outside.load(name)
-    return found
+    found = outside.load(name)
+    if isinstance(found, nn.Module):
+        return found
+    config = open_run(run).config
+
+    def make() -> nn.Module:
+        made = outside.call(name, "ekiden.models", tuple(config["input"]["shape"]), len(config["classes"]))
+        if not isinstance(made, nn.Module):
+            raise UserError(f"{name} gives {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    return make
 
 
 def warn(folder: Path) -> None:

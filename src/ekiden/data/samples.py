@@ -12,7 +12,7 @@ from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import Inputs, of_tensor
 from ekiden.data.mapped import Place, place
-from ekiden.data.tasks import Classification, Task
+from ekiden.data.tasks import Classification, Need, Task
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,16 @@ class Dataset:
         return tuple(self.train.x.shape[1:])
 
     @property
+    def offers(self) -> frozenset[Need]:
+        """What methods can rely on; see `Method.needs`."""
+        tokens = self.train.x.dtype == torch.int64
+        return self.task.offers if tokens else self.task.offers | {"numbers"}
+
+    def strata(self, samples: Samples) -> Tensor:
+        """A group (n,) int64 for each of some samples, by their labels: the class, in classification."""
+        return self.task.strata(samples.y)
+
+    @property
     def outputs(self) -> int:
         """K, the number of outputs that the network needs for each sample, pixel or token."""
         return self.task.outputs(self.classes)
@@ -151,6 +161,10 @@ class FederatedData:
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+
+    def with_task(self, task: Task) -> "FederatedData":
+        """The same data, with another headline metric or scale."""
+        return replace(self, dataset=replace(self.dataset, task=task))
 
     def for_tuning(self) -> "FederatedData":
         """With the clients' validation samples in the place of the test samples.

@@ -17,6 +17,7 @@ from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
 from ekiden.data.holdout import hold_out
 from ekiden.data.inputs import Images
+from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
@@ -61,13 +62,16 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     how = reading(columns)
     if size is not None and size < 1:
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
-    if frames.is_frame(name) or isinstance(name, dict):
+    if frames.is_frame(name) or type(name) is dict:
         return own.assemble([own.hold(name, how)], how, name="own data", size=size, task=task, like=like)
+    if not isinstance(name, str | os.PathLike):
+        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
+        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     name = os.fspath(name)
     if _is_function(name):
         if how != Reading():
             raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
-        return _dataset_of(outside.call(name, "ekiden.datasets"), name, size)
+        return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
     spec = NAMED.get(name, Named())
     path = _path(name)
     if path is not None and not _classic(path, how, spec, task, like):
@@ -84,7 +88,7 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     else:
         dataset = _from_hub(name, spec, size)
     train, test = (replace(part, classes=dataset.classes) for part in (dataset.train, dataset.test))
-    return _fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec)
+    return meant(_fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec), task)
 
 
 def _fed(dataset: Dataset, spec: Named) -> Dataset:
@@ -183,12 +187,12 @@ def _is_function(name: str) -> bool:
     return outside.is_file(name) or name in outside.installed("ekiden.datasets")
 
 
-def _dataset_of(given: Any, name: str, size: int | None) -> Dataset:
+def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Dataset:
     """What the user's function returned, as a data set."""
     if size is not None:
         raise UserError(f"{name} makes the images itself: leave out --size")
     if isinstance(given, tuple) and len(given) == 2:
-        given = from_tensors(*given, name=outside.short(name))
+        given = from_tensors(*given, name=outside.short(name), task=task or None)
     if isinstance(given, FederatedData | list):
         raise UserError(f"{name} returns silos, a data set is needed here: return a Dataset or (train, test)")
     if not isinstance(given, Dataset):

@@ -14,6 +14,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.base.seeds import derive
 from ekiden.data.augment import normalise
+from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Addable, State
 from ekiden.engine.worker import Setup
@@ -284,6 +285,11 @@ class Fed:
     def generator(self, purpose: str) -> torch.Generator:
         """Randomness of the server in this step, for one purpose."""
         return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._agreed.dataset.task
 
     @cached_property
     def layout(self) -> Layout:

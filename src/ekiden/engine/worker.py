@@ -216,8 +216,11 @@ class Client:
         return trained
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
-        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty."""
-        return self._scores(model, subset).accuracy()
+        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty.
+
+        Of numbers, which are not right or wrong, R² in its place.
+        """
+        return self._scores(model, subset).goodness()
 
     def score(self, model: Weights, subset: Subset | None = None) -> float:
         """The headline metric of `model`, turned so that more is better, otherwise as `accuracy`."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from safetensors import SafetensorError
 from torch import nn
@@ -30,6 +30,7 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
 M = TypeVar("M", bound=Method)
+TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Plan(Checked, Generic[M]):
     train: str = "all"
     """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
     adapters of low rank and the head. The rest is frozen: it does not travel, and stays in evaluation mode"""
+    task: TaskName = "auto"
+    """what the labels mean; auto: what they look like"""
+    metric: str = ""
+    """headline metric, which chooses epochs and is what tables show, by its name (see docs/tasks.md), or FILE.py:NAME
+    of a function (answers, labels) -> number; naming one measures all. By default the task's first, such as accuracy"""
     reading: Reading = field(default_factory=Reading)
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
@@ -99,9 +105,19 @@ class Plan(Checked, Generic[M]):
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """The data, divided among the clients; `dataset` if they are loaded already."""
-        data = self._divided(dataset)
+        data = self._with_metric(self._divided(dataset))
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
+
+    def _with_metric(self, data: FederatedData) -> FederatedData:
+        """The data with the headline metric that is asked for.
+
+        Raises:
+            UserError: their task has no such metric.
+        """
+        task = replace(data.dataset.task, metric=self.metric) if self.metric else data.dataset.task
+        _ = task.headline  # exists
+        return data.with_task(task) if self.metric else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
@@ -113,6 +129,10 @@ class Plan(Checked, Generic[M]):
                     raise UserError(
                         f"{self.data} says who holds what: leave out --partition and --clients, and flags of columns"
                     )
+                if self.task not in ("auto", given.dataset.task.kind):
+                    raise UserError(
+                        f"{self.data} says what the labels mean ({given.dataset.task.kind}): leave out --task"
+                    )
                 return given
         dataset = dataset or self.dataset()
         auto = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
@@ -121,12 +141,13 @@ class Plan(Checked, Generic[M]):
 
     def dataset(self) -> Dataset:
         """The data, not divided."""
-        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model))
+        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model), self.task)
 
     def other(self, data: str, own: Dataset) -> Dataset:
         """Other data to measure a model on, read and scaled like the run's `own`."""
         if isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
-            return load(data, size=own.shape[-1])
+            task = "" if self.task == "auto" else self.task
+            return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
         chosen = self.reading.for_model(self.model).chosen()
         chosen.pop("group_column", None)
         return load(data, like=own, **chosen)
@@ -165,31 +186,23 @@ class Plan(Checked, Generic[M]):
         """As plain values."""
         name = name_of(type(self.method))
         values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
-        if code := outside.digests((name, self.model, self.data)):
+        if code := outside.digests((name, self.model, self.data, self.metric)):
             values["code"] = code
         values["reading"] = self.reading.chosen()
-        for later in (
-            "reading",
-            "silos",
-            "closing_lap",
-            "tune",
-            "keep_trained",
-            "without",
-        ):  # as in runs begun before there was a choice
+        # As in runs begun before there was a choice.
+        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "weights"):
             if not values[later]:
                 del values[later]
-        if self.evaluate_on == "all":
-            del values["evaluate_on"]
-        if self.train == "all":
-            del values["train"]
-        if not self.weights:
-            del values["weights"]
+        for name, usual in (("evaluate_on", "all"), ("task", "auto"), ("train", "all")):
+            if values[name] == usual:
+                del values[name]
         return values
 
 
-def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading) -> Dataset:
+def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:
     """What `data`, or else the files of `silos`, hold."""
-    return join(silos, size=size, **reading.chosen()) if silos else load(data, size=size, **reading.chosen())
+    how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
+    return join(silos, **how) if silos else load(data, **how)
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
@@ -248,7 +261,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
-    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
+    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     api.check_model(worker, data)

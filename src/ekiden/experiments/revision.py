@@ -250,7 +250,7 @@ def _revised(
         folder.load(Summing)
         state, weights, personal = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    found = weights, ()
+    found = weights, tuple(personal)
     return Result(state, tuple(trace.metrics), tuple(trace.ledger), out, test.build, read_config(out), lambda: found)
 
 

@@ -57,7 +57,7 @@ def plan(method: str, values: Values) -> Plan[Method]:
         if name not in hints:
             raise unknown(f"setting of {kind.title()}", name, hints)
     typed = {"threads": 1} | {name: _typed(name, hints[name], value) for name, value in values.items()}
-    typed |= {name: outside.located(typed[name]) for name in ("model", "data") if name in typed}
+    typed |= {name: outside.located(typed[name]) for name in ("model", "data", "metric") if name in typed}
     if "silos" in typed:
         typed["silos"] = tuple(str(Path(path).expanduser().absolute()) for path in typed["silos"])
 

@@ -80,9 +80,8 @@ def _summary(result: Result) -> str:
 def _model(config: Mapping[str, Any]) -> list[str]:
     task, given = task_in(config), config["input"]
     own = config.get("architecture", {}).get("class")
-    network = (
-        f"`{outside.short(config['network'])}`" if config["network"] else f"its maker's own, `{own or config['model']}`"
-    )
+    name = outside.short(config["network"] or own or config["model"])
+    network = f"`{name}`" + ("" if config["network"] else ", given from Python")
     rows = [
         f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
         f"- Takes: {_takes(inputs_of(config), given['shape'])}",

@@ -174,6 +174,8 @@ class _Raw(nn.Module):
         unit = 255.0 if isinstance(model.inputs, Images) else 1.0
         shape = (1, -1, *[1] * (len(model.shape) - 1))
         mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (model.mean, model.std))
+        self.scale: Tensor
+        self.offset: Tensor
         self.register_buffer("scale", (1 / (unit * std)).float())
         self.register_buffer("offset", (-mean / std).float())
 
@@ -212,6 +214,7 @@ def _onnx(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
             )
         except Exception as error:  # of an operator that ONNX lacks; all kinds
             raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to pt2") from error
+        assert made is not None, "the dynamo exporter returns a program"
         made.model.metadata_props.update({key: json.dumps(value) for key, value in about(model).items()})
         made.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

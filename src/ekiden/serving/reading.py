@@ -1,20 +1,22 @@
 """From files to samples for a trained model, some at a time, so that any number of files fits into memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data import files as images
+from ekiden.data import frames
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
+from ekiden.data.named import NAMED
 
-TABLES = (".parquet", ".csv")
-_COLUMNS = {"images": "image", "tokens": "text"}
+_COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
 _TEXTS = frozenset({".txt", ".md"})
 
 
@@ -40,7 +42,7 @@ class Reader:
     Attributes:
         inputs: what a sample is.
         shape: of one sample.
-        column: of tables, which holds the images or texts; "": `image` or `text`.
+        column: of tables, which holds the images, texts or arrays; "": `image`, `text` or `x`.
         batch: samples at a time.
     """
 
@@ -95,20 +97,16 @@ class Reader:
     def _many(self) -> tuple[str, ...]:
         """How files end that hold many samples."""
         match self.inputs:
-            case Images():
-                return ".parquet", ".npy"
-            case Arrays():
-                return (".npy",)
+            case Images() | Arrays():
+                return *frames.SUFFIXES, ".npy"
             case _:
-                return TABLES
+                return frames.SUFFIXES
 
     @property
     def _wanted(self) -> str:
         """The files that the model takes, in words."""
-        many = " or ".join(f"*{suffix}" for suffix in self._many)
-        return {"images": f"images, folders of images, or {many}", "tokens": f"*.txt, or {many}"}.get(
-            kind(self.inputs), many
-        )
+        single = {"images": "images, folders of images, ", "tokens": "texts (.txt), "}.get(kind(self.inputs), "")
+        return f"{single}tables ({', '.join(self._many)})"
 
     def _in(self, path: Path) -> list[Path]:
         if not path.exists():
@@ -159,6 +157,8 @@ class Reader:
                     raw: Any = images.images_in(part, self._wants()[0], str(file))
                 case Tokens():
                     raw = _texts(part, self._wants()[0], names)
+                case Arrays():
+                    raw = _lists(part, self._wants()[0], names)
                 case _:
                     raw = part
             x = self._encoded(raw, names)
@@ -209,25 +209,27 @@ class Reader:
 
 
 def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
-    """Some rows of a Parquet or CSV file at a time, as Arrow tables with these columns."""
+    """Some rows of a table at a time, with these columns. Parquet is read in parts; others at once, as in training.
+
+    Raises:
+        UserError: it cannot be read, or lacks a column.
+    """
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-    import pyarrow.csv  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    if file.suffix.lower() != ".parquet":
+        table = frames.arrow(file, str(file))
+        _check_columns(table.column_names, columns, file)
+        table = table.select(list(columns))
+        yield from (table.slice(start, batch) for start in range(0, len(table), batch))
+        return
     try:
-        if file.suffix == ".parquet":
-            with pq.ParquetFile(file) as opened:
-                _check_columns(opened.schema_arrow.names, columns, file)
-                for part in opened.iter_batches(batch, columns=list(columns)):
-                    yield pa.Table.from_batches([part])
-        else:
-            with pa.csv.open_csv(file) as stream:
-                _check_columns(stream.schema.names, columns, file)
-                for block in stream:
-                    for start in range(0, block.num_rows, batch):
-                        yield pa.Table.from_batches([block.slice(start, batch)]).select(list(columns))
+        with pq.ParquetFile(file) as opened:
+            _check_columns(opened.schema_arrow.names, columns, file)
+            for part in opened.iter_batches(batch, columns=list(columns)):
+                yield pa.Table.from_batches([part])
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file} cannot be read, copy or write it again ({_line(error)})") from None
+        raise UserError(f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})") from None
 
 
 def _check_columns(has: Sequence[str], wanted: Sequence[str], file: Path) -> None:
@@ -250,5 +252,23 @@ def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:
     return list(texts)
 
 
+def _lists(table: Any, column: str, names: Sequence[str]) -> NDArray[np.float32]:
+    """(n, ...) float32 in a column of lists."""
+    try:
+        found: NDArray[np.float32] = np.array(table[column].to_pylist(), dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"column {column!r}, {names[0]} and following, holds no arrays of one shape ({error})"
+        ) from None
+    return found
+
+
 def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:120]
+
+
+def column_in(config: Mapping[str, Any]) -> str:
+    """Return the column that a run's own tables had the images, texts or arrays in; "" where its plan does not say."""
+    reading = config.get("plan", {}).get("reading", {})
+    named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
+    return next(filter(None, named), NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else "")

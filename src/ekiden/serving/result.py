@@ -99,11 +99,26 @@ class Result:
         """Accuracy on the union of all clients' test data after the last step.
 
         Raises:
-            UserError: that step was not measured.
+            UserError: that step was not measured, or the task has no accuracy.
         """
+        if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
+            raise UserError(f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}")
         if not self.metrics or "accuracy" not in self.metrics[-1]:
             raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
         return float(self.metrics[-1]["accuracy"])
+
+    @property
+    def score(self) -> float:
+        """The headline metric on the union of all clients' test data after the last step, see `ekiden.run`.
+
+        Raises:
+            UserError: that step was not measured, or the metric is not defined for these data.
+        """
+        row = self.metrics[-1] if self.metrics else {}
+        value = row.get(row.get("metric", "accuracy"))
+        if value is None:
+            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+        return float(value)
 
     @property
     def diverged(self) -> bool:

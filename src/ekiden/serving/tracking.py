@@ -190,7 +190,7 @@ def settings(config: Config) -> dict[str, Any]:
     """Return what was chosen for a run, by name."""
     plan = {k: v for k, v in config.get("plan", {}).items() if k in ("partition", "size", "val_fraction")}
     chosen = {key: config[key] for key in ("method", "dataset", "model", "seed", "steps", "model_bytes")}
-    return chosen | {"clients": len(config["clients"])} | config["hyperparameters"] | config["training"] | plan
+    return {**chosen, "clients": len(config["clients"]), **config["hyperparameters"], **config["training"], **plan}
 
 
 def _allowed(name: str) -> str:

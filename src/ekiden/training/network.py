@@ -136,6 +136,21 @@ class Network:
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
 
 
+def trial(module: nn.Module, x: Tensor) -> Tensor:
+    """`x`, with which a network is tried out; whole numbers in its place where the network takes tokens."""
+    if not any(isinstance(part, nn.Embedding) for part in module.modules()):
+        return x
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(x)
+    except (RuntimeError, TypeError, IndexError):
+        return x.abs().long()
+    finally:
+        module.train(was_training)
+    return x
+
+
 def fresh(module: nn.Module, seed: int) -> nn.Module:
     """A copy of `module` whose layers have drawn new initial values, each by its own `reset_parameters`.
 

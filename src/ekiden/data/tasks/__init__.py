@@ -1,7 +1,7 @@
 """Tasks: what the labels mean, the loss that training minimises, and what is measured."""
 
 from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
-from ekiden.data.tasks.choice import KINDS, named, recorded, task_of
+from ekiden.data.tasks.choice import KINDS, inferred, named, names_of, recorded, scaled, task_of
 from ekiden.data.tasks.classification import Classification
 from ekiden.data.tasks.language import LanguageModelling
 from ekiden.data.tasks.multilabel import MultiLabel
@@ -19,8 +19,11 @@ __all__ = [
     "Scores",
     "Segmentation",
     "Task",
+    "inferred",
     "named",
+    "names_of",
     "own_metric",
     "recorded",
+    "scaled",
     "task_of",
 ]

@@ -9,15 +9,26 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ekiden.base import outside
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError, unknown
 
 IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
 
-Need = Literal["classes", "vectors"]
-"""What a method may need of a task: one class for each sample; or one vector of outputs for each sample, so that models
-can answer together, and a linear head can be solved for."""
+_ROW = frozenset(
+    ("step", "loss", "bytes", "forward", "backward", "clients", "metric", "metrics", "groups", "confusion")
+    + ("notes", "parameters", "consensus", "diverged")
+)
+"""What else a row of metrics holds."""
+
+Need = Literal["classes", "vectors", "numbers"]
+"""What a method may need of the data, besides a loss:
+
+classes: one class for each sample;
+vectors: one vector of outputs for each sample, for which labels can be drawn and least squares solved;
+numbers: inputs that are numbers (images, features, signals), which can be made, mixed and averaged; tokens are none.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,11 @@ class Metric:
         return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
 
     @property
+    def scale(self) -> int:
+        """What values are multiplied by where they are shown: 100 of shares, 1 of others."""
+        return 100 if self.share else 1
+
+    @property
     def unit(self) -> str:
         """What follows the name in a heading: " %" or nothing."""
         return " %" if self.share else ""
@@ -64,12 +80,13 @@ class Task(Checked, ABC):
     kind: ClassVar[str]
     """Its name on the command line and in `config.json`."""
     offers: ClassVar[frozenset[Need]]
-    """What methods can rely on; see `Method.needs`."""
+    """What methods can rely on, whatever the inputs are; see `Method.needs`."""
     metrics: ClassVar[tuple[Metric, ...]]
     """All that can be measured; the first is the headline unless `metric` names another."""
 
     metric: str | Metric = field(default="", kw_only=True)
-    """The headline metric by its name, or a `Metric` of the user's own. Empty: the task's first."""
+    """The headline metric by its name, or one of the user's own: a `Metric`, or PATH.py:NAME of a function or of a
+    `Metric`. Empty: the task's first."""
 
     @abstractmethod
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -89,8 +106,8 @@ class Task(Checked, ABC):
         """K, the outputs that the network needs, for the names in `Dataset.classes`."""
 
     @abstractmethod
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """The shape of the network's outputs for a batch with labels `y`."""
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """The shape of the network's outputs for a batch `x` with labels `y`."""
 
     @abstractmethod
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -122,6 +139,14 @@ class Task(Checked, ABC):
         """The mean distance () of a batch's outputs from a teacher's, which distillation minimises, differentiable."""
 
     @abstractmethod
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """What least squares brings the outputs to (b, K), where there is one vector of outputs for each sample."""
+
+    @abstractmethod
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Labels (n, ...) at random, on the CPU, where there is one vector of outputs for each sample."""
+
+    @abstractmethod
     def guess(self, outputs: int) -> float:
         """The loss of guessing."""
 
@@ -140,11 +165,14 @@ class Task(Checked, ABC):
         Raises:
             UserError: the task has no metric of this name.
         """
-        if isinstance(self.metric, Metric):
-            return self.metric
         known = {metric.name: metric for metric in self.metrics}
+        own = _own_metric_of(self.metric)
+        if own is not None:
+            if own.name in known or own.name in _ROW or not own.name.isidentifier():
+                raise UserError(f"a metric of your own cannot be called {own.name!r}: give it another name")
+            return own
         if self.metric and self.metric not in known:
-            raise unknown(f"metric of {self.kind}", self.metric, tuple(known))
+            raise unknown(f"metric of {self.kind}", str(self.metric), tuple(known))
         return known[self.metric] if self.metric else self.metrics[0]
 
     @property
@@ -203,6 +231,13 @@ class Scores:
     def accuracy(self, rows: Tensor | None = None) -> float:
         """The share of right answers, in all or in some rows; NaN where there are none."""
         return mean_right(self.at(rows))
+
+    def goodness(self) -> float:
+        """The share of right answers; of numbers R²: 1 is best, and methods may compare it with a threshold."""
+        if any(metric.name == "accuracy" for metric in self.task.metrics):
+            return mean_right(self)
+        found = {metric.name: metric for metric in self.task.metrics}["r2"]
+        return found.measure(self) if len(self) else float("nan")
 
     def score(self, rows: Tensor | None = None) -> float:
         """The headline metric, of all or of some rows; NaN where it is not defined."""
@@ -273,6 +308,18 @@ class _Own:
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(f"the metric {self.name} failed: {reason}") from error
+
+
+def _own_metric_of(metric: str | Metric) -> Metric | None:
+    """The metric of the user's own; None where `metric` is a name of the library's."""
+    if isinstance(metric, Metric):
+        return metric
+    if not outside.is_file(metric):
+        return None
+    found = outside.load(metric)
+    if not isinstance(found, Metric) and not callable(found):
+        raise UserError(f"{metric} is no metric: name a function (answers, labels) -> number, or a Metric")
+    return found if isinstance(found, Metric) else own_metric(found)
 
 
 def own_metric(function: Callable[[Tensor, Tensor], Any], name: str = "", *, higher: bool = True) -> Metric:

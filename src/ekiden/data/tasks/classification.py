@@ -30,7 +30,8 @@ class Classification(Task):
         if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             kind = str(y.dtype).removeprefix("torch.")
             raise UserError(
-                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample."
+                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample"
+                f"{_hint(y, n)}."
             )
         if int(y.min()) < 0:
             raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
@@ -40,7 +41,7 @@ class Classification(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs)
 
@@ -68,6 +69,14 @@ class Classification(Task):
         """T² times the Kullback-Leibler divergence of the softened classes; see `Task`."""
         return measures.divergence(outputs, teacher, temperature)
 
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """One-hot."""
+        return F.one_hot(y, outputs).float()
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Classes, in ascending order."""
+        return torch.randint(outputs, (n,), generator=generator).sort().values
+
     def guess(self, outputs: int) -> float:
         """Ln K."""
         return log(outputs)
@@ -79,3 +88,12 @@ class Classification(Task):
     def strata(self, y: Tensor) -> Tensor:
         """The classes."""
         return y
+
+
+def _hint(y: Tensor, n: int) -> str:
+    """What else the labels may be."""
+    if y.shape == (n,) and y.is_floating_point():
+        return '; numbers to predict need task="regression"'
+    if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):
+        return ' (of one-hot rows, y.argmax(1)); labels of which several may be there need task="multi-label"'
+    return ""

@@ -20,7 +20,7 @@ class LanguageModelling(Task):
     """The next token at each place: y (n, L) int64, the tokens themselves, outputs (b, L, K) logits, cross-entropy.
 
     The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
-    may be shorter than y: what is cut off does not count. Answers are the tokens foreseen for the places 1 to L - 1,
+    may be shorter than y: what is cut off does not count. Answers are the tokens predicted for the places 1 to L - 1,
     (n, L - 1).
 
     Attributes:
@@ -52,9 +52,9 @@ class LanguageModelling(Task):
         """See `Task`."""
         return self.vocabulary or len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
-        return (*y.shape, outputs)
+        return (len(y), x.shape[1], outputs)
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
@@ -83,6 +83,14 @@ class LanguageModelling(Task):
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """T² times the mean over places of the Kullback-Leibler divergence of the softened tokens; see `Task`."""
         return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
 
     def guess(self, outputs: int) -> float:
         """Ln K."""

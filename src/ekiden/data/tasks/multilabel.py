@@ -38,7 +38,7 @@ class MultiLabel(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs)
 
@@ -68,6 +68,14 @@ class MultiLabel(Task):
         cross = F.binary_cross_entropy_with_logits(logits, wanted)
         own = F.binary_cross_entropy_with_logits(teacher / temperature, wanted)
         return temperature**2 * (cross - own)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """1 and -1: the sign of the output decides."""
+        return 2 * y - 1
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Each label with probability 1/2."""
+        return torch.randint(2, (n, outputs), generator=generator).float()
 
     def guess(self, outputs: int) -> float:
         """Ln 2."""

@@ -52,7 +52,7 @@ class Regression(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs)
 
@@ -80,6 +80,16 @@ class Regression(Task):
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """The mean squared difference; the temperature has no meaning here. See `Task`."""
         return (outputs - teacher).square().mean()
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """The standardised numbers."""
+        return self.standardised(y)
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Normal, with the mean and the standard deviation of the targets."""
+        values = torch.randn(n, outputs, generator=generator)
+        mean, std = self._scale(values)
+        return values * std + mean
 
     def guess(self, outputs: int) -> float:
         """1, the variance of standardised targets."""

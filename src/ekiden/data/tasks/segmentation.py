@@ -42,7 +42,7 @@ class Segmentation(Task):
         """See `Task`."""
         return len(names)
 
-    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         """See `Task`."""
         return (len(y), outputs, *y.shape[1:])
 
@@ -72,6 +72,14 @@ class Segmentation(Task):
         """T² times the mean over pixels of the Kullback-Leibler divergence of the softened classes; see `Task`."""
         student, taught = (each.movedim(1, -1).flatten(0, -2) for each in (outputs, teacher))
         return measures.divergence(student, taught, temperature)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
 
     def guess(self, outputs: int) -> float:
         """Ln K."""

@@ -17,6 +17,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
+from ekiden.data.inputs import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.engine.method import Method
 from ekiden.engine.networks import Named, Prepared, of_method
@@ -57,6 +58,7 @@ class Agreement:
         train: what of the network is trained.
         weights: name of the file with the network's values; empty: none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
+        inputs: what the samples are, see `ekiden.data.inputs.terms`.
     """
 
     run: str
@@ -80,6 +82,7 @@ class Agreement:
     train: str = "all"
     weights: str = ""
     values: str = ""
+    inputs: str = ""
 
     @property
     def digest(self) -> str:
@@ -146,7 +149,8 @@ class Agreement:
         if pretrained is not None:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
-        named = Named(model, self.shape, len(self.classes), self.seed)
+        inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
+        named = Named(model, self.shape, len(self.classes), self.seed, inputs)
         prepared = Prepared(named, weights, self.train, self.seed)
         return of_method(prepared, method, self.shape, len(self.classes), self.seed)
 
@@ -185,7 +189,9 @@ def parse(text: str) -> Agreement:
             and type(agreement.train) is type(agreement.weights) is type(agreement.values) is str
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
+            and type(agreement.inputs) is str
         )
+        _ = of_terms(agreement.inputs, torch.empty(0))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
@@ -209,7 +215,8 @@ def no_samples(agreed: Agreement) -> Dataset:
     """What the coordinator holds: nothing."""
     none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
     augment = Augment(**agreed.augment)
-    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment)
+    inputs = of_terms(agreed.inputs, none.x)
+    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment, inputs=inputs)
 
 
 def own_network(name: str, folder: Path) -> str:
@@ -233,7 +240,7 @@ def _own(name: str, folder: Path) -> Path:
 
 
 _ABSENT = object()
-_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "weights": "", "values": ""}
+_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "weights": "", "values": "", "inputs": ""}
 
 
 def _same_kind(value: object, example: object) -> bool:
