@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
-    from ekiden.experiments.revision import forget, join
     from ekiden.serving.loading import LoadedModel, load_model
+    from ekiden.serving.revision import forget, join
 
 _WHERE = {
     "Augment": "data.augment",
@@ -25,8 +25,8 @@ _WHERE = {
     "Training": "base.settings",
     "UserError": "base.errors",
     "federate": "data",
-    "forget": "experiments.revision",
-    "join": "experiments.revision",
+    "forget": "serving.revision",
+    "join": "serving.revision",
     "load": "data",
     "load_model": "serving.loading",
     "run": "api",

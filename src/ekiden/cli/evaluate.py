@@ -13,9 +13,10 @@ from ekiden import data as datasets
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console, parse
 from ekiden.engine.folder import read_config
+from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.experiments import summary
-from ekiden.experiments.plan import judge, read_model, stored
+from ekiden.experiments.plan import judge, stored
 
 
 @dataclass(frozen=True)

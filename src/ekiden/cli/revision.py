@@ -10,7 +10,7 @@ from ekiden import data as datasets
 from ekiden.api import Result
 from ekiden.base import outside
 from ekiden.cli.console import console, parse
-from ekiden.experiments import revision, summary
+from ekiden.serving import revision, summary
 
 
 @dataclass(frozen=True)

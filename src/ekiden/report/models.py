@@ -12,9 +12,10 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data import Dataset, FederatedData, load
 from ekiden.engine.evaluation import TestSet
+from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.engine.store import read_trained
-from ekiden.experiments.plan import judge, read_model, stored
+from ekiden.experiments.plan import judge, stored
 from ekiden.experiments.summary import Summary
 from ekiden.training.weights import Weights, mean
 

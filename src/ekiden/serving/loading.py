@@ -14,11 +14,11 @@ from ekiden.data.augment import normalise
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.modules import as_module
+from ekiden.engine.modules import as_module, read_model
 from ekiden.engine.networks import Given, Made, Named, builder, of_method
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
-from ekiden.experiments.plan import read_model, stored
+from ekiden.experiments.plan import stored
 from ekiden.methods import method_of
 
 ModelSource = nn.Module | Callable[[], nn.Module]

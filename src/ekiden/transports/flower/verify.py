@@ -20,11 +20,10 @@ from ekiden.engine.evaluation import Built, consensus
 from ekiden.engine.federation import Transfer, refs
 from ekiden.engine.folder import Marks, read_config, read_lines
 from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.modules import initial_weights, model_bytes
+from ekiden.engine.modules import initial_weights, model_bytes, read_model
 from ekiden.engine.outline import Outline, outline
 from ekiden.engine.store import read
 from ekiden.engine.worker import Setup
-from ekiden.experiments.plan import read_model
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, keys, reported
