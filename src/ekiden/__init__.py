@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from ekiden._version import __version__
 
 if TYPE_CHECKING:
-    from ekiden.api import Result, run, steps
+    from ekiden.api import run, steps
     from ekiden.base.errors import DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
+    from ekiden.results.result import Result
     from ekiden.serving.loading import LoadedModel, load_model
     from ekiden.serving.revision import forget, join
 
@@ -21,7 +22,7 @@ _WHERE = {
     "FederatedData": "data",
     "Hardware": "base.settings",
     "LoadedModel": "serving.loading",
-    "Result": "api",
+    "Result": "results.result",
     "Training": "base.settings",
     "UserError": "base.errors",
     "federate": "data",

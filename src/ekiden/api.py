@@ -8,86 +8,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, checked
 from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.base.settings import Hardware, Training
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.data.samples import ClientData, Dataset, FederatedData
 from ekiden.data.tensors import Source, federate
 from ekiden.engine import identity
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.machine import resolve
-from ekiden.engine.method import Method, Size, State
-from ekiden.engine.modules import as_module, model_bytes
-from ekiden.engine.networks import builder, network_name
+from ekiden.engine.method import Method
+from ekiden.engine.modules import model_bytes
+from ekiden.engine.networks import builder
 from ekiden.engine.parties import check_clients, holders
+from ekiden.engine.setup import check_model, describe_model
 from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
-from ekiden.training.weights import Weights
+from ekiden.results.result import Result
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.processes import Processes, refuse_within_worker
 from ekiden.transports.local.run import End, Simulated, last
 from ekiden.transports.local.simulation import Executor
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave, or has given so far.
-
-    Attributes:
-        state: the last state.
-        weights: the global model, or None where the method has only personal ones.
-        personal: one model per client, where the method personalises.
-        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
-        ledger: every transfer.
-        folder: the run folder, if there is one.
-        build: makes a network that `weights` fits.
-    """
-
-    state: State
-    weights: Weights | None
-    personal: tuple[Weights, ...]
-    metrics: tuple[Row, ...]
-    ledger: tuple[Transfer, ...]
-    folder: Path | None
-    build: Callable[[], nn.Module]
-
-    @property
-    def model(self) -> nn.Module:
-        """The global model as a module, in evaluation mode.
-
-        Raises:
-            UserError: the method has only personal models.
-        """
-        if self.weights is None:
-            raise UserError("this method gives no global model: take `personal`, one model per client")
-        return as_module(self.build, self.weights)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy on the union of all clients' test data after the last step.
-
-        Raises:
-            UserError: that step was not measured.
-        """
-        if not self.metrics or "accuracy" not in self.metrics[-1]:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
-        return float(self.metrics[-1]["accuracy"])
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
-        return bool(self.metrics and self.metrics[-1].get("diverged"))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the method moved."""
-        return sum(row.bytes for row in self.ledger)
 
 
 @checked("method", "data")
@@ -346,51 +290,3 @@ def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
         **describe_model(setup),
         "digests": digests,
     }
-
-
-def describe_model(setup: Setup) -> dict[str, Any]:
-    """Return what `ekiden.load_model` needs to know of a run besides its method and its model file."""
-    dataset = setup.dataset.fed(setup.training)
-    return {
-        "network": network_name(setup.build),
-        "classes": [str(name) for name in dataset.classes],
-        "input": {
-            "shape": list(dataset.shape),
-            "mean": [float(value) for value in dataset.mean],
-            "std": [float(value) for value in dataset.std],
-        },
-    }
-
-
-def check_model(worker: Worker, data: FederatedData) -> None:
-    """Refuse a network that does not fit the data.
-
-    Raises:
-        UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
-            declare the head that the method needs; the method cannot treat it.
-    """
-    dataset, classes, extra = data.dataset, len(data.dataset.classes), worker.setup.method.extra_outputs
-    bench = worker.bench("check")
-    if worker.setup.method.splits_model:
-        _ = worker.network.head
-    try:
-        x, _ = bench.feed.batch(
-            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
-        )
-        with torch.inference_mode():
-            out = worker.network.module.eval()(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
-    if not isinstance(out, torch.Tensor) or out.shape != (len(x), classes + extra):
-        found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise UserError(
-            f"the model gives {found} per sample, but the data have {classes} classes: "
-            f"give its last layer {classes} outputs"
-        )
-    worker.setup.method.check_network(Size.of(worker.network, dataset.shape))
-
-
-def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
-    """The outputs per sample of the network as the user knows it, without those that the method added."""
-    return (*outputs[:-1], outputs[-1] - extra) if outputs else ()

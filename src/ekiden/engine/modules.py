@@ -10,7 +10,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged
 from ekiden.engine import wire
 from ekiden.engine.folder import RunFolder
-from ekiden.engine.store import load_tensors
+from ekiden.engine.store import load as load_tensors
 from ekiden.engine.worker import Setup
 from ekiden.training.elastic import adapted
 from ekiden.training.network import Network

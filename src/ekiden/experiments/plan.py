@@ -16,9 +16,11 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
+from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.experiments.entries import at
 from ekiden.methods import ClosingLap, method_named, name_of
+from ekiden.results.result import Result
 
 M = TypeVar("M", bound=Method)
 
@@ -98,7 +100,7 @@ class Plan(Checked, Generic[M]):
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
         about: Mapping[str, Any] | None = None,
-    ) -> api.Result:
+    ) -> Result:
         """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
             self.whole,
@@ -184,5 +186,5 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
-    api.check_model(worker, data)
+    check_model(worker, data)
     return TestSet(worker, data, len(own.clients))

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ekiden.api import describe_model
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
@@ -16,6 +15,7 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module, read_model
 from ekiden.engine.networks import Given, Made, Named, builder, of_method
+from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import stored

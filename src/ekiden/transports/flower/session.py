@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ekiden import api, models
+from ekiden import models
 from ekiden._version import __version__
 from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
@@ -24,8 +24,10 @@ from ekiden.engine.evaluation import Built, divergence
 from ekiden.engine.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.engine.method import Method, Size, State
 from ekiden.engine.outline import outline
+from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named, written
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
@@ -123,7 +125,7 @@ def run(
     *,
     link: str = "{}",
     poll: float = 1.0,
-) -> api.Result:
+) -> Result:
     """Run `plan` over the silos behind `nodes`, or go on with it, in `folder`.
 
     Args:
@@ -166,7 +168,7 @@ def _go(
     roll: Roll,
     patience: Patience,
     say: Say,
-) -> api.Result:
+) -> Result:
     """All steps that are left, and the models."""
     method, clients, folder, classes = plan.whole, plan.names, run_folder.path, len(agreed.classes)
     total = method.steps(len(clients))
@@ -191,7 +193,7 @@ def _go(
     weights, personal = models_of(state, remote)
     modules.write_models(run_folder, setup.build, build, clients, weights, personal)
     trace = run_folder.trace()
-    return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
+    return Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
 
 
 def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:
@@ -295,7 +297,7 @@ def _config(
         "dataset": agreed.dataset,
         "clients": samples,
         "model_bytes": modules.model_bytes(setup),
-        **api.describe_model(setup),
+        **describe_model(setup),
         "digests": {"model": identity.model_digest(setup)},  # not of the data: those are the silos' own
         "remote_plan": plan.to_json(),
     }
