@@ -9,8 +9,8 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.cli.console import console, parse
-from ekiden.results.result import Result
 from ekiden.experiments import summary
+from ekiden.results.result import Result
 from ekiden.serving import revision
 
 
