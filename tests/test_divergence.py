@@ -15,26 +15,26 @@ from tests.conftest import Tiny
 
 def test_far_above_guessing_is_ten_times_its_loss() -> None:
     guess = log(40)
-    assert not diverged([9.9 * guess, 9.9 * guess], 40, personal=False)
-    assert diverged([10.1 * guess, 10.1 * guess], 40, personal=False)
-    assert not diverged([1e9, 9.9 * guess], 40, personal=False)  # it has forgotten one client, or never learned it
-    assert not diverged([nan, 9.9 * guess], 40, personal=False)
-    assert diverged([nan, 10.1 * guess], 40, personal=False)
-    assert not diverged([nan], 40, personal=False)
-    assert diverged([1e9, 0.1], 40, personal=True)  # each model is measured where it was trained
-    assert not diverged([15 * guess, 0.1, 0.1], 40, personal=True)
-    assert not diverged([-log(1e-12)], 2, personal=False)  # an ensemble whose votes all miss
-    assert diverged([30.1], 2, personal=False)
-    assert not diverged([2.0], 1, personal=False)  # where there is nothing to guess
+    assert not diverged([9.9 * guess, 9.9 * guess], log(40), personal=False)
+    assert diverged([10.1 * guess, 10.1 * guess], log(40), personal=False)
+    assert not diverged([1e9, 9.9 * guess], log(40), personal=False)  # it has forgotten one client, or never learned it
+    assert not diverged([nan, 9.9 * guess], log(40), personal=False)
+    assert diverged([nan, 10.1 * guess], log(40), personal=False)
+    assert not diverged([nan], log(40), personal=False)
+    assert diverged([1e9, 0.1], log(40), personal=True)  # each model is measured where it was trained
+    assert not diverged([15 * guess, 0.1, 0.1], log(40), personal=True)
+    assert not diverged([-log(1e-12)], log(2), personal=False)  # an ensemble whose votes all miss
+    assert diverged([30.1], log(2), personal=False)
+    assert not diverged([2.0], log(1), personal=False)  # where there is nothing to guess
 
 
 def test_the_line_says_what_to_do() -> None:
-    line = divergence({"loss": 1.23e29, "diverged": True}, 10, 1e6)
+    line = divergence({"loss": 1.23e29, "diverged": True}, log(10), 1e6)
     assert line == (
         "training diverged: the loss is 1.23e+29, that of guessing 2.30 (ln 10); "
         "lower lr (now 1e+06), or scale the inputs"
     )
-    assert divergence({"loss": 50.0}, 10, 1e6) == ""
+    assert divergence({"loss": 50.0}, log(10), 1e6) == ""
 
 
 @pytest.mark.parametrize("method", [FedSeq(epochs=3), Local(epochs=3)], ids=lambda m: m.title())

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
+    from ekiden.results.model import LoadedModel
     from ekiden.results.result import Result
-    from ekiden.serving.loading import LoadedModel, load_model
+    from ekiden.serving.loading import load_model, open_run
     from ekiden.serving.revision import forget, join
 
 _WHERE = {
@@ -21,7 +22,7 @@ _WHERE = {
     "DivergenceWarning": "base.errors",
     "FederatedData": "data",
     "Hardware": "base.settings",
-    "LoadedModel": "serving.loading",
+    "LoadedModel": "results.model",
     "Result": "results.result",
     "Training": "base.settings",
     "UserError": "base.errors",
@@ -30,6 +31,7 @@ _WHERE = {
     "join": "serving.revision",
     "load": "data",
     "load_model": "serving.loading",
+    "open_run": "serving.loading",
     "run": "api",
     "split": "data",
     "steps": "api",
@@ -52,6 +54,7 @@ __all__ = [
     "join",
     "load",
     "load_model",
+    "open_run",
     "run",
     "split",
     "steps",

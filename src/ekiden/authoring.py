@@ -4,15 +4,19 @@ from ekiden.base.checks import Checked, Count, CountOrZero, Fraction, NonNegativ
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Training
+from ekiden.data.tasks import Task
 from ekiden.engine.federation import ClientMissing, Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
 __all__ = [
+    "CLASSES",
     "INITIAL",
+    "NUMBERS",
     "SERVER",
+    "VECTORS",
     "Checked",
     "Client",
     "ClientMissing",
@@ -29,6 +33,7 @@ __all__ = [
     "Ref",
     "Size",
     "State",
+    "Task",
     "Training",
     "UserError",
     "Weights",

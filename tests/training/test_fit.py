@@ -180,7 +180,7 @@ def test_best_epoch_brings_its_own_statistics() -> None:
 
     def watch(epoch: int, epochs: int) -> None:
         statistics.append(here.network.buffers.clone())
-        accuracies.append(float(fitting.evaluate(here, subset(data, 0, 20))[0].sum()))
+        accuracies.append(float(fitting.evaluate(here, subset(data, 0, 20)).right.sum()))
 
     here.watch = watch
     result = fit(here, here.network.weights(), subset(data, 20), subset(data, 0, 20), epochs=8, seed=SEED)

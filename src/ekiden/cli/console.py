@@ -16,7 +16,21 @@ from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 
 T = TypeVar("T")
-_LISTS = ("--seeds", "--mean", "--std", "--only", "--without")
+_LISTS = (
+    "--seeds",
+    "--mean",
+    "--std",
+    "--only",
+    "--without",
+    "--track",
+    "--silos",
+    "--label-column",
+    "--feature-columns",
+    "--drop-columns",
+    "--categorical-columns",
+    "--window",
+    "--track",
+)
 # Labels, paths and names of classes may hold square brackets and colons.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from ekiden import models
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.cli.console import console, first_line, no_run, parse
+from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
@@ -21,6 +22,7 @@ from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.presets import PRESETS, preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
+from ekiden.results import tracking
 
 M = TypeVar("M", bound=Method)
 
@@ -34,6 +36,9 @@ class RunOptions(Generic[M]):
     """several seeds: one run each, side by side on the cores; overrides --seed"""
     out: Path = Path("runs")
     """folder in which the run folders METHOD-DATA-seedSEED are made"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
+    MLFLOW_TRACKING_URI says)"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class ResumeOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on, tensorboard or mlflow"""
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,16 @@ class DataOptions:
     """Who holds what: prints it and draws it."""
 
     data: Positional[str] = "digits"
-    """name of a data set, folder or Parquet file"""
+    """name of a data set, folder, table or file of arrays"""
     partition: str = "auto"
     """iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural"""
     clients: int | None = None
     """number of clients"""
     size: int | None = None
     """side of the images in pixels"""
+    silos: tuple[str, ...] = ()
+    """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of them"""
+    reading: Reading = field(default_factory=Reading)
     seed: int = 0
     """of the partition"""
     draw: Path | None = None
@@ -118,13 +128,27 @@ def run(args: Sequence[str]) -> None:
         "the rest as in the paper.",
     )
     plan: Plan[Any] = replace(
-        options.plan, data=datasets.located(options.plan.data), model=outside.located(options.plan.model)
+        options.plan,
+        data=datasets.located(options.plan.data),
+        silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
+        model=outside.located(options.plan.model),
+        metric=outside.located(options.plan.metric),
     )
-    name = f"{kind.title()}-{Path(plan.data).stem}"
+    if plan.silos and plan.data != default.data:
+        raise UserError("--silos and --data both say where the samples are: give one of them")
+    name = f"{kind.title()}-{_stem(plan)}"
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
-    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    tracking.check(options.track, options.out)
+    folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
+    jobs = [launch.Job(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
+    _launch([replace(job, track=options.track) for job in jobs])
+
+
+def _stem(plan: Plan[Any]) -> str:
+    """What the data are called in the name of a run folder."""
+    return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
 
 
 def resume(args: Sequence[str]) -> None:
@@ -136,7 +160,8 @@ def resume(args: Sequence[str]) -> None:
         raise UserError("name the run folders to go on with")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([launch.Job(stored(folder), folder) for folder in here])
+        tracking.check(options.track, here[0])
+        _launch([launch.Job(stored(folder), folder, track=options.track) for folder in here])
 
 
 def show(args: Sequence[str]) -> None:
@@ -170,7 +195,14 @@ def data(args: Sequence[str]) -> None:
     options = parse(DataOptions, args, "ekiden data")
     outside.trust(options.data)
     plan: Plan[Any] = Plan(
-        METHODS[0](), options.data, options.partition, options.clients, options.size, seed=options.seed
+        METHODS[0](),
+        options.data,
+        options.partition,
+        options.clients,
+        options.size,
+        silos=options.silos,
+        reading=options.reading,
+        seed=options.seed,
     )
     federation = plan.federation()
     console.print(datasets.table(federation))
@@ -188,7 +220,7 @@ def list_all(args: Sequence[str]) -> None:
     for method in METHODS:
         table.add_row(method.title(), first_line(method))
     console.print(table)
-    console.print(f"networks: {', '.join(models.names())}")
+    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
     home = os.environ.get("EKIDEN_DATA")
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")

@@ -3,8 +3,9 @@
 from ekiden.data.describe import draw, table
 from ekiden.data.named import NAMED, Named
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
+from ekiden.data.reading import Reading
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
-from ekiden.data.sources import load, located, silos
+from ekiden.data.sources import join, load, located, silos
 from ekiden.data.tensors import federate, from_tensors
 
 __all__ = [
@@ -19,11 +20,13 @@ __all__ = [
     "Natural",
     "Partition",
     "Pathological",
+    "Reading",
     "Samples",
     "Subset",
     "draw",
     "federate",
     "from_tensors",
+    "join",
     "load",
     "located",
     "parse",

@@ -112,16 +112,18 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel.
 
     Args:
-        x: (B, C, ...), uint8 or float; floats are taken as scaled already.
+        x: (B, C, ...), uint8 or float; floats are taken as scaled already. Or int64 tokens, which stay as they are.
         mean: one number, or one per channel.
         std: one number, or one per channel.
 
     Returns:
-        float32 tensor of the shape of `x`; `x` itself if it is float32 and mean is 0 and std 1.
+        float32 tensor of the shape of `x`; `x` itself if it is float32 and mean is 0 and std 1, or holds tokens.
 
     Raises:
         UserError: the numbers of means, of standard deviations and of channels do not fit.
     """
+    if x.dtype == torch.int64:
+        return x
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
             f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, the images have {x.shape[1]} "

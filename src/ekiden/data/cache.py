@@ -1,4 +1,7 @@
-"""Decoded data sets on disk, named by the contents of their sources."""
+"""Decoded data sets on disk, named by the contents of their sources.
+
+Large ones stay there: their images are mapped into memory, so that a set larger than memory can be trained on.
+"""
 
 import contextlib
 import hashlib
@@ -7,15 +10,22 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
+from typing import IO, Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
+from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.tasks import recorded, task_of
 
+LARGE = 1 << 28
+"""bytes of images from which on they stay on the disk"""
+_PIECE = 1 << 24  # bytes read or written at a time
 VERSION = 1  # of the decoder and of the format; a new number makes all old files unused
 
 
@@ -53,12 +63,35 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         dataset = build()
         with contextlib.suppress(OSError):
             _store(path, dataset)
+            if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= LARGE:
+                return _load(path) or dataset
     return dataset
+
+
+def room(shape: tuple[int, ...]) -> Tensor:
+    """A uint8 tensor to write images into: in memory, or, if it is large, in a file that is gone when nobody uses it.
+
+    Raises:
+        UserError: there is no space on the disk.
+    """
+    size = prod(shape)
+    if size < LARGE:
+        return torch.empty(shape, dtype=torch.uint8)
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder(), prefix=".decoding-") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return Place(Path(file.name), 0, shape).open()
+    except OSError as error:
+        raise UserError(
+            f"images of {size / 1e9:.1f} GB cannot be decoded into {folder()} ({error.strerror}): make room there, or "
+            "name another folder by EKIDEN_CACHE"
+        ) from None
 
 
 def _store(path: Path, dataset: Dataset) -> None:
     tensors = {
-        f"{part}.{field}": tensor
+        f"{part}.{field}": tensor.contiguous()
         for part, samples in (("train", dataset.train), ("test", dataset.test))
         for field, tensor in vars(samples).items()
         if isinstance(tensor, Tensor)
@@ -67,40 +100,100 @@ def _store(path: Path, dataset: Dataset) -> None:
         "name": dataset.name,
         "classes": dataset.classes,
         "domains": dataset.domains,
-        "sum": _sum(tensors),
+        "groups": dataset.groups,
+        "task": recorded(dataset.task),
+        "least": dataset.least,
+        "sum": _sum(_pieces(tensors[name]) for name in sorted(tensors)),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    os.close(handle)
     try:
-        save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, metadata={"ekiden": json.dumps(names)})
+        with os.fdopen(handle, "wb") as file:
+            file.write(_header(tensors, {"ekiden": json.dumps(names)}))
+            for name in sorted(tensors):
+                file.writelines(_pieces(tensors[name]))
         os.replace(temporary, path)  # readers see the whole file or none
-    except Exception as error:
+    except BaseException:
         Path(temporary).unlink(missing_ok=True)
-        raise OSError(str(error)) from error  # safetensors has an error of its own for a full disk
+        raise
+
+
+def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """The beginning of a safetensors file: written piece by piece, as the library would copy all into memory."""
+    described: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name in sorted(tensors):
+        size = tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        described[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+_DTYPES = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.float64: "F64"}
 
 
 def _load(path: Path) -> Dataset | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            names = json.loads(file.metadata()["ekiden"])
-            tensors = {k: file.get_tensor(k) for k in sorted(file.keys())}
-        if names["sum"] != _sum(tensors):
+        tensors, total = {}, 0
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            described = json.loads(file.read(length))
+            names = json.loads(described.pop("__metadata__")["ekiden"])
+            for name in sorted(described):
+                begin, end = described[name]["data_offsets"]
+                dtype = next(dtype for dtype, text in _DTYPES.items() if text == described[name]["dtype"])
+                shape, at = tuple(described[name]["shape"]), 8 + length + begin
+                file.seek(at)
+                if end - begin < LARGE or dtype != torch.uint8:
+                    data = file.read(end - begin)
+                    total = zlib.crc32(data, total)
+                    whole = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+                    tensors[name] = whole.view(shape)
+                    continue
+                for piece in _read(file, end - begin):
+                    total = zlib.crc32(piece, total)
+                tensors[name] = Place(path, at, shape).open()
+        if names["sum"] != total:
             return None
         train, test = (
             Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
             for part in ("train.", "test.")
         )
-        return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]))
+        more = {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
+        if "task" in names:
+            more["task"] = task_of(_tuples(names["task"]))
+        return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
     except Exception:  # whatever is wrong with it, the sources are there
         return None
 
 
-def _sum(tensors: dict[str, Tensor]) -> int:
+def _read(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next bytes of a file: read, not mapped, so that they do not stay in memory."""
+    while size > 0 and (piece := file.read(min(size, _PIECE))):
+        size -= len(piece)
+        yield piece
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor."""
+    flat = tensor.reshape(-1).view(torch.uint8)
+    for piece in torch.split(flat, _PIECE) if len(flat) else ():
+        yield piece.numpy().data
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _sum(tensors: Iterable[Iterable[memoryview]]) -> int:
     """Checksum of all bytes."""
     total = 0
-    for name in sorted(tensors):
-        total = zlib.crc32(tensors[name].contiguous().numpy().data, total)
+    for pieces in tensors:
+        for piece in pieces:
+            total = zlib.crc32(piece, total)
     return total

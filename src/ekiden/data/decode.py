@@ -1,7 +1,7 @@
-"""From encoded images to one uint8 tensor."""
+"""From encoded images to uint8 tensors."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -14,86 +14,155 @@ from PIL import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data import medical
 from ekiden.data.files import Raw
+from ekiden.data.inputs import Images
 
-CHUNK = 512  # images a thread decodes at a time
+CHUNK = 128  # images a thread decodes at a time
+_FEW = 64  # of the 256 levels; fewer mean that the values of 16-bit images fill a corner of their range only
 Pixels = NDArray[np.uint8]
+Room = Callable[[tuple[int, ...]], Tensor]
+"""makes a uint8 tensor of this shape, its values to be written"""
 
 
-def decode(parts: Sequence[Raw], size: int | None) -> list[Tensor]:
+def memory(shape: tuple[int, ...]) -> Tensor:
+    """A tensor in memory."""
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Tensor]:
     """Decode all images of a data set, in order.
 
     All come out with one size and one number of channels: grey images become RGB if any image is RGB,
-    alpha is dropped, 16-bit grey is cut to its upper 8 bits.
+    alpha is dropped, 16-bit grey is cut to its upper 8 bits unless a window says otherwise.
 
     Args:
         parts: training part and, if there is one, test part.
-        size: side in pixels that images are resized to (bilinear with antialias), or None to keep theirs.
+        images: how they come to one size (bilinear with antialias).
+        room: where they are written.
 
     Returns:
         For each part (n, C, H, W) uint8, C = 1 or 3.
 
     Raises:
-        UserError: an image cannot be decoded, or `size` is None and the images differ in size.
+        UserError: an image cannot be decoded, they differ in size and none is given, or 16-bit images use a small part
+            of their range and no window is given.
     """
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        decoded = [
-            list(pool.map(lambda start, part=p: _chunk(part, start, size), range(0, len(p.images), CHUNK)))
-            for p in parts
-        ]
-    chunks = [c for part in decoded for c in part]
-    _check_same({c.shape[1:3] for c in chunks}, parts[0].source)
-    channels = max(c.shape[3] for c in chunks)
-    return [_join(part, channels) for part in decoded]
-
-
-def _join(chunks: list[Pixels], channels: int) -> Tensor:
-    n, (height, width) = sum(map(len, chunks)), chunks[0].shape[1:3]
-    out = torch.empty(n, channels, height, width, dtype=torch.uint8)
-    for start, chunk in zip(range(0, n, CHUNK), chunks, strict=True):
-        # copying spreads one grey channel over three
-        out[start : start + CHUNK].copy_(torch.from_numpy(chunk).permute(0, 3, 1, 2))
+        looks = [list(pool.map(lambda row, raw=part: _look(raw, row), range(len(part.images)))) for part in parts]
+        channels = max(c for part in looks for c, _ in part)
+        sizes = {size for part in looks for _, size in part}
+        if not images.size and len(sizes) > 1:
+            some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
+            raise UserError(
+                f"images in {parts[0].source} differ in size ({some}): give the size that all are to have by --size."
+            )
+        width, height = (images.size, images.size) if images.size else next(iter(sizes))
+        out, levels = [], []
+        for part in parts:
+            pixels = room((len(part.images), channels, height, width))
+            starts = range(0, len(part.images), CHUNK)
+            levels += list(pool.map(lambda s, raw=part, into=pixels: _chunk(raw, s, images, into), starts))
+            out.append(pixels)
+    deep = [level for level in levels if level is not None]
+    if deep and max(deep) < _FEW << 8 and not images.window:
+        raise UserError(
+            f"images in {parts[0].source} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
+            f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --window 0 {max(deep)}"
+        )
     return out
 
 
-def _chunk(raw: Raw, start: int, size: int | None) -> Pixels:
-    """(k, H, W, C) pixels of the images from `start` on."""
-    stop = min(start + CHUNK, len(raw.images))
-    pixels = [_pixels(raw, row, size) for row in range(start, stop)]
-    _check_same({p.shape[:2] for p in pixels}, raw.source)
-    channels = max(p.shape[2] for p in pixels)
-    return np.stack([np.broadcast_to(p, (*p.shape[:2], channels)) for p in pixels])
+def _look(raw: Raw, row: int) -> tuple[int, tuple[int, int]]:
+    """Channels and size (width, height) of one image, from its header where that says it."""
+    image = _opened(raw, row)
+    seen = (1 if _is_grey(image) else 3), image.size
+    if image is not raw.images[row]:
+        image.close()
+    return seen
 
 
-def _check_same(shapes: set[tuple[int, ...]], source: str) -> None:
-    if len(shapes) > 1:
-        some = ", ".join(f"{w}x{h}" for h, w in sorted(shapes)[:3])
-        raise UserError(f"images in {source} differ in size ({some}): give the size that all are to have by --size.")
+def _chunk(raw: Raw, start: int, images: Images, into: Tensor) -> int | None:
+    """Write the pixels of the images from `start` on; returns the largest value of those of more than 8 bits."""
+    deepest = None
+    for row in range(start, min(start + CHUNK, len(raw.images))):
+        pixels, deep = _pixels(raw, row, images)
+        deepest = deep if deepest is None else max(deepest, deep or 0)
+        into[row].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # spreads one grey channel over three
+    return deepest
 
 
-def _pixels(raw: Raw, row: int, size: int | None) -> Pixels:
-    """(H, W, C) pixels of one image."""
+def _opened(raw: Raw, row: int) -> Image.Image:
     item = raw.images[row]
     try:
         if item is None:
             raise ValueError("no bytes")
-        image = (
-            item if isinstance(item, Image.Image) else Image.open(BytesIO(item) if isinstance(item, bytes) else item)
-        )
-        image = _plain(image)
-        if size is not None and image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        pixels: NDArray[Any] = np.asarray(image)
+        if isinstance(item, Image.Image):
+            return item
+        if medical.is_medical(item):
+            return medical.image(item)
+        return Image.open(BytesIO(item) if isinstance(item, bytes) else item)
+    except UserError as error:
+        raise UserError(f"the image in {_where(raw, row)}: {error}") from error
     except Exception as error:  # the many decoders of Pillow raise errors of many kinds
-        where = str(item) if isinstance(item, Path) else f"row {row} of {raw.source}"
-        raise UserError(f"the image in {where} cannot be decoded, replace or remove it ({error})") from error
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        raise _broken(raw, row, error) from error
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """The image as 8-bit grey or RGB."""
-    if image.mode in ("L", "RGB"):
+def _broken(raw: Raw, row: int, error: Exception) -> UserError:
+    return UserError(f"the image in {_where(raw, row)} cannot be decoded, replace or remove it ({error})")
+
+
+def _where(raw: Raw, row: int) -> str:
+    item = raw.images[row]
+    return str(item) if isinstance(item, Path) else f"row {row} of {raw.source}"
+
+
+def _pixels(raw: Raw, row: int, images: Images) -> tuple[Pixels, int | None]:
+    """(H, W, C) pixels of one image, and its largest value where it has more than 8 bits."""
+    image = _opened(raw, row)
+    try:
+        plain, deep = _plain(image, images.window)
+        pixels: NDArray[Any] = np.array(_sized(plain, images))
+    except UserError as error:
+        raise UserError(f"the image in {_where(raw, row)}: {error}") from error
+    except Exception as error:
+        raise _broken(raw, row, error) from error
+    return (pixels if pixels.ndim == 3 else pixels[:, :, None]), deep
+
+
+def _sized(image: Image.Image, images: Images) -> Image.Image:
+    size = images.size
+    if not size or image.size == (size, size):
         return image
+    box = None
+    if images.fit == "crop":  # the middle square
+        side = min(image.size)
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        box = (left, top, left + side, top + side)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode.startswith("I") or image.mode in ("L", "1", "LA", "La", "F")
+
+
+def _plain(image: Image.Image, window: tuple[float, ...]) -> tuple[Image.Image, int | None]:
+    """The image as 8-bit grey or RGB, and its largest value where it has 16 bits."""
+    if image.mode in ("L", "RGB"):
+        return image, None
+    deep = image.mode.startswith("I") or image.mode == "F"
+    if deep and window:
+        low, high = window
+        scaled = (np.asarray(image).astype(np.float64) - low) * (255 / (high - low))
+        return Image.fromarray(np.rint(scaled).clip(0, 255).astype(np.uint8)), None
+    if image.mode == "F":
+        values = np.asarray(image)
+        low, high = float(values.min()), float(values.max())
+        if low < 0 or high > 255 or 0 < high <= 1:
+            raise UserError(
+                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --window LOW HIGH"
+            )
     if image.mode.startswith("I"):  # 16 bits; Pillow would clip at 255 instead of scaling
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    return image.convert("L" if image.mode in ("1", "LA", "La", "F") else "RGB")
+        values = np.asarray(image).astype(np.int64)
+        return Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8)), int(values.max())
+    return image.convert("L" if image.mode in ("1", "LA", "La", "F") else "RGB"), None

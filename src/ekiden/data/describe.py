@@ -15,9 +15,19 @@ LONG = 40  # more clients than this are cut short in the table
 
 
 def counts(fed: FederatedData) -> NDArray[np.int64]:
-    """(clients, classes) number of samples that each client holds for training and validation."""
-    k = len(fed.dataset.classes)
-    return np.stack([(c.train.class_counts(k) + c.val.class_counts(k)).cpu().numpy() for c in fed.clients])
+    """(clients, K) labels of each kind that each client holds for training and validation; see `held_names`.
+
+    Of classes, these are samples; of numbers, the samples of each target; of texts, all of them.
+    """
+    if not fed.dataset.classes:
+        return np.array([[len(c.train) + len(c.val)] for c in fed.clients])
+    task, k = fed.dataset.task, len(fed.dataset.classes)
+    return np.stack([(task.counts(c.train.y, k) + task.counts(c.val.y, k)).cpu().numpy() for c in fed.clients])
+
+
+def held_names(fed: FederatedData) -> tuple[str, ...]:
+    """What the columns of `counts` are: classes, labels, targets, or texts."""
+    return fed.dataset.classes or ("texts",)
 
 
 def table(fed: FederatedData) -> Table:
@@ -29,9 +39,9 @@ def table(fed: FederatedData) -> Table:
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
     wide = held.shape[1] > WIDE
-    out = Table(title=f"{fed.dataset.name}: {len(fed.clients)} clients, {held.shape[1]} classes")
+    out = Table(title=f"{fed.dataset.name}: {len(fed.clients)} clients, {_kinds(fed)}")
     out.add_column("client")
-    for name in ("classes", "largest classes") if wide else fed.dataset.classes:
+    for name in ("classes", "largest classes") if wide else held_names(fed):
         out.add_column(name, justify="left" if name == "largest classes" else "right")
     for name in ("train", "val", "test"):
         out.add_column(name, justify="right", style="bold")
@@ -40,10 +50,17 @@ def table(fed: FederatedData) -> Table:
             if k == LONG // 2:
                 out.add_row("...")
             continue
-        out.add_row(client.name, *_cells(held[k], fed.dataset.classes), *map(str, sizes[k]))
+        out.add_row(client.name, *_cells(held[k], held_names(fed)), *map(str, sizes[k]))
     out.add_section()
-    out.add_row("all", *_cells(held.sum(axis=0), fed.dataset.classes), *map(str, sizes.sum(axis=0)))
+    out.add_row("all", *_cells(held.sum(axis=0), held_names(fed)), *map(str, sizes.sum(axis=0)))
     return out
+
+
+def _kinds(fed: FederatedData) -> str:
+    """How many kinds of labels there are, in words."""
+    count, task = len(held_names(fed)), fed.dataset.task.kind
+    what = {"multi-label": "label", "regression": "target", "language-modelling": "kind"}.get(task, "class")
+    return f"{count} {what}{'es' if what == 'class' else 's' if count != 1 else ''}"
 
 
 def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
@@ -109,8 +126,8 @@ def picture(fed: FederatedData) -> Any:
 
 def _ticks(axes: Any, fed: FederatedData) -> None:
     """Names where they can be read, else every fifth number."""
-    short = len(fed.dataset.classes) <= 20
-    names = [c if len(c) <= 16 else f"{c[:15]}…" for c in fed.dataset.classes]
+    short = len(held_names(fed)) <= 20
+    names = [c if len(c) <= 16 else f"{c[:15]}…" for c in held_names(fed)]
     places = range(len(names)) if short else range(0, len(names), 5)
     axes.set_xticks(places, [names[i] if short else str(i) for i in places], parse_math=False)
     if short and max(map(len, names)) > 2:

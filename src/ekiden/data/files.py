@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.medical import split
+from ekiden.data.reading import Reading
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}) | {
+    ".dcm",
+    ".nii",
+}
+
+READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
+"""what files of samples are called that are no images"""
 
 
 @dataclass(frozen=True)
@@ -33,25 +41,40 @@ class Raw:
 
     Attributes:
         source: the file or folder, for messages.
-        images: n encoded images, files or opened images.
-        label: (n,) integers or names.
+        images: n encoded images, files or opened images; or n texts, the columns of a table (`pyarrow.Table`), an array
+            (n, ...).
+        label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
         domain: (n,) integers or names, or None.
         group: (n,) integers or names, or None.
         classes: class names in the order of the labels, empty where the source does not say.
         domains: domain names in their order, likewise.
+        kind: what the samples are.
+        targets: names of the columns of labels; none where there are no labels.
     """
 
     source: str
-    images: Sequence[bytes | Path | Image | None]
+    images: Sequence[bytes | Path | Image | None] | Any
     label: NDArray[Any]
     domain: NDArray[Any] | None = None
     group: NDArray[Any] | None = None
     classes: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
+    kind: Literal["images", "table", "tokens", "arrays"] = "images"
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.images):
-            raise UserError(f"{self.source} is empty: it needs at least one labelled image.")
+            what = "image" if self.kind == "images" else "row"
+            raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
+
+    def taken(self, rows: NDArray[np.int64]) -> "Raw":
+        """These rows."""
+        if isinstance(self.images, list | tuple):
+            samples: Any = [self.images[row] for row in rows]
+        else:
+            samples = self.images.take(rows) if self.kind == "table" else self.images[rows]
+        domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
+        return replace(self, images=samples, label=self.label[rows], domain=domain, group=group)
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -65,12 +88,16 @@ def find(path: Path) -> tuple[Path, Path | None]:
             f"there is no file or folder {str(path)!r}: give a folder of class folders, or a .parquet file."
         )
     if path.is_file():
-        if path.suffix != ".parquet":
-            raise UserError(f"{path} is not a .parquet file: give one, or a folder of class folders.")
+        if path.suffix.lower() not in READABLE:
+            raise UserError(
+                f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, or a folder of class "
+                "folders."
+            )
         sibling = path.with_name(path.name.replace("train", "test"))
         return path, sibling if sibling != path and sibling.is_file() else None
-    for train, test in (path / "train.parquet", path / "test.parquet"), (path / "train", path / "test"):
-        if train.exists():
+    for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
+        if (train := path / name).exists():
+            test = path / name.replace("train", "test")
             return train, test if test.exists() else None
     return path, None
 
@@ -86,7 +113,8 @@ def files(part: Path) -> Iterator[tuple[str, Path]]:
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
-        if file.suffix.lower() in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
+        suffix = file.suffix.lower() if not file.name.lower().endswith(".nii.gz") else ".nii"
+        if suffix in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
             yield inside.as_posix(), file
 
 
@@ -214,11 +242,13 @@ def _images(table: Any, name: str, source: str) -> list[bytes | Path | None]:
     import pyarrow.compute as pc  # noqa: PLC0415
 
     column, kind = table[name], table[name].type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _paths(column.to_pylist(), name, source)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return list(column.to_pylist())
     if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         raise UserError(
-            f"column {name!r} of {source} holds {kind}: images must be bytes, or structs of bytes and path."
+            f"column {name!r} of {source} holds {kind}: images must be bytes, structs of bytes and path, or paths."
         )
     encoded = pc.struct_field(column, "bytes").to_pylist()
     if (column.null_count == 0 and None not in encoded) or kind.get_field_index("path") < 0:
@@ -226,6 +256,22 @@ def _images(table: Any, name: str, source: str) -> list[bytes | Path | None]:
     paths = pc.struct_field(column, "path").to_pylist()
     beside = Path(source).parent  # images stored as files next to the table
     return [b if b is not None or p is None else beside / p for b, p in zip(encoded, paths, strict=True)]
+
+
+def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Path | None]:
+    """Files next to the table.
+
+    Raises:
+        UserError: one is not there.
+    """
+    beside = Path(source).parent
+    for row, name in enumerate(names):
+        if not name or not split(beside / name)[0].is_file():
+            raise UserError(
+                f"row {row} of {source} names the image {name!r} (column {column!r}), which is not a file in {beside}: "
+                "give paths relative to the table"
+            )
+    return [beside / str(name) for name in names]
 
 
 def _values(table: Any, name: str, source: str) -> NDArray[Any]:
@@ -254,6 +300,164 @@ def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:
         return tuple(map(str, features[column]["names"]))
     except (ValueError, KeyError, TypeError):  # no names, or metadata of some other kind
         return ()
+
+
+def samples(table: Any, source: str, reading: Reading) -> Raw:
+    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
+
+    Raises:
+        UserError: a column is missing, or holds what it cannot.
+    """
+    named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
+    for name in (*named, reading.domain_column, *reading.label_column, *reading.feature_columns):
+        if name and name not in table.column_names:
+            raise unknown(f"column of {source}", name, table.column_names)
+    unlabelled = not reading.label_column and "label" not in table.column_names
+    if unlabelled and not reading.text_column:
+        raise UserError(
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
+            f"{', '.join(table.column_names)}."
+        )
+    targets = reading.label_column or (() if unlabelled else ("label",))
+    domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
+    group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
+    meant = {*targets, domain, group}
+    kind, chosen = _kind(table, source, reading, meant)
+    return Raw(
+        source,
+        chosen,
+        targets_of(table, targets, source) if targets else np.zeros(len(table), dtype=np.int64),
+        None if domain is None else _names_of(table, domain, source),
+        None if group is None else _names_of(table, group, source),
+        _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
+        () if domain is None else _names(table, domain, b"domain_names"),
+        kind,
+        targets,
+    )
+
+
+def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:
+    """What the samples are, and they themselves."""
+    image = reading.image_column or (None if reading.text_column or reading.array_column else _image(table, meant))
+    if image is not None and not reading.feature_columns:
+        return "images", _images(table, image, source)
+    if reading.text_column:
+        return "tokens", _texts(table, reading.text_column, source)
+    lists = [n for n in table.column_names if n not in meant and _is_list(table[n].type)]
+    array = reading.array_column or (lists[0] if len(lists) == 1 and not reading.feature_columns else None)
+    if array is not None:
+        return "arrays", _lists(table, array, source)
+    dropped = meant | set(reading.drop_columns)
+    columns = reading.feature_columns or [n for n in table.column_names if n not in dropped]
+    if used := [name for name in columns if name in meant]:
+        raise UserError(f"column {used[0]!r} cannot be a feature and the label, group or domain: leave it out of one")
+    if not columns:
+        raise UserError(f"{source} has no column left that the model could get: drop fewer")
+    return "table", table.select(list(columns))
+
+
+def _image(table: Any, meant: set[str | None]) -> str | None:
+    """The column of images that need not be named: of encoded bytes."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    def encoded(kind: Any) -> bool:
+        struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    return next((n for n in table.column_names if n not in meant and encoded(table[n].type)), None)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _texts(table: Any, name: str, source: str) -> list[str]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_null(column.type):
+        raise UserError(f"column {name!r} of {source} is empty: name the column of texts by --text-column")
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise UserError(f"column {name!r} of {source} holds {column.type}, not texts: name another by --text-column")
+    return [text or "" for text in column.to_pylist()]
+
+
+def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
+    """(n, ...) numbers of a column of lists, maybe nested.
+
+    Raises:
+        UserError: it holds no lists of numbers, a missing one, or some of another length.
+    """
+    kind = table[name].type
+    if not _is_list(kind):
+        raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give them one length each")
+    rows = table[name].to_numpy()
+    lengths = [-1 if row is None else len(row) for row in rows]
+    odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
+    if odd is not None:
+        lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
+        raise UserError(f"column {name!r} of {source} has {lacks} in row {odd}: give all one length")
+    try:
+        return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"column {name!r} of {source} is no array of numbers ({error}): give all one length") from None
+
+
+def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
+    """(n,) labels of one column: integers, names, or float64; (n, K) float64 of several.
+
+    Raises:
+        UserError: a value is missing, or text is where numbers are expected.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    each = []
+    for name in columns:
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise UserError(
+                f"the label in row {row} of {source} is missing (column {name!r}): give it one, or leave the row out"
+            )
+        if pa.types.is_boolean(column.type):
+            numbers = column.cast(pa.int8())
+            each.append(np.array(numbers.to_numpy(), dtype=np.float64))
+            if len(columns) == 1:
+                return np.where(each[0] > 0, "true", "false")
+        elif pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+            each.append(np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64))
+        elif len(columns) == 1:
+            return _values(table, name, source)
+        elif pa.types.is_integer(column.type):
+            each.append(np.array(column.to_numpy(), dtype=np.float64))
+        else:
+            raise UserError(
+                f"column {name!r} of {source} holds {column.type}: with several --label-column, all must hold numbers"
+            )
+        if not np.isfinite(each[-1]).all():
+            row = int(np.flatnonzero(~np.isfinite(each[-1]))[0])
+            raise UserError(f"the label in row {row} of {source} is {each[-1][row]} (column {name!r}): give a number")
+    return each[0] if len(each) == 1 else np.stack(each, axis=1)
+
+
+def _names_of(table: Any, name: str, source: str) -> NDArray[Any]:
+    """Groups or domains: integers or names; whole numbers that are stored as floats count as integers."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+        values = column.cast(pa.float64()).to_numpy()
+        if (values != np.floor(values)).any():
+            raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
+        return np.array(values, dtype=np.int64)
+    return _values(table, name, source)
 
 
 def natural(name: str) -> tuple[bool, int, str]:
@@ -312,3 +516,12 @@ def codes(
     numbers = np.array([place[str(f)] for f in found], dtype=np.int64)[inverse]
     cuts = np.cumsum([len(p) for p in parts])[:-1]
     return [torch.from_numpy(p.copy()) for p in np.split(numbers, cuts)], order
+
+
+def images_in(table: Any, column: str, source: str) -> list[bytes | Path | None]:
+    """Return the encoded images, or the files, in a column of an Arrow table.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    return _images(table, column, source)

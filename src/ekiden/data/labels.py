@@ -8,7 +8,8 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.data.files import codes, natural
-from ekiden.data.samples import Samples
+from ekiden.data.samples import Dataset, Samples
+from ekiden.data.tasks import Classification, named, scaled
 
 _SHOWN = 8  # labels in a message
 
@@ -55,6 +56,25 @@ def unify(
     else:
         order = _numbers(parts)
     return [_renumbered(part, what, order) for part, what in zip(parts, whats, strict=True)], order
+
+
+def meant(dataset: Dataset, task: str) -> Dataset:
+    """The data set with its labels taken as those of `task`: integers as numbers, where a regression is asked for.
+
+    Raises:
+        UserError: its labels are of another task.
+    """
+    if not task or dataset.task.kind == task:
+        return dataset
+    if task != "regression" or not isinstance(dataset.task, Classification):
+        raise UserError(f"the labels of {dataset.name} are of {dataset.task.kind}, not of {task}: leave out --task")
+    try:
+        values = torch.tensor([float(name) for name in dataset.classes])
+    except ValueError:
+        raise UserError(f"the labels of {dataset.name} are names, regression needs numbers: leave out --task") from None
+    names = ("target",)
+    train, test = (replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y))
 
 
 def missing(present: set[int], high: int) -> str:

@@ -73,7 +73,7 @@ class Dirichlet(Checked):
         """See `Partition`."""
         n = len(dataset.train)
         if n >= clients * self.min_size:
-            labels = numpy(dataset.train.y)
+            labels = numpy(dataset.strata(dataset.train))
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
             for _ in range(TRIES):
                 parts = self._draw(classes, n / clients, clients, rng)
@@ -175,7 +175,7 @@ class Pathological(Checked):
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        labels = numpy(dataset.train.y)
+        labels = numpy(dataset.strata(dataset.train))
         present = np.unique(labels)
         k, n = self.classes_per_client, len(present)
         if k > n or k * clients < n:
@@ -325,11 +325,16 @@ def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
         return train.domain, test.domain
     if isinstance(partition, Natural) and train.group is not None and test.group is not None:
         known = np.isin(numpy(test.group), numpy(train.group)).all()
-        return (train.group, test.group) if known else (train.y, test.y)
-    return train.y, test.y
+        if known:
+            return train.group, test.group
+    return dataset.strata(train), dataset.strata(test)
 
 
 def _names(dataset: Dataset, partition: Partition, clients: int) -> list[str]:
+    if isinstance(partition, Natural) and dataset.groups and dataset.train.group is not None:
+        owners = np.unique(numpy(dataset.train.group))
+        if len(owners) == clients:
+            return [dataset.groups[owner] for owner in owners]
     if not isinstance(partition, Domains):
         return [f"client-{k}" for k in range(clients)]
     domains = partition.names(dataset)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch import Tensor
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
+from ekiden.data.inputs import Inputs, of_tensor
+from ekiden.data.mapped import Place, place
+from ekiden.data.tasks import Classification, Need, Task
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,9 @@ class Samples:
     """Labelled samples, decoded once.
 
     Attributes:
-        x: (n, C, H, W) uint8 images or (n, d) float32 features; float32 of any other shape is used as it is.
-        y: (n,) int64 class indices.
+        x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
+            as it is.
+        y: (n,) int64 class indices; of other tasks than classification, see theirs in `ekiden.data.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
         classes: class names in the order of the indices; empty where they have none, or those of a `Dataset` are meant.
@@ -32,10 +37,20 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes map what stays in a file; the rest travels."""
+        at = place(self.x)
+        rest = (self.y, self.domain, self.group, self.classes)
+        return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
+
     def taken(self, rows: Tensor) -> "Samples":
         """A copy of these rows."""
         domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
         return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
+
+
+def _opened(at: Place, *rest: Any) -> Samples:
+    return Samples(at.open(), *rest)
 
 
 @dataclass(frozen=True)
@@ -46,11 +61,16 @@ class Dataset:
         name: the name the user gave.
         train: all training samples (validation is cut from each client's share of them).
         test: all test samples.
-        classes: class names; their count is the number of outputs of the network.
+        classes: names of what the network's outputs stand for: classes, labels or targets.
         domains: domain names, empty where the set has none.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: what training batches undergo.
+        task: what the labels mean.
+        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
+        groups: names of the natural owners, where they are to be called so.
+        least: fewest rows of a client about which it tells anything when clients agree on the scaling of tables and
+            targets; 0: nothing is left to agree on.
     """
 
     name: str
@@ -61,6 +81,14 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: Augment = field(default_factory=Augment)
+    task: Task = field(default_factory=Classification)
+    inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
+    groups: tuple[str, ...] = ()
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inputs is None:
+            object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def fed(self, training: Training) -> "Dataset":
         """With the normalisation and augmentation that `training` asks for."""
@@ -76,6 +104,21 @@ class Dataset:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def offers(self) -> frozenset[Need]:
+        """What methods can rely on; see `Method.needs`."""
+        tokens = self.train.x.dtype == torch.int64
+        return self.task.offers if tokens else self.task.offers | {"numbers"}
+
+    def strata(self, samples: Samples) -> Tensor:
+        """A group (n,) int64 for each of some samples, by their labels: the class, in classification."""
+        return self.task.strata(samples.y)
+
+    @property
+    def outputs(self) -> int:
+        """K, the number of outputs that the network needs for each sample, pixel or token."""
+        return self.task.outputs(self.classes)
+
 
 @dataclass(frozen=True)
 class Subset:
@@ -89,7 +132,7 @@ class Subset:
 
     @cached_property
     def y(self) -> Tensor:
-        """(k,) labels."""
+        """(k, ...) labels."""
         return self.samples.y[self.rows]
 
     @property
@@ -118,6 +161,10 @@ class FederatedData:
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+
+    def with_task(self, task: Task) -> "FederatedData":
+        """The same data, with another headline metric or scale."""
+        return replace(self, dataset=replace(self.dataset, task=task))
 
     def for_tuning(self) -> "FederatedData":
         """With the clients' validation samples in the place of the test samples.

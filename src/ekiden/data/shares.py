@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.data.tabular import agreed
 
 Rows = NDArray[np.int64]
 
@@ -70,6 +71,8 @@ def share_out(
 ) -> FederatedData:
     """Clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
 
+    They agree on one scaling of tables and targets.
+
     Raises:
         UserError: a client holds nothing, or `val_fraction` is not in [0, 1).
     """
@@ -79,7 +82,7 @@ def share_out(
     if empty:
         raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
     cuts = [int(val_fraction * len(r)) for r in rows]
-    return FederatedData(
+    held = FederatedData(
         dataset,
         tuple(
             ClientData(
@@ -91,6 +94,7 @@ def share_out(
             for name, r, t, cut in zip(names, rows, test_rows, cuts, strict=True)
         ),
     )
+    return agreed(held)
 
 
 def _subset(samples: Samples, rows: Rows) -> Subset:

@@ -12,16 +12,19 @@ from torch import Tensor
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
-from ekiden.data import cache
+from ekiden.data import cache, frames, medical, own
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
 from ekiden.data.holdout import hold_out
+from ekiden.data.inputs import Images
+from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
+from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.data.tensors import federate, from_tensors
 
 
-def load(name: str, *, size: int | None = None) -> Dataset:
+def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
     A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
@@ -31,7 +34,10 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     - a Parquet file with columns `image` (encoded bytes, or structs of bytes and path), `label` (integers
       or class names) and maybe `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
     - a folder with `train.parquet` and maybe `test.parquet`;
-    - a folder of class folders, or of domain folders of class folders, maybe below `train` and `test`.
+    - a folder of class folders, or of domain folders of class folders, maybe below `train` and `test`;
+    - a table: Parquet, CSV, TSV or Feather, or a frame of pandas, polars, Arrow or Hugging Face. Its rows are the
+      samples, unless `text_column`, `array_column` or `image_column` says that one column holds them;
+    - arrays: `.npz` or safetensors with `x` and `y`, or a folder with `x.npy` and `y.npy`.
 
     Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train, test) as
     `ekiden.data.from_tensors` takes them. One that returns silos is for `silos`.
@@ -40,23 +46,40 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     out with a fixed seed.
 
     Args:
-        name: a name or a path.
+        name: a name, a path, or a frame.
         size: side in pixels that images are resized to (bilinear with antialias); the default is the
             named set's, or else the images' own.
+        task: what the labels mean, by its name (`ekiden.data.tasks.KINDS`); by default what they look like.
+        like: a data set whose classes and scaling are taken over, to measure a model of it on other data.
+        **columns: fields of `ekiden.data.Reading`, such as label_column="died", group_column="hospital".
 
     Returns:
-        The data set, with (n, C, H, W) uint8 images.
+        The data set. Rows of a table are scaled when clients have agreed on that, as in `ekiden.split`.
 
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
+    how = reading(columns)
     if size is not None and size < 1:
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
+    if frames.is_frame(name) or type(name) is dict:
+        return own.assemble([own.hold(name, how)], how, name="own data", size=size, task=task, like=like)
+    if not isinstance(name, str | os.PathLike):
+        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
+        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
+    name = os.fspath(name)
     if _is_function(name):
-        return _dataset_of(outside.call(name, "ekiden.datasets"), name, size)
+        if how != Reading():
+            raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
+        return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
     spec = NAMED.get(name, Named())
-    size = size or spec.size
     path = _path(name)
+    if path is not None and not _classic(path, how, spec, task, like):
+        dataset = _own([("", path)], name, size or spec.size, _named(how, spec), task, like)
+        return dataset if name not in NAMED else _fed(dataset, spec)
+    if how != Reading() or like is not None:
+        raise UserError(f"{name} comes as it is, its columns cannot be chosen: give local files of it by EKIDEN_DATA")
+    size = size or spec.size
     if path is not None:
         dataset = _from_files(name, path, spec, size)
     elif name == "digits":
@@ -65,7 +88,87 @@ def load(name: str, *, size: int | None = None) -> Dataset:
     else:
         dataset = _from_hub(name, spec, size)
     train, test = (replace(part, classes=dataset.classes) for part in (dataset.train, dataset.test))
-    return replace(dataset, name=name, train=train, test=test, mean=spec.mean, std=spec.std, augment=spec.augment)
+    return meant(_fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec), task)
+
+
+def _fed(dataset: Dataset, spec: Named) -> Dataset:
+    """Fed to a network as the named set is."""
+    return replace(dataset, mean=spec.mean, std=spec.std, augment=spec.augment)
+
+
+def join(
+    paths: Sequence[str], *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any
+) -> Dataset:
+    """Load the files or folders of several silos as one data set, in which each silo is a natural owner.
+
+    Args:
+        paths: of the silos; or of one folder that holds a file or a folder for each; or of a TOML file that names them.
+        size: as in `load`.
+        task: as in `load`.
+        like: as in `load`.
+        **columns: as in `load`; the same for all silos.
+
+    Raises:
+        UserError: as in `load`; the silos hold data that do not go together.
+    """
+    return _own(list(own.silos(paths).items()), "silos", size, reading(columns), task, like)
+
+
+def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | None) -> bool:
+    """Whether the files hold images with class labels, under the usual names."""
+    if how != Reading() or like is not None or task not in ("", "classification"):
+        return False
+    first, _ = find(path)
+    if first.is_dir():
+        return not (first / "x.npy").is_file()
+    if first.suffix != ".parquet":
+        return False
+    import pyarrow.parquet as pq  # noqa: PLC0415  (`import ekiden` stays light)
+
+    try:
+        schema = pq.read_schema(first)
+    except Exception:  # `read` says what is wrong
+        return True
+    types = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
+    pictures = {"image", spec.columns.image} & set(types)
+    usual = {"label", spec.columns.label} & set(types)
+    return bool(pictures and usual) and not any(types[name] in ("double", "float", "bool") for name in usual)
+
+
+def _named(how: Reading, spec: Named) -> Reading:
+    """With the columns of a named set where the user names none."""
+    columns = spec.columns
+    return replace(
+        how,
+        image_column=how.image_column or ("" if columns.image == "image" else columns.image),
+        label_column=how.label_column or (() if columns.label == "label" else (columns.label,)),
+        group_column=how.group_column or ("" if columns.group == "group" else columns.group),
+    )
+
+
+def _own(
+    sources: Sequence[tuple[str, Path]],
+    name: str,
+    size: int | None,
+    how: Reading,
+    task: str,
+    like: Dataset | None,
+) -> Dataset:
+    """What is in these files; images are decoded once and then kept."""
+    holdings = [own.hold(path, how, silo) for silo, path in sources]
+
+    def build() -> Dataset:
+        return own.assemble(holdings, how, name=name, size=size, task=task, like=like)
+
+    if holdings[0].train.kind != "images" or like is not None:
+        return build()
+    try:
+        content = cache.key([repr((how, size, task, [silo for silo, _ in sources])), *_read_for(sources, holdings)])
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
+    made = cache.cached(Path(name).stem, content, build)
+    train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
+    return replace(made, name=name, train=train, test=test, inputs=how.images(size))
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
@@ -84,12 +187,12 @@ def _is_function(name: str) -> bool:
     return outside.is_file(name) or name in outside.installed("ekiden.datasets")
 
 
-def _dataset_of(given: Any, name: str, size: int | None) -> Dataset:
+def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Dataset:
     """What the user's function returned, as a data set."""
     if size is not None:
         raise UserError(f"{name} makes the images itself: leave out --size")
     if isinstance(given, tuple) and len(given) == 2:
-        given = from_tensors(*given, name=outside.short(name))
+        given = from_tensors(*given, name=outside.short(name), task=task or None)
     if isinstance(given, FederatedData | list):
         raise UserError(f"{name} returns silos, a data set is needed here: return a Dataset or (train, test)")
     if not isinstance(given, Dataset):
@@ -126,10 +229,10 @@ def _path(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.exists() and name:
         return path
-    if "/" in name or os.sep in name or path.suffix == ".parquet":
+    if "/" in name or os.sep in name or own.suits(path):
         find(path)  # says that it is not there
-    own = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
-    raise unknown("data set", name, {*NAMED, *own})
+    there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
+    raise unknown("data set", name, {*NAMED, *there})
 
 
 def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:
@@ -142,6 +245,18 @@ def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset
         raise UserError(f"cannot read {error.filename or path} ({error.strerror}): check that it is there.") from error
     stem = path.stem if name not in NAMED else name
     return cache.cached(stem, content, lambda: _assemble([read(p, spec.columns) for p in parts], spec, size))
+
+
+def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[own.Holding]) -> Iterator[str | Path]:
+    """All that samples are made of: the files themselves, and images that they name."""
+    for (_, path), holding in zip(sources, holdings, strict=True):
+        for part, raw in zip((p for p in find(path) if p is not None), holding.parts, strict=True):
+            if part.is_file():
+                yield part
+            for image in raw.images:
+                if isinstance(image, Path):
+                    yield str(image.relative_to(part) if part.is_dir() else image.name)
+                    yield medical.split(image)[0]
 
 
 def _contents(parts: list[Path]) -> Iterator[str | Path]:
@@ -196,11 +311,14 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
     y, classes = class_codes([p.label for p in parts], parts[0].classes, source)
     domain, domains = _codes("domain", parts, spec.domains)
     group, _ = _codes("group", parts, ())
-    samples = [Samples(*fields) for fields in zip(decode(parts, size), y, domain, group, strict=True)]
-    if len(samples) == 1:
-        samples = _hold_out(samples[0])
-    if not len(samples[1]):
-        raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
+    images = Images(size or 0)
+    if len(parts) == 1:  # which rows are held out is known before anything is decoded
+        rows = hold_out(group[0]) if group[0] is not None else hold_out(domain[0], y[0])
+        if not len(rows[1]):
+            raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
+        parts = [parts[0].taken(r.numpy()) for r in rows]
+        y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
+    samples = [Samples(*fields) for fields in zip(decode(parts, images, cache.room), y, domain, group, strict=True)]
     return Dataset(source, samples[0], samples[1], classes, domains)
 
 
@@ -216,8 +334,3 @@ def _codes(
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
     return codes(given, names, what, parts[0].source)
-
-
-def _hold_out(s: Samples) -> list[Samples]:
-    rows = hold_out(s.group) if s.group is not None else hold_out(s.domain, s.y)
-    return [Samples(*(None if t is None else t[r] for t in (s.x, s.y, s.domain, s.group))) for r in rows]  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """Data that are already in Python: tensors, arrays and map-style datasets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -10,12 +12,24 @@ from torch import Tensor
 
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
+from ekiden.data import frames
 from ekiden.data.augment import Augment
-from ekiden.data.given import Named, recognised
+from ekiden.data.given import Named, pairs_of_images, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
+from ekiden.data.reading import reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.data.shares import Rows, divide, share_out
+from ekiden.data.tasks import (
+    Classification,
+    LanguageModelling,
+    Regression,
+    Task,
+    inferred,
+    named,
+    names_of,
+    scaled,
+)
 
 
 class Pairs(Protocol):
@@ -34,7 +48,7 @@ Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Sample
 """(x, y) with x (n, ...) and y (n,), or a map-style dataset of such pairs."""
 
 
-@checked("train", "test")
+@checked("train", "test", "task")
 def from_tensors(
     train: Source,
     test: Source | None = None,
@@ -44,13 +58,15 @@ def from_tensors(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     augment: Augment | None = None,
+    task: Task | str | None = None,
 ) -> Dataset:
     """A data set from tensors or map-style datasets.
 
     Args:
         train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
             float features or images of any shape (n, ...), which are used as they are; y: integers, or class names
-            (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names.
+            (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
+            labels of another task, see `task`.
         test: likewise; None holds out 20 % of each class, with a fixed seed.
         name: of the data set.
         classes: class names in the order of the outputs; integers are places in it. None means all names in `train`
@@ -58,18 +74,20 @@ def from_tensors(
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: what training batches undergo.
+        task: what the labels mean, or its name; None: what they look like (`ekiden.data.tasks.inferred`). Targets of a
+            regression are standardised by the training samples' moments.
 
     Raises:
         UserError: no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do not fit.
     """
-    parts = [_samples(train, "train")] + ([] if test is None else [_samples(test, "test")])
-    parts, names = unify(parts, ("train", "test")[: len(parts)], classes)
+    sources = {"train": train} | ({} if test is None else {"test": test})
+    parts, names, meant = _labelled(sources, classes, task, train=1)
     if len(parts) == 1:
-        parts = _hold_out(parts[0], "train")
-    return _dataset(parts[0], parts[1], name=name, classes=names, mean=mean, std=std, augment=augment)
+        parts = _hold_out(parts[0], "train", meant)
+    return _dataset(parts[0], parts[1], name=name, classes=names, mean=mean, std=std, augment=augment, task=meant)
 
 
-@checked("silos", "test", "tests")
+@checked("silos", "test", "tests", "task")
 def federate(
     silos: Sequence[Source],
     test: Source | None = None,
@@ -82,6 +100,8 @@ def federate(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     augment: Augment | None = None,
+    task: Task | str | None = None,
+    **columns: Any,
 ) -> FederatedData:
     """One data set held by several silos, each holding what is given.
 
@@ -97,6 +117,8 @@ def federate(
         mean: as in `from_tensors`.
         std: as in `from_tensors`.
         augment: as in `from_tensors`.
+        task: as in `from_tensors`.
+        **columns: as in `ekiden.load`, where silos are frames, paths, or data sets of Hugging Face.
 
     Raises:
         UserError: as in `from_tensors`; no silos, or not as many tests or names as silos.
@@ -114,20 +136,66 @@ def federate(
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")
+    if columns or any(map(_is_own, silos)):
+        if test is not None or classes is not None:
+            raise UserError("for frames and files, give tests=[...] for each silo instead of test, and no classes")
+        kind = task.kind if isinstance(task, Task) else task or ""
+        made = _from_own(silos, tests, names, columns, kind, val_fraction, seed)
+        dataset = replace(made.dataset, mean=tuple(mean), std=tuple(std), augment=augment or Augment())
+        return replace(made, dataset=dataset)
     sources: dict[str, Source] = {f"silo {i}": silo for i, silo in enumerate(silos)}
     sources |= {f"test set {i}": own for i, own in enumerate(tests or ())}
     sources |= {} if test is None else {"test": test}
-    parts, order = unify([_samples(source, what) for what, source in sources.items()], list(sources), classes)
+    parts, order, meant = _labelled(sources, classes, task, train=len(silos))
     train, held = parts[: len(silos)], parts[len(silos) :]
     if not held:
-        train, held = map(list, zip(*(_hold_out(s, f"silo {i}") for i, s in enumerate(train)), strict=True))
+        train, held = map(list, zip(*(_hold_out(s, f"silo {i}", meant) for i, s in enumerate(train)), strict=True))
     dataset = _dataset(
-        _concat(train), _concat(held), name="own data", classes=order, mean=mean, std=std, augment=augment
+        _concat(train), _concat(held), name="own data", classes=order, mean=mean, std=std, augment=augment, task=meant
     )
     rng = np.random.default_rng(seed)
     rows = [rng.permutation(r) for r in _ranges(train)]
-    test_rows = _ranges(held) if test is None else divide(dataset.train.y, rows, dataset.test.y)
+    test_rows = (
+        _ranges(held) if test is None else divide(dataset.strata(dataset.train), rows, dataset.strata(dataset.test))
+    )
     return share_out(dataset, names or [f"client-{i}" for i in range(len(rows))], rows, test_rows, val_fraction)
+
+
+def _is_own(source: Any) -> bool:
+    """Whether it is read like a file: a frame, a path, a dict of columns."""
+    if isinstance(source, str | PathLike) or type(source) is dict:
+        return True
+    return frames.is_frame(source) and not pairs_of_images(source)
+
+
+def _from_own(
+    silos: Sequence[Any],
+    tests: Sequence[Any] | None,
+    names: Sequence[str] | None,
+    columns: dict[str, Any],
+    task: str,
+    val_fraction: float,
+    seed: int,
+) -> FederatedData:
+    from ekiden.data import own  # noqa: PLC0415  (it needs this module's)
+    from ekiden.data.partition import Natural, split  # noqa: PLC0415
+
+    how = reading(columns)
+    for silo in silos:
+        if not _is_own(silo) and not frames.is_frame(silo):
+            raise UserError(f"a silo is {type(silo).__name__}, which has no columns: give a frame, a path or a dict")
+    if names is None and all(isinstance(silo, str | PathLike) for silo in silos):
+        given = own.silos([fspath(silo) for silo in silos])
+        names, silos = list(given), list(given.values())
+    names = names or [f"client-{k}" for k in range(len(silos))]
+    holdings = [own.hold(silo, how, name) for silo, name in zip(silos, names, strict=True)]
+    if tests is not None:
+        held = [own.hold(test, how, f"{name} (test)") for test, name in zip(tests, names, strict=True)]
+        holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
+    if len(holdings) < 2:
+        raise UserError("one silo is no federation: give several, or divide the data by ekiden.split(ekiden.load(...))")
+    dataset = own.assemble(holdings, how, name="own data", task=task)
+    return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
 
 
 def _dataset(
@@ -139,20 +207,21 @@ def _dataset(
     mean: Sequence[float],
     std: Sequence[float],
     augment: Augment | None,
+    task: Task,
 ) -> Dataset:
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise UserError(
             f"training samples are {_kind(train)}, test samples {_kind(test)}: give both one shape and type."
         )
-    return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment())
+    return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment(), task)
 
 
 def _kind(s: Samples) -> str:
     return f"{str(s.x.dtype).removeprefix('torch.')} of shape {tuple(s.x.shape[1:])}"
 
 
-def _hold_out(s: Samples, what: str) -> list[Samples]:
-    train, test = hold_out(s.y)
+def _hold_out(s: Samples, what: str, task: Task) -> list[Samples]:
+    train, test = hold_out(task.strata(s.y))
     if not len(test):
         raise UserError(f"{what} has only {len(s)} samples, too few to hold out a test part: give a test set.")
     return [Samples(s.x[rows], s.y[rows], classes=s.classes) for rows in (train, test)]
@@ -172,7 +241,39 @@ def _ranges(parts: list[Samples]) -> list[Rows]:
     return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
 
 
-def _samples(source: Source, what: str) -> Samples:
+def _labelled(
+    sources: Mapping[str, Source], classes: Sequence[str] | None, task: Task | str | None, *, train: int
+) -> tuple[list[Samples], tuple[str, ...], Task]:
+    """The samples of all sources with labels of one meaning, what their outputs are called, and the task.
+
+    Args:
+        sources: by what messages call them; the first `train` are for training.
+        classes: names, if the user has some.
+        task: the task, its name, or None.
+        train: how many of the sources are for training.
+    """
+    wanted = named(task) if isinstance(task, str) else task
+    raw = [_samples(source, what, wanted) for what, source in sources.items()]
+    if wanted is None:
+        # One silo alone may look like something else: of two labels, each sample may have one.
+        found = [Classification() if part.classes else inferred(part.y, part.x) for part in raw]
+        wanted = next((one for one in found if not isinstance(one, Classification)), found[0])
+        if isinstance(wanted, LanguageModelling):
+            wanted = LanguageModelling(vocabulary=max(int(max(part.y.max(), part.x.max())) for part in raw) + 1)
+    meant: Task = wanted
+    parts = [replace(part, y=meant.labels(part.y, len(part.x), what)) for part, what in zip(raw, sources, strict=True)]
+    if isinstance(meant, Classification):
+        parts, names = unify(parts, list(sources), classes)
+        return parts, names, meant
+    if len({part.y.shape[1:] for part in parts}) > 1:
+        shapes = ", ".join(f"{what}: {tuple(part.y.shape)}" for what, part in zip(sources, parts, strict=True))
+        raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
+    meant = scaled(meant, torch.cat([part.y for part in parts[:train]]))
+    names = names_of(meant, torch.cat([part.y for part in parts]), classes)
+    return [replace(part, classes=names) for part in parts], names, meant
+
+
+def _samples(source: Source, what: str, task: Task | None) -> Samples:
     source = recognised(source, what)
     names: tuple[str, ...] = ()
     if isinstance(source, Samples):
@@ -184,22 +285,27 @@ def _samples(source: Source, what: str) -> Samples:
         else:
             y = torch.as_tensor(labels)
     elif isinstance(source, Named):
-        x, y, _ = _collect(source.pairs, what)
+        x, y, _ = _collect(source.pairs, what, task)
         names = source.classes
     else:
-        x, y, names = _collect(source, what)
-    return Samples(_inputs(x, what), _labels(y, len(x), what), classes=names)
+        x, y, names = _collect(source, what, task)
+    x = x.long() if _tokens(x, y) else _inputs(x, what)
+    if len(y) != len(x):
+        raise UserError(
+            f"{what} has {len(x)} samples and {len(y)} labels: it must hold {len(x)} integers or other labels"
+        )
+    return Samples(x, y, classes=names)
 
 
-def _collect(pairs: Pairs, what: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+def _collect(pairs: Pairs, what: str, task: Task | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     names: tuple[str, ...] = ()
     try:
-        items = [pairs[i] for i in range(len(pairs))]
+        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else list(pairs)
         xs, ys = [x for x, _ in items], [y for _, y in items]
         if ys and all(isinstance(y, str) for y in ys):
             labels, names = by_name(ys, what)
         else:
-            labels = torch.tensor([int(y) for y in ys], dtype=torch.int64)
+            labels = _numbers(ys, task)
         tensors = [x if isinstance(x, Tensor) else _array(x) for x in xs]
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(
@@ -234,12 +340,16 @@ def _inputs(x: Tensor, what: str) -> Tensor:
     return x.float()
 
 
-def _labels(y: Tensor, n: int, what: str) -> Tensor:
-    if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        kind = str(y.dtype).removeprefix("torch.")
-        raise UserError(
-            f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample."
-        )
-    if int(y.min()) < 0:
-        raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
-    return y.long()
+def _tokens(x: Tensor, y: Tensor) -> bool:
+    """Whether these are texts (n, L) for a language model, which labels them by themselves."""
+    return isinstance(inferred(y, x), LanguageModelling)
+
+
+def _numbers(ys: Sequence[Any], task: Task | None) -> Tensor:
+    """The labels of pairs: whole numbers as int64, other numbers and arrays as they are."""
+    if any(np.ndim(y) for y in ys):
+        return torch.stack([torch.as_tensor(y) for y in ys])
+    values = [y.item() if isinstance(y, Tensor) else y for y in ys]
+    if isinstance(task, Regression) or (task is None and any(int(value) != value for value in values)):
+        return torch.tensor([float(value) for value in values])
+    return torch.tensor([int(value) for value in values], dtype=torch.int64)

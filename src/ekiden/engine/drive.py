@@ -26,8 +26,8 @@ Row = Mapping[str, Any]
 class Evaluator(Protocol):
     """Measures models; the run loop asks it, methods never do."""
 
-    def __call__(self, model: Weights | None, personal: list[Weights]) -> Row:
-        """What to report about a global model and personal models (one per client, or none)."""
+    def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool) -> Row:
+        """What to report about a global model and personal models (one per client, or none); more at the last step."""
 
 
 class _Report:
@@ -111,7 +111,7 @@ def drive(
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
             model, personal = models(after, transport)
-            row |= evaluate(model, personal)
+            row |= evaluate(model, personal, last=after.step == total)
             if model is not None and method.changes_network:  # accuracies of different sizes are hard to compare
                 row["parameters"] = len(model.params)
         row |= counted

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, log
+from math import exp, isclose, isnan, log
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
+from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.engine.worker import Worker
@@ -37,29 +38,6 @@ class Built:
         return self.method.result_network(self.own(), self.clients)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What a model does on every test sample.
-
-    Attributes:
-        right: (n,) bool, whether its answer is the label.
-        loss: (n,) cross-entropy.
-    """
-
-    right: Tensor
-    loss: Tensor
-
-    def accuracy(self, rows: Tensor | None = None) -> float:
-        """Share of right answers, in all or in some rows; NaN where there are none."""
-        right = self.right if rows is None else self.right[rows]
-        return float(right.sum()) / len(right) if len(right) else float("nan")
-
-    def mean_loss(self, rows: Tensor | None = None) -> float:
-        """Mean cross-entropy, of all or of some rows; NaN where there are none."""
-        loss = self.loss if rows is None else self.loss[rows]
-        return float(loss.double().mean()) if len(loss) else float("nan")
-
-
 class TestSet:
     """The union of all clients' test data, and the groups in it."""
 
@@ -84,9 +62,19 @@ class TestSet:
         self._evaluate_on = evaluate_on
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
-    def scores(self, model: Weights, *, personal: bool = False, rows: Tensor | None = None) -> Scores:
-        """One pass of `model` (of the run, or a client's own) over all test samples, or those in `rows`."""
-        return Scores(*fitting.evaluate(self._bench(model, personal), self._subset(rows)))
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._data.dataset.task
+
+    def scores(
+        self, model: Weights, *, personal: bool = False, rows: Tensor | None = None, full: bool | None = None
+    ) -> Scores:
+        """One pass of `model` (of the run, or a client's own) over all test samples, or those in `rows`.
+
+        `full` asks for probabilities as well, see `ekiden.training.fit.evaluate`.
+        """
+        return fitting.evaluate(self._bench(model, personal), self._subset(rows), full=full)
 
     def features(self, model: Weights, rows: Tensor, *, personal: bool = False) -> Tensor:
         """What enters the head (k, A), for some test samples, on the CPU.
@@ -114,7 +102,12 @@ class TestSet:
         return self._all if rows is None else Subset(self._data.dataset.test, rows)
 
     def __call__(
-        self, model: Weights | None, personal: Sequence[Weights], trained: Mapping[str, Weights] | None = None
+        self,
+        model: Weights | None,
+        personal: Sequence[Weights],
+        trained: Mapping[str, Weights] | None = None,
+        *,
+        last: bool = False,
     ) -> dict[str, Any]:
         """The row of metrics for a global model and for personal ones.
 
@@ -122,74 +115,149 @@ class TestSet:
             model: the global model, if there is one.
             personal: one model per client, or none.
             trained: what clients trained last in this step, by their names; measured on their own test data.
+            last: whether the run ends here: then all metrics of the task are measured, see `Task.measures_all`.
 
         Returns:
             accuracy, loss: of the global model on the union. Of personal models, their mean on the union; with
                 evaluate_on = "own" every test sample is answered by the model of the client that it belongs to.
-            global_accuracy, global_loss: of the global model on the union, where there are personal ones too.
-            clients: accuracy on each client's own test data (of its own model, where there are personal ones), for
-                up to 100 clients.
+                Without accuracy where the task has none.
+            metric: the headline metric where it is not the accuracy, and under its name, its value.
+            global_accuracy, global_loss, ...: of the global model on the union, where there are personal ones too.
+            clients: headline metric on each client's own test data (of its own model, where there are personal ones),
+                for up to 100 clients.
             client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
             diverged: true, where the models are far worse than guessing, see `diverged`; else absent.
             client_mean_trained: the same mean of the models in `trained`, where there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
+            metrics, groups, confusion: see `_everything`.
         """
         if model is None and not personal:
             return {}
+        all_metrics = last and self.task.measures_all
+        full = True if all_metrics else None
         served: list[tuple[Scores, Tensor | None]]  # how each client's model answers, and on which rows of it
         if personal and self._evaluate_on == "own":
             pairs = zip(personal, self._data.clients, strict=True)
-            parts = [self.scores(m, personal=True, rows=c.test.rows) for m, c in pairs]
-            each = [Scores(torch.cat([s.right for s in parts]), torch.cat([s.loss for s in parts]))]
+            parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
+            each = [Scores.joined([part for part in parts if len(part)] or parts[:1])]
             served = [(part, None) for part in parts]
+            places = torch.cat([c.test.rows for c in self._data.clients])
         else:
             assert personal or model is not None
             each = (
-                [self.scores(m, personal=True) for m in personal] if model is None or personal else [self.scores(model)]
+                [self.scores(m, personal=True, full=full) for m in personal]
+                if model is None or personal
+                else [self.scores(model, full=full)]
             )
             rows = [c.test.rows for c in self._data.clients]
             served = list(zip(each if personal else each * len(rows), rows, strict=True))
-        own = [scores.accuracy(rows) for scores, rows in served]
-        row: dict[str, Any] = {
-            "accuracy": sum(s.accuracy() for s in each) / len(each),
-            "loss": sum(s.mean_loss() for s in each) / len(each),
-        }
+            places = torch.arange(len(self._data.dataset.test))
+        own = [scores.score(rows) for scores, rows in served]
+        row: dict[str, Any] = self._measured(each)
         losses = [scores.mean_loss(rows) for scores, rows in served]
-        if diverged(losses, len(self._data.dataset.classes), personal=bool(personal)):
+        if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
         if personal and model is not None:
-            scores = self.scores(model)
-            row["global_accuracy"] = scores.accuracy()
-            row["global_loss"] = scores.mean_loss()
-        known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
-        if len(known):
-            row["client_mean"] = float(known.mean())
-            row["client_std"] = float(known.std(correction=0))
-            row["client_worst"] = float(known.min())
-            row["client_decile"] = float(known.quantile(0.1))
+            row |= {f"global_{name}": value for name, value in self._measured([self.scores(model)]).items()}
+            row.pop("global_metric", None)
+        row |= self._spread(own)
         if after_training := self._own(trained or {}):
             row["client_mean_trained"] = sum(after_training) / len(after_training)
         if personal:
             row["consensus"] = consensus(personal)
         if len(own) <= _MOST_CLIENTS_LISTED:
             row["clients"] = [None if isnan(a) else a for a in own]
+        if all_metrics:
+            row |= self._everything(each, served, places)
         return row
 
+    def _measured(self, each: Sequence[Scores]) -> dict[str, Any]:
+        """Accuracy where there is one, loss, and headline metric of some models, the mean of each."""
+        headline = self.task.headline
+        row: dict[str, Any] = {}
+        if any(metric.name == "accuracy" for metric in self.task.metrics):
+            row["accuracy"] = sum(s.accuracy() for s in each) / len(each)
+        row["loss"] = sum(s.mean_loss() for s in each) / len(each)
+        if headline.name != "accuracy":
+            value = sum(s.score() for s in each) / len(each)
+            row |= {"metric": headline.name, headline.name: None if isnan(value) else value}
+        return row
+
+    def _spread(self, own: Sequence[float]) -> dict[str, float]:
+        """Mean, standard deviation, worst and worst decile over the clients where the headline metric is defined."""
+        known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
+        if not len(known):
+            return {}
+        higher = self.task.headline.higher
+        return {
+            "client_mean": float(known.mean()),
+            "client_std": float(known.std(correction=0)),
+            "client_worst": float(known.min() if higher else known.max()),
+            "client_decile": float(known.quantile(0.1 if higher else 0.9)),
+        }
+
+    def _everything(
+        self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]], places: Tensor
+    ) -> dict[str, Any]:
+        """All metrics, of personal models their mean; what is not defined is left out.
+
+        Args:
+            each: what the models answer.
+            served: how each client's model answers, and on which rows of it.
+            places: the test row of each sample in `each`.
+
+        Returns:
+            metrics: each metric on the union.
+            groups: the same by client, domain, and class (or label, or target), for up to 100 of them.
+            confusion: of classes and pixels, for one model of up to 100 classes: rows are the labels.
+        """
+        dataset = self._data.dataset
+        groups: dict[str, dict[str, dict[str, float]]] = {}
+        if len(served) <= _MOST_CLIENTS_LISTED:
+            groups["client"] = {
+                client.name: scores.metrics(rows)
+                for client, (scores, rows) in zip(self._data.clients, served, strict=True)
+            }
+        if dataset.test.domain is not None:
+            domain = dataset.test.domain[places]
+            inside = {name: (domain == i).nonzero().flatten() for i, name in enumerate(dataset.domains)}
+            groups["domain"] = {name: _means([s.metrics(rows) for s in each]) for name, rows in inside.items()}
+        if 1 < len(dataset.classes) <= _MOST_CLIENTS_LISTED:
+            of_each = [s.by_class() for s in each]
+            groups["class"] = {
+                str(name): _means([{m: v for m, v in found[k].items() if not isnan(v)} for found in of_each])
+                for k, name in enumerate(dataset.classes)
+            }
+        found: dict[str, Any] = {
+            "metrics": _means([s.metrics() for s in each]),
+            "groups": {kind: rows for kind, rows in groups.items() if any(rows.values())},
+        }
+        if len(each) == 1 and len(dataset.classes) <= _MOST_CLIENTS_LISTED and (table := each[0].confusion()):
+            found["confusion"] = table
+        return found
+
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
-        """The accuracy of each of these models on the test data of the client that trained it, if it has any."""
-        return [
-            self.scores(models[c.name], personal=True, rows=c.test.rows).accuracy()
+        """The headline metric of each of these models on the test data of the client that trained it, if it has any."""
+        found = [
+            self.scores(models[c.name], personal=True, rows=c.test.rows).score()
             for c in self._data.clients
             if c.name in models and len(c.test)
         ]
+        return [value for value in found if not isnan(value)]
 
     def by_client(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """Number of test samples and accuracy of each client."""
-        return {c.name: (len(c.test), scores.accuracy(c.test.rows)) for c in self._data.clients}
+        """Number of test samples and headline metric of each client."""
+        return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self._data.clients}
 
     def by_class(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """The same of each class."""
-        return _grouped(scores, self._data.dataset.test.y, self._data.dataset.classes)
+        """The same of each class, label or target; empty where the metric has no value for each."""
+        dataset, each = self._data.dataset, self.task.headline.each
+        if self.task.kind == "classification" and self.task.headline.name == "accuracy":
+            return _grouped(scores, dataset.test.y, dataset.classes)
+        if each is None:
+            return {}
+        counts = self.task.counts(dataset.test.y, dataset.outputs).tolist()
+        return dict(zip(map(str, dataset.classes), zip(counts, each(scores).tolist(), strict=True), strict=True))
 
     def by_domain(self, scores: Scores) -> dict[str, tuple[int, float]]:
         """The same of each domain; empty where the data have none."""
@@ -197,7 +265,7 @@ class TestSet:
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
 
 
-def diverged(losses: Sequence[float], classes: int, *, personal: bool) -> bool:
+def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
     """Return whether training diverged without becoming infinite: the loss is above 30, and 10 times that of guessing.
 
     A global model that has forgotten most clients is confidently wrong there, with a loss far above that of guessing.
@@ -205,24 +273,33 @@ def diverged(losses: Sequence[float], classes: int, *, personal: bool) -> bool:
     at their own clients, and their mean decides.
 
     Args:
-        losses: mean cross-entropy on each client's own test data; NaN where it has none.
-        classes: K; guessing has the loss ln K.
+        losses: mean loss on each client's own test data; NaN where it has none.
+        guess: the loss of guessing, ln K with K classes; see `Task.guess`.
         personal: whether each client has a model of its own.
     """
     known = [loss for loss in losses if not isnan(loss)]
     if not known:
         return False
-    return (sum(known) / len(known) if personal else min(known)) > max(_LEAST, _FAR * log(classes))
+    return (sum(known) / len(known) if personal else min(known)) > max(_LEAST, _FAR * guess)
 
 
-def divergence(row: Mapping[str, Any], classes: int, lr: float) -> str:
+def divergence(row: Mapping[str, Any], guess: float, lr: float) -> str:
     """Return one line about a last row of metrics whose models diverged; empty of all others."""
     if not row.get("diverged"):
         return ""
+    classes = round(exp(guess))
+    why = f" (ln {classes})" if classes and isclose(log(classes), guess) else ""
     return (
-        f"training diverged: the loss is {row['loss']:.3g}, that of guessing {log(classes):.2f} (ln {classes}); "
+        f"training diverged: the loss is {row['loss']:.3g}, that of guessing {guess:.2f}{why}; "
         f"lower lr (now {lr:g}), or scale the inputs"
     )
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over the rows that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def consensus(models: Sequence[Weights]) -> float:
@@ -234,4 +311,4 @@ def consensus(models: Sequence[Weights]) -> float:
 
 def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:
     rows = {name: (groups == i).nonzero().flatten() for i, name in enumerate(names)}
-    return {name: (len(r), scores.accuracy(r)) for name, r in rows.items()}
+    return {name: (len(r), scores.score(r)) for name, r in rows.items()}

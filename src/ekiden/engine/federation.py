@@ -16,6 +16,7 @@ from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
+from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layout
@@ -304,6 +305,11 @@ class Fed:
     def generator(self, purpose: str) -> torch.Generator:
         """Randomness of the server in this step, for one purpose."""
         return torch.Generator().manual_seed(derive(self._seed, self._step, SERVER, purpose))
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._agreed.dataset.task
 
     @cached_property
     def layout(self) -> Layout:

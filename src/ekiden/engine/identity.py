@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.worker import Setup
+from ekiden.training import frozen
 from ekiden.training.network import Network
 
-_CHUNK = 4096  # samples hashed at a time
+_CHUNK = 1 << 26  # bytes hashed at a time
 _SHOWN = 8  # numbers kept of what the initial model answers
 _LISTED = 3  # clients named in a message
 _LIKE = 1e-2  # relative; machines and devices round differently, other networks answer differently
@@ -38,7 +39,8 @@ def model_digest(setup: Setup) -> dict[str, Any]:
     digest = hashlib.blake2b(structure.encode(), digest_size=16)
     for name, tensor in network.module.state_dict().items():
         _add(digest, tensor, name)
-    return {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+    found = {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+    return found | ({"frozen": constants} if (constants := frozen.digest(network.module)) else {})
 
 
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -50,8 +52,11 @@ def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
         if names:
             more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
             different.append(f"the data of {', '.join(names[:_LISTED])}{more}")
-    if "model" in found and "model" in wanted and not _alike(found["model"], wanted["model"]):
-        different.append("the initial model")
+    if "model" in found and "model" in wanted:
+        if found["model"].get("frozen") != wanted["model"].get("frozen"):
+            different.append("the frozen part of the network")
+        elif not _alike(found["model"], wanted["model"]):
+            different.append("the initial model")
     return different
 
 
@@ -65,7 +70,7 @@ def _client(client: ClientData) -> str:
 def _add_samples(digest: "hashlib.blake2b", part: Subset, name: str) -> None:
     x = part.samples.x
     digest.update(f"{name} {len(part)} {tuple(x.shape[1:])} {x.dtype};".encode())
-    for rows in torch.split(part.rows, _CHUNK):
+    for rows in torch.split(part.rows, max(1, _CHUNK // max(1, x[:1].nbytes))):
         digest.update(_bytes(x[rows]))
     _add(digest, part.y, "labels")
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ekiden.base.checks import Checked
 from ekiden.base.refs import EVERYONE, Ref
+from ekiden.data.tasks import Need
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.training.layout import Layout
@@ -37,6 +38,13 @@ class HasModel(Protocol):
     def model(self) -> Weights:
         """The model in it."""
 
+
+CLASSES: frozenset[Need] = frozenset({"classes"})
+"""`Method.needs` of a method that needs one class for each sample."""
+VECTORS: frozenset[Need] = frozenset({"vectors"})
+"""`Method.needs` of a method that needs one vector of outputs for each sample."""
+NUMBERS: frozenset[Need] = frozenset({"numbers"})
+"""`Method.needs` of a method that makes or mixes inputs, so that they must be numbers."""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -160,6 +168,15 @@ class Method(Checked, ABC):
     def complete(self, state: Any) -> bool:
         """Whether a run may end with this state: it holds a model."""
         return state.model is not None or bool(state.personal)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the method needs of the data, besides a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
+
+        A run with other data is refused before anything is written. A plain attribute of the class will do:
+        `needs = CLASSES | NUMBERS`.
+        """
+        return frozenset()
 
     @property
     def one_model(self) -> bool:

@@ -1,6 +1,5 @@
 """What happens at a client: the one place where tasks are executed, in simulation and in real silos alike."""
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,10 +13,12 @@ from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import ClientData, Dataset, Subset
+from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Method, Size
 from ekiden.engine.store import TRAINED
 from ekiden.training import fit as fitting
+from ekiden.training import frozen
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal, Objective, Penalty, Work
 from ekiden.training.layout import Layout
@@ -98,7 +99,7 @@ class Client:
     Attributes:
         name: unique in the run.
         data: its training, validation and test samples.
-        classes: number of classes.
+        classes: K, the number of classes, or of the outputs of another task.
         shape: of one input.
         state: private; a task may replace it, and finds it again in a later step.
         training: how this client trains unless `fit` is told otherwise.
@@ -117,7 +118,7 @@ class Client:
     ) -> None:
         self.name = data.name
         self.data = data
-        self.classes = len(bench.feed.dataset.classes)
+        self.classes = bench.feed.dataset.outputs
         self.shape = bench.feed.dataset.shape
         self.state = state
         self.training = bench.training
@@ -128,6 +129,16 @@ class Client:
         self._epochs_left = most_epochs
         self._trained = trained
         self.last_trained: Weights | None = None
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self._bench.task
+
+    @property
+    def loss(self) -> Objective:
+        """The mean loss ℓ of a batch: cross-entropy in classification."""
+        return fitting.loss_of(self.task)
 
     @property
     def work(self) -> Work:
@@ -172,7 +183,7 @@ class Client:
         *,
         epochs: int,
         penalty: Penalty | None = None,
-        objective: Objective = fitting.cross_entropy,
+        objective: Objective | None = None,
         training: Training | None = None,
         train: Subset | None = None,
         network: Network | None = None,
@@ -205,12 +216,21 @@ class Client:
         return trained
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
-        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty."""
+        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty.
+
+        Of numbers, which are not right or wrong, R² in its place.
+        """
+        return self._scores(model, subset).goodness()
+
+    def score(self, model: Weights, subset: Subset | None = None) -> float:
+        """The headline metric of `model`, turned so that more is better, otherwise as `accuracy`."""
+        return self.task.headline.better(self._scores(model, subset).score())
+
+    def _scores(self, model: Weights, subset: Subset | None) -> Scores:
         subset = self.data.val if subset is None else subset
         self._bench.network.load(model)
-        correct, _ = fitting.evaluate(self._bench, subset)
         self.work.forward += len(subset)
-        return float(correct.sum()) / len(subset) if len(subset) else float("nan")
+        return fitting.evaluate(self._bench, subset)
 
     def probe(self, x: Tensor, model: Weights | None = None) -> tuple[Tensor, Tensor]:
         """What enters the head and what leaves it, see `Network.probe`.
@@ -246,7 +266,7 @@ class Client:
 
         Its passes are to be added to `work`, those as a teacher of `fit` excepted.
         """
-        network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
+        network = Network(frozen.copied(self._bench.network.module), self._bench.feed.device)
         network.load(model)
         return network.module.eval().requires_grad_(False)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
+from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.experiments import settings
 from ekiden.experiments.budget import PAPER, Budget, Scaled, budgets
@@ -21,6 +22,7 @@ from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
 
 METRICS = ("accuracy", "client_mean", "client_mean_trained", "global_accuracy")
+_OF_TASKS = tuple(dict.fromkeys(metric.name for kind in KINDS.values() for metric in kind.metrics))
 OWN_DATA = ("client_mean", "client_mean_trained")
 """Metrics on each client's own test data, before and after averaging; a value is compared with its like alone."""
 _TOP = (
@@ -268,14 +270,16 @@ def _cell(
         note, differs = ("; ".join(filter(None, (text(layer, k) for layer in layers))) for k in ("note", "differs"))
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
         metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
-        if metric not in METRICS:
-            raise unknown("metric", metric, METRICS)
+        if metric not in (*METRICS, *_OF_TASKS):
+            raise unknown("metric", metric, (*METRICS, *_OF_TASKS))
         cell = Cell(row["label"], column["label"], None, printed, metric, skip, differs, note)
         if skip:
             return cell
         if not method:
             raise UserError("neither row nor column names a method")
         plan, scaled = budget.scale(settings.plan(method, _merged(method_named(method), layers)))
+        if metric not in METRICS:  # it is measured where it is asked for
+            plan = replace(plan, metric=metric)
         if metric == "client_mean_trained" and plan.evaluate_on != "own":
             raise UserError(f'metric {metric} is not measured: add evaluate_on = "own"')
         return replace(cell, plan=plan, scaled=scaled)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.data.tasks import Metric
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
@@ -34,11 +35,13 @@ class Job:
         plan: what to run.
         folder: its run folder.
         about: what else is noted in its config.json.
+        track: programs that draw it as it goes on, see `ekiden.run`.
     """
 
     plan: Plan[Method]
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
     """Do one run; an error that the user can fix becomes its outcome."""
 
     def on_step(row: Row) -> None:
-        report(Event(run, f"accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else "", row["step"]))
+        report(Event(run, _measured(data.dataset.task.headline, row), row["step"]))
 
     def watch(client: str, epoch: int, epochs: int) -> None:
         report(Event(run, f"{client}: epoch {epoch}/{epochs}"))
@@ -176,12 +179,21 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
         report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line has a line of its own for it
-            result = job.plan.run(job.folder, data, watch, on_step, job.about)
+            result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)
     except UserError as error:
         report(Event(run, "failed"))
         return Outcome(run, job.folder, str(error), isinstance(error, InUse))
-    report(Event(run, f"accuracy {100 * result.accuracy:.1f} %", result.state.step))
+    row = result.metrics[-1] if result.metrics else {}
+    report(Event(run, _measured(data.dataset.task.headline, row), result.state.step))
     return Outcome(run, job.folder)
+
+
+def _measured(metric: Metric, row: Row) -> str:
+    """The headline metric of a row; empty where it was not measured."""
+    value = row.get(metric.name)
+    if value is None:
+        return ""
+    return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
 
 
 def _in_processes(jobs: Sequence[Job], report: Report, side_by_side: int) -> list[Outcome]:

@@ -1,16 +1,17 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from ekiden import api
+from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware, Training
-from ekiden.data import Dataset, FederatedData, load, parse, silos, split
+from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
+from ekiden.data.inputs import Images
 from ekiden.engine import machine, networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
@@ -20,9 +21,10 @@ from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.experiments.entries import at
 from ekiden.methods import ClosingLap, method_named, name_of
-from ekiden.results.result import Result
+from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
+TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Plan(Checked, Generic[M]):
 
     method: M
     data: str = "digits"
-    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, or a Parquet file"""
+    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet, CSV),
+    or arrays (.npz, safetensors)"""
     partition: str = "auto"
-    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: by domain where the data have
-    domains, else dirichlet:0.5"""
+    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: natural with --silos or
+    --group-column, by domain where the data have domains, else dirichlet:0.5"""
     clients: Count | None = None
     """N, number of clients; by default one per domain or natural owner, else 10"""
     size: Count | None = None
@@ -43,8 +46,22 @@ class Plan(Checked, Generic[M]):
     """clients to leave out, with their test data: names separated by commas; the others hold what they hold anyway"""
     val_fraction: BelowOne = 0.1
     """part of each client's training data that selects epochs"""
+    silos: tuple[str, ...] = ()
+    """instead of --data, the files or folders of the silos; or one folder that holds a file or a folder for each; or a
+    TOML file that names them"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
+    weights: str = ""
+    """safetensors file with the network's values, by its names; a head of another size is left out"""
+    train: str = "all"
+    """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
+    adapters of low rank and the head. The rest is frozen: it does not travel, and stays in evaluation mode"""
+    task: TaskName = "auto"
+    """what the labels mean; auto: what they look like"""
+    metric: str = ""
+    """headline metric, which chooses epochs and is what tables show, by its name (see docs/tasks.md), or FILE.py:NAME
+    of a function (answers, labels) -> number; naming one measures all. By default the task's first, such as accuracy"""
+    reading: Reading = field(default_factory=Reading)
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
     seed: CountOrZero = 0
@@ -70,6 +87,9 @@ class Plan(Checked, Generic[M]):
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
+        training_part.parsed(self.train)
+        object.__setattr__(self, "weights", api.located(self.weights))
+        object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
 
     @property
@@ -79,19 +99,52 @@ class Plan(Checked, Generic[M]):
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """The data, divided among the clients; `dataset` if they are loaded already."""
-        data = self._divided(dataset)
+        data = self._with_metric(self._divided(dataset))
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
 
+    def _with_metric(self, data: FederatedData) -> FederatedData:
+        """The data with the headline metric that is asked for.
+
+        Raises:
+            UserError: their task has no such metric.
+        """
+        task = replace(data.dataset.task, metric=self.metric) if self.metric else data.dataset.task
+        _ = task.headline  # exists
+        return data.with_task(task) if self.metric else data
+
     def _divided(self, dataset: Dataset | None) -> FederatedData:
-        if dataset is None and (given := silos(self.data, val_fraction=self.val_fraction, seed=self.seed)) is not None:
-            if self.partition != "auto" or self.clients is not None:
-                raise UserError(f"{self.data} says who holds what: leave out --partition and --clients")
-            return given
-        dataset = dataset or load(self.data, size=self.size)
-        auto = "domains" if dataset.domains else "dirichlet:0.5"
+        if self.silos and (self.partition != "auto" or self.clients is not None):
+            raise UserError("--silos says who holds what: leave out --partition and --clients")
+        if dataset is None and not self.silos:
+            given = silos(self.data, val_fraction=self.val_fraction, seed=self.seed)
+            if given is not None:
+                if self.partition != "auto" or self.clients is not None or self.reading != Reading():
+                    raise UserError(
+                        f"{self.data} says who holds what: leave out --partition and --clients, and flags of columns"
+                    )
+                if self.task not in ("auto", given.dataset.task.kind):
+                    raise UserError(
+                        f"{self.data} says what the labels mean ({given.dataset.task.kind}): leave out --task"
+                    )
+                return given
+        dataset = dataset or self.dataset()
+        auto = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
         return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+
+    def dataset(self) -> Dataset:
+        """The data, not divided."""
+        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model), self.task)
+
+    def other(self, data: str, own: Dataset) -> Dataset:
+        """Other data to measure a model on, read and scaled like the run's `own`."""
+        if isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
+            task = "" if self.task == "auto" else self.task
+            return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
+        chosen = self.reading.for_model(self.model).chosen()
+        chosen.pop("group_column", None)
+        return load(data, like=own, **chosen)
 
     def run(
         self,
@@ -100,7 +153,8 @@ class Plan(Checked, Generic[M]):
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
         about: Mapping[str, Any] | None = None,
-    ) -> Result:
+        track: Sequence[str] = (),
+    ) -> api.Result:
         """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
             self.whole,
@@ -117,20 +171,32 @@ class Plan(Checked, Generic[M]):
             on_step=on_step,
             keep_trained=self.keep_trained,
             evaluate_on=self.evaluate_on,
+            train=self.train,
+            weights=self.weights,
+            track=track,
         )
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         name = name_of(type(self.method))
         values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
-        if code := outside.digests((name, self.model, self.data)):
+        if code := outside.digests((name, self.model, self.data, self.metric)):
             values["code"] = code
-        for later in ("closing_lap", "tune", "keep_trained", "without"):  # as in runs begun before there was a choice
+        values["reading"] = self.reading.chosen()
+        # As in runs begun before there was a choice.
+        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "weights"):
             if not values[later]:
                 del values[later]
-        if self.evaluate_on == "all":
-            del values["evaluate_on"]
+        for name, usual in (("evaluate_on", "all"), ("task", "auto"), ("train", "all")):
+            if values[name] == usual:
+                del values[name]
         return values
+
+
+def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:
+    """What `data`, or else the files of `silos`, hold."""
+    how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
+    return join(silos, **how) if silos else load(data, **how)
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
@@ -142,12 +208,18 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
     try:
         outside.refuse_changed(values.get("code", {}))
         kind = method_named(values["method"])
-        own = ("method", "hyperparameters", "training", "hardware", "code")
+        own = ("method", "hyperparameters", "training", "hardware", "code", "reading")
         parts = {k: v for k, v in values.items() if k not in own}
         if unknown := set(parts) - {f.name for f in fields(Plan)}:
             raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
         method = kind(**values["hyperparameters"])
-        return Plan(method, training=Training(**values["training"]), hardware=Hardware(**values["hardware"]), **parts)
+        return Plan(
+            method,
+            reading=Reading(**values.get("reading", {})),
+            training=Training(**values["training"]),
+            hardware=Hardware(**values["hardware"]),
+            **parts,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the plan cannot be read ({error}): use the Ekiden that wrote it") from None
 
@@ -179,11 +251,11 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = networks.builder(plan.model, own, plan.seed, plan.whole)
+    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.weights)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
-    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std)
+    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     check_model(worker, data)

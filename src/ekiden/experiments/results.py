@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ekiden.experiments.comparison import Comparison, Published
 from ekiden.experiments.experiment import METRICS, Cell, Experiment
-from ekiden.experiments.summary import Summary
+from ekiden.experiments.summary import Summary, headline, metric_of, value_of
 from ekiden.experiments.sweep import Sweep
 
 
@@ -29,8 +29,14 @@ class Result:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The metric of each run, in per cent."""
-        return tuple(100 * float(run.last[self.cell.metric]) for run in self.runs)
+        """The metric of each run, of shares in per cent."""
+        found = [(value_of(run, self.cell.metric), metric_of(run, self.cell.metric).scale) for run in self.runs]
+        return tuple(scale * value for value, scale in found if value is not None)
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher value is better."""
+        return not self.runs or metric_of(self.runs[0], self.cell.metric).higher
 
     @property
     def mean(self) -> float:
@@ -81,7 +87,7 @@ def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sw
 
 def unmeasured(run: Summary, metric: str) -> str:
     """Why a run has no value of that metric, and what it has; empty where it has one."""
-    if run.last.get(metric) is not None:
+    if value_of(run, metric) is not None:
         return ""
     known = ", ".join(m for m in METRICS if run.last.get(m) is not None)
     return f"{run.folder}: metric {metric!r} was not measured: write one of {known} in the experiment file"
@@ -138,7 +144,8 @@ def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
 def heading(experiment: Experiment, results: Sequence[Result]) -> str:
     """What the table shows, and what was made less for it."""
     scaled = sorted({str(s) for r in results for s in r.cell.scaled})
-    lines = [f"{experiment.title}: % as mean ± std over seeds (printed, difference)"]
+    shares = all(headline(run).share for r in results for run in r.runs)
+    lines = [f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"]
     if experiment.budget != "paper":
         seeds = f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"
         lines.append(f"budget {experiment.budget}: {', '.join([*scaled, seeds])}")
@@ -157,7 +164,7 @@ def ranks(experiment: Experiment, results: Sequence[Result]) -> dict[str, int]:
             task = result.cell.column if experiment.methods_in_rows else result.cell.row
             groups.setdefault((task, result.cell.measured), []).append(result)
     return {
-        r.cell.slug: 1 + sum(other.mean > r.mean for other in group)
+        r.cell.slug: 1 + sum((other.mean > r.mean) if r.higher else (other.mean < r.mean) for other in group)
         for group in groups.values()
         if len(group) > 1
         for r in group

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -10,7 +11,7 @@ from ekiden import models
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Hardware, Training
-from ekiden.data import parse
+from ekiden.data import Reading, parse
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
@@ -21,8 +22,8 @@ Values = Mapping[str, Any]
 @cache
 def common() -> dict[str, Any]:
     """Type of every setting that all methods share, by its name."""
-    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", "training", "hardware")}
-    return own | _hints(Training) | _hints(Hardware)
+    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", "reading", "training", "hardware")}
+    return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
 
 
 def hyperparameters(kind: type[Method]) -> dict[str, Any]:
@@ -56,12 +57,20 @@ def plan(method: str, values: Values) -> Plan[Method]:
         if name not in hints:
             raise unknown(f"setting of {kind.title()}", name, hints)
     typed = {"threads": 1} | {name: _typed(name, hints[name], value) for name, value in values.items()}
-    typed |= {name: outside.located(typed[name]) for name in ("model", "data") if name in typed}
+    typed |= {name: outside.located(typed[name]) for name in ("model", "data", "metric") if name in typed}
+    if "silos" in typed:
+        typed["silos"] = tuple(str(Path(path).expanduser().absolute()) for path in typed["silos"])
 
     def of(part: Any) -> dict[str, Any]:
         return {f.name: typed[f.name] for f in fields(part) if f.name in typed}
 
-    made = Plan(kind(**of(kind)), training=Training(**of(Training)), hardware=Hardware(**of(Hardware)), **of(Plan))
+    made = Plan(
+        kind(**of(kind)),
+        reading=Reading(**of(Reading)),
+        training=Training(**of(Training)),
+        hardware=Hardware(**of(Hardware)),
+        **of(Plan),
+    )
     if made.model != "auto":
         models.check_name(made.model)
     if made.partition != "auto":

@@ -14,6 +14,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.tasks import Classification, Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines
@@ -97,10 +98,14 @@ def comparison(summaries: Iterable[Summary]) -> Table:
         group = groups[_all_but_the_seed(summary.config)]
         if not (twin := group.get(summary.config["seed"])) or not twin.finished:
             group[summary.config["seed"]] = summary
-    table = Table(title="accuracy on the union of all clients' test data", title_justify="left")
+    shown = {(m := headline(s)).name: m for group in groups.values() for s in group.values() if s.metrics}
+    one = next(iter(shown.values())) if len(shown) == 1 else None
+    named = "accuracy" if not shown else one.name if one else "headline metric"
+    heading = f"{named}{' %' if not shown else one.unit if one else ''}"
+    table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    for column in ("seeds", "accuracy %", "bytes moved", "forward", "backward", "time"):
+    for column in ("seeds", heading, "bytes moved", "forward", "backward", "time"):
         table.add_column(column, justify="right")
     for group in groups.values():
         done = [s for s in group.values() if s.finished]
@@ -114,7 +119,7 @@ def comparison(summaries: Iterable[Summary]) -> Table:
             name,
             _data(config),
             str(len(done)),
-            spread([100 * s.last["accuracy"] for s in done if s.last.get("accuracy") is not None]),
+            _result(done, alone=one is not None),
             size(mean(s.last["bytes"] for s in done)),
             *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
             duration(mean(s.seconds for s in done)),
@@ -122,11 +127,62 @@ def comparison(summaries: Iterable[Summary]) -> Table:
     return table
 
 
+def _result(done: Sequence[Summary], *, alone: bool) -> str:
+    """The headline metric of finished runs; with its name, where others in the table have another one."""
+    values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
+    metric = headline(done[0])
+    text = spread([metric.scale * value for value in values], metric)
+    return text if alone or not text else f"{metric.name} {text}{metric.unit}"
+
+
 def divergence(run: Summary) -> str:
     """Return one line about a run whose training diverged; empty of all others."""
-    classes = len(run.config.get("classes", ()))  # not in older folders, whose metrics do not tell either
-    line = evaluation.divergence(run.last, classes, run.config["training"]["lr"]) if classes else ""
+    classes = run.config.get("classes", ())  # not in older folders, whose metrics do not tell either
+    if not run.last.get("diverged") or "classes" not in run.config:
+        return ""
+    task = task_in(run.config)
+    line = evaluation.divergence(run.last, task.guess(task.outputs(classes)), run.config["training"]["lr"])
     return f"{run.folder}: {line}" if line else ""
+
+
+def task_in(config: Mapping[str, Any]) -> Task:
+    """What the labels of a run mean."""
+    return task_of(config["task"]) if "task" in config else Classification()
+
+
+def headline(run: Summary) -> Metric:
+    """The headline metric of a run, by its last row that was measured."""
+    row = next((row for row in reversed(run.metrics) if "loss" in row), {})
+    return metric_named(run.config, str(row.get("metric", "accuracy")))
+
+
+def metric_named(config: Mapping[str, Any], name: str) -> Metric:
+    """A metric of a run's task; one of the user's own by what the configuration says of it."""
+    known = {metric.name: metric for metric in task_in(config).metrics}
+    higher = bool(config.get("task", {}).get("higher", True))
+    return known.get(name) or Metric(name, _unmeasurable, higher=higher, share=False)
+
+
+def _unmeasurable(scores: Scores) -> float:
+    """Stands for a metric of the user's own, whose values are read from files."""
+    raise NotImplementedError
+
+
+def value_of(run: Summary, key: str) -> float | None:
+    """A number of the last row: by its key, or a metric among all those measured; the headline for `accuracy` where the
+    task has none.
+    """
+    row = run.last
+    if key == "accuracy" and row.get(key) is None:
+        key = row.get("metric", key)
+    found = row.get(key, row.get("metrics", {}).get(key))
+    return None if found is None else float(found)
+
+
+def metric_of(run: Summary, key: str) -> Metric:
+    """What `value_of` gives for a key: means over clients are of the headline metric."""
+    known = {metric.name for metric in task_in(run.config).metrics}
+    return metric_named(run.config, key) if key in known else headline(run)
 
 
 def about(run: Summary) -> str:
@@ -177,12 +233,20 @@ def steps(run: Summary) -> Table:
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table = Table()
     sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network
-    for column in ("step", "accuracy %", "loss", "worst client %", *(["parameters"] if sized else [])):
+    metric = headline(run)
+    for column in (
+        "step",
+        f"{metric.name}{metric.unit}",
+        "loss",
+        f"worst client{metric.unit}",
+        *(["parameters"] if sized else []),
+    ):
         table.add_column(column, justify="right")
     table.add_column("what moved")
     for row in run.metrics:
-        values = [f"{100 * row['accuracy']:.2f}", f"{row['loss']:.3f}"] if "accuracy" in row else ["", ""]
-        worst = f"{100 * row['client_worst']:.2f}" if "client_worst" in row else ""
+        value = row.get(metric.name)
+        values = ["" if value is None else metric.shown(value), f"{row['loss']:.3f}"] if "loss" in row else ["", ""]
+        worst = metric.shown(row["client_worst"]) if "client_worst" in row else ""
         transfers = moved[row["step"]]
         more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
         count = [str(row.get("parameters", ""))] if sized else []
@@ -253,9 +317,12 @@ def _all_but_the_seed(config: dict[str, Any]) -> str:
     return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation; the mean alone of one value, nothing of none."""
-    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else "".join(f"{v:.2f}" for v in values)
+def spread(values: Sequence[float], metric: Metric | None = None) -> str:
+    """Mean ± standard deviation, of shares in per cent; the mean alone of one value, nothing of none."""
+    digits = ".2f" if metric is None or metric.share else ".4g"
+    if len(values) > 1:
+        return f"{mean(values):{digits}} ± {stdev(values):{digits}}"
+    return "".join(f"{v:{digits}}" for v in values)
 
 
 def size(number: float) -> str:

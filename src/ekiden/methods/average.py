@@ -8,8 +8,9 @@ import torch
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import class_mean, owned
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -62,6 +63,11 @@ class Average(Method):
         if self.clip_update and self.init != "same":
             raise UserError("--clip-update bounds the step from the common initial model: leave out --init different")
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes, where the classifier is averaged by them."""
+        return frozenset() if self.head == "mean" else CLASSES
+
     def check(self, clients: Sequence[str]) -> None:
         """The rule must be one for so many clients."""
         refuse(self.combine, len(clients), self.faulty, weighted=self.weights == "samples")
@@ -83,10 +89,9 @@ class Average(Method):
     def train(self, client: Client, model: Weights) -> Trained:
         """Plain training."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
-        counts = client.class_counts()
-        if self.head == "mean":
-            counts = counts.sum()[None] if self.weights == "samples" else counts[:0]
-        return Trained(model, counts)
+        if self.head != "mean":
+            return Trained(model, client.class_counts())
+        return Trained(model, torch.tensor([client.n] if self.weights == "samples" else [], dtype=torch.int64))
 
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
         """What was sent, steps from the initial model shortened to `clip_update`."""

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.base.sums import WIDE, Sums, measure, size
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import HasModel, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, HasModel, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.training.layout import Layout
+from ekiden.training.network import trial
 from ekiden.training.weights import Weights
 
 _SAMPLES = 1024  # from which the first client of the lap settles the scales
@@ -104,6 +106,11 @@ class ClosingLap(Method):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return task
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes: sums over the samples of each."""
+        return self.method.needs | CLASSES
+
     def check(self, clients: Sequence[str]) -> None:
         """As the method does."""
         self.method.check(clients)
@@ -121,7 +128,8 @@ class ClosingLap(Method):
         linear = isinstance(head, nn.Linear) and last.name == "head" and last.bias is not None
         if linear:
             with torch.no_grad():
-                features, logits = network.probe(torch.ones(2, *model.shape, device=network.params.device))
+                x = torch.ones(2, *model.shape, device=network.params.device)
+                features, logits = network.probe(trial(network.module, x))
                 linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
         if not linear:
             raise UserError(

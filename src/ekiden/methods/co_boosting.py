@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
@@ -92,6 +92,8 @@ class CoBoosting(Method):
     """length of the generator's input z"""
     width: Count = 64
     """channels of the generator"""
+
+    needs = CLASSES | NUMBERS
 
     def start(self) -> Boosted:
         """No teacher, no sample."""

@@ -7,17 +7,17 @@ from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, Positive
 from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
-from ekiden.training.network import Network, fresh
+from ekiden.training.network import Network, fresh, trial
 from ekiden.training.weights import Weights
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -134,6 +134,11 @@ class DeepAFL(Method):
 
     private: ClassVar[type[Kept]] = Kept
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Vectors; and numbers, where the inputs are the features."""
+        return VECTORS if self.features == "network" else VECTORS | NUMBERS
+
     def start(self) -> Solved:
         """There is no classifier before the first sums."""
         return Solved(model=None)
@@ -148,7 +153,7 @@ class DeepAFL(Method):
         """Refuse a network whose classifier is not a linear layer on vectors."""
         network = Network(copy.deepcopy(model.network.module).cpu())
         wanted = inputs(network.module)
-        h, _ = network.probe(torch.zeros(2, *model.shape))
+        h, _ = network.probe(trial(network.module, torch.zeros(2, *model.shape)))
         if h.shape[1] != wanted:
             raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
 
@@ -182,7 +187,7 @@ class DeepAFL(Method):
         with torch.no_grad():
             for x, labels in client.batches(passes=0):
                 a = head[:solved](client.probe(x, initial)[0].double())
-                y = F.one_hot(labels, client.classes).double()
+                y = client.task.targets(labels, client.classes).double()
                 if len(solutions) % 2:
                     y = y - a @ solutions[-1]
                     residual = head[solved]

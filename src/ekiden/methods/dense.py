@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.base.checks import Count, NonNegative, Positive, Range
+from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.generator import SampleGenerator
-from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
+from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, synthesise
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean
@@ -50,7 +51,7 @@ class DENSE(Method):
     batch: Annotated[int, Range(least=2)] = 256
     """B_s and B_k, samples synthesised an epoch, and per step of the student"""
     ce: NonNegative = 1.0
-    """weight of the cross-entropy of the teachers' answers with the wanted classes"""
+    """weight of the loss of the teachers' answers with the wanted classes (labels, numbers)"""
     bn: NonNegative = 1.0
     """λ_1, weight of the distance from the teachers' BatchNorm statistics, a mean over them"""
     adv: NonNegative = 1.0
@@ -67,6 +68,8 @@ class DENSE(Method):
     """channels of the generator"""
     student: Literal["fresh", "average"] = "fresh"
     """the student's start: the common initial model, or the mean of the clients' models"""
+
+    needs = VECTORS | NUMBERS
 
     def start(self) -> Distilled:
         """No teacher, no sample."""
@@ -105,7 +108,7 @@ class DENSE(Method):
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
         generator = SampleGenerator(fed.shape, self.noise, self.width, draw).to(device)
         z = torch.randn(self.batch, self.noise, generator=draw).to(device).requires_grad_()
-        wanted = torch.randint(fed.layout.classes, (self.batch,), generator=draw).sort().values.to(device)
+        wanted = fed.task.drawn(self.batch, fed.layout.classes, draw).to(device)
         statistics = Statistics(teacher)
         student.eval()
 
@@ -114,9 +117,9 @@ class DENSE(Method):
             with fed.autocast():
                 x = fed.feed(raw, draw)
                 answers, own = teacher(x).float(), student(x).float()
-            loss = self.ce * F.cross_entropy(answers, wanted)
+            loss = self.ce * fed.task.mean_loss(answers, wanted)
             loss = loss + self.bn * statistics.loss(len(teacher.members))
-            return loss + self.adv * disagreement(answers, own)
+            return loss + self.adv * disagreement(fed.task, answers, own)
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
@@ -137,7 +140,7 @@ class DENSE(Method):
                     with torch.no_grad():
                         answers = teacher(x).float()
                     own = student.module(x).float()
-                softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
+                fed.task.distance(own, answers, self.temperature).backward()  # type: ignore[no-untyped-call]
                 momentum.mul_(0.9).add_(student.grad)
                 student.params.add_(momentum, alpha=-self.distill_lr)
         fed.work.add(Work((len(teacher.members) + 1) * len(pool), len(pool)))
@@ -152,8 +155,16 @@ class DENSE(Method):
         return clients * model
 
 
-def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
-    """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ."""
+def disagreement(task: Task, teacher: Tensor, student: Tensor) -> Tensor:
+    """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
+
+    Of labels likewise; of numbers minus the mean squared difference, of which no more than 1 counts.
+    """
+    if task.kind == "regression":
+        return -(teacher - student).square().clamp(max=1).mean()
+    if task.kind == "multi-label":
+        distance = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction="none")
+        return -(distance * ((teacher > 0) != (student > 0))).mean()
     differ = teacher.argmax(1) != student.argmax(1)
     kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
     return -(kl * differ).mean()

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.checks import Count
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import owned
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
@@ -54,6 +55,11 @@ class Ensemble(Method):
     init: Init = "same"
     """initial models: one for all, or each client its own"""
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The mean of the outputs means something in all tasks; votes and probabilities are of classes."""
+        return frozenset() if self.rule == "logits" else CLASSES
+
     def start(self) -> State:
         """There is no ensemble before its members."""
         return State(model=None)
@@ -73,10 +79,11 @@ class Ensemble(Method):
     def train(self, client: Client, model: Weights) -> Member:
         """Plain training."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
-        counts = client.class_counts()
         if self.rule == "class-wise":
-            return Member(model, owned(counts))
-        return Member(model, counts.int() if self.rule == "counts" else counts[:0])
+            return Member(model, owned(client.class_counts()))
+        return Member(
+            model, client.class_counts().int() if self.rule == "counts" else torch.empty(0, dtype=torch.int64)
+        )
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks side by side."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, OwnSamples, State, on_client
+from ekiden.engine.method import CLASSES, Method, OwnSamples, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import (
     at_server,
@@ -64,6 +64,8 @@ class FedDisco(Method):
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
+
+    needs = CLASSES
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""

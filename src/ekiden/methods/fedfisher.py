@@ -10,7 +10,7 @@ from torch import Tensor
 from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
@@ -69,6 +69,8 @@ class FedFisher(Method):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES
 
     def check_network(self, model: Size) -> None:
         """The Fisher information of the layers must be measurable."""

@@ -12,14 +12,16 @@ from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.sums import Sums, measure, size, widest
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.models.patch_filters import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
 from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, WholeFeatures
-from ekiden.training.network import Network
+from ekiden.training import frozen
+from ekiden.training.network import Network, trial
 from ekiden.training.weights import Weights
 
 Settled = tuple[Tensor, ...]
@@ -142,6 +144,11 @@ class FedGram(Method):
 
     skips: ClassVar[bool] = True  # a hop is left out
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes; and numbers, unless the network makes the features."""
+        return CLASSES if self.features == "network" else CLASSES | NUMBERS
+
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
@@ -192,7 +199,7 @@ class FedGram(Method):
 
     def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
         with torch.no_grad():
-            inputs = network.eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
+            inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
         width = self._width(model, classes, each=4, fixed=4 * inputs)
         if width < inputs:
             least = size(classes, inputs) + 8 * inputs
@@ -200,7 +207,7 @@ class FedGram(Method):
                 f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for "
                 f"{width}: give --width {inputs} or --bytes {least}B, or more"
             )
-        return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
+        return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
 
     def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
         """D: what was asked for, or what fits into the budget with `each` bytes more a feature and `fixed` more in all.

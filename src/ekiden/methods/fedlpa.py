@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Labels, half, kronecker, length, refuse
@@ -68,6 +68,8 @@ class FedLPA(Method):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES
 
     def check_network(self, model: Size) -> None:
         """The factors of every linear and convolutional layer must be measurable."""

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Matching, Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -99,6 +99,7 @@ class FedMA(Method):
     """initial models: one for all, or each client its own"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         require(self.rounds == 1 or self.retrain_epochs > 0, "rounds", self.rounds, "1 without --retrain-epochs")

@@ -14,11 +14,11 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
 from ekiden.training.fit import Diverged
-from ekiden.training.network import Network
+from ekiden.training.network import Network, trial
 from ekiden.training.optimizer import optimizer
 from ekiden.training.weights import Part, Weights
 
@@ -82,6 +82,7 @@ class FedPFT(Method):
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
 
     splits_model: ClassVar[bool] = True
+    needs = CLASSES
 
     def __post_init__(self) -> None:
         """A star has no order."""
@@ -205,4 +206,4 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
 def width(network: Network, shape: tuple[int, ...]) -> int:
     """A, the number of features that enter the head."""
     with torch.no_grad():
-        return network.probe(torch.zeros(1, *shape, device=network.params.device))[0].shape[1]
+        return network.probe(trial(network.module, torch.zeros(1, *shape, device=network.params.device)))[0].shape[1]

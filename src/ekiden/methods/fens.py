@@ -16,7 +16,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
@@ -136,6 +136,7 @@ class FENS(Method):
     """initial models: one for all, or each client its own"""
 
     private: ClassVar[Any] = Held
+    needs = CLASSES
 
     def start(self) -> Stacking:
         """There is no result before the models are joined."""

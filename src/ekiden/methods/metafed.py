@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
+from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
 from ekiden.engine.worker import Client
@@ -39,8 +40,8 @@ class MetaFed(Method):
     weight: NonNegative = 1.0
     """λ_0, largest weight of the distillation"""
     threshold: NonNegative = 0.6
-    """validation accuracy above which a client keeps its own weights and distils, from then on; below, it copies the
-    teacher"""
+    """validation accuracy (R² in regression) above which a client keeps its own weights and distils, from then on;
+    below, it copies the teacher"""
     trust: NonNegative = 0.5
     """threshold_2, accuracy from which a teacher no better than the client still teaches (0.4 for VLCS and PACS)"""
 
@@ -95,7 +96,7 @@ class MetaFed(Method):
             return client.fit(teacher, epochs=self.epochs)
         if not weight:
             return client.fit(own, epochs=self.epochs)
-        objective = Distillation(as_split(client.network(teacher)), weight)
+        objective = Distillation(as_split(client.network(teacher)), weight, client.task)
         return client.fit(own, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
@@ -115,6 +116,7 @@ class Distillation:
 
     teacher: Split
     weight: float
+    task: Task
 
     @property
     def teachers(self) -> tuple[Forward]:
@@ -125,7 +127,7 @@ class Distillation:
         """The loss of a batch, with the teacher's features."""
         network = as_split(forward)
         features = network.features(x)
-        loss = F.cross_entropy(network.head(features).float(), y)
+        loss = self.task.mean_loss(network.head(features).float(), y)
         return loss + self.weight * F.mse_loss(features.float(), wanted)
 
 

@@ -27,7 +27,7 @@ from ekiden.methods.blocks.rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
-from ekiden.training.fit import Forward, Objective, cross_entropy, teachers_of
+from ekiden.training.fit import Forward, Objective, teachers_of
 from ekiden.training.weights import Weights
 
 
@@ -98,7 +98,7 @@ class MOON(Method):
                 model,
                 epochs=self.epochs,
                 training=training,
-                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature),
+                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature, client.loss),
             )
         else:
             trained = client.fit(model, epochs=self.epochs, training=training)
@@ -123,7 +123,7 @@ class Contrast:
     previous: Sequence[Split]
     mu: float
     temperature: float
-    base: Objective = cross_entropy
+    base: Objective
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative, require
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
@@ -18,7 +19,7 @@ from ekiden.methods.average import Average
 from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layer, Layout
-from ekiden.training.network import Network
+from ekiden.training.network import Network, trial
 from ekiden.training.weights import Weights
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
@@ -63,6 +64,11 @@ class OTFusion(Method):
     """the classifier: averaged, or each row over the clients with more than one sample of its class"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes, where the classifier is averaged by them."""
+        return self.average.needs
 
     def check(self, clients: Sequence[str]) -> None:
         """The target must be one of them."""
@@ -239,7 +245,7 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
     def shuffle(number: int, rows: Tensor, goal: Tensor) -> Tensor:
         return torch.eye(len(rows))[torch.randperm(len(rows), generator=generator)].to(rows)
 
-    x = torch.randn(2, *shape, generator=generator).to(built.params.device)
+    x = trial(built.module, torch.randn(2, *shape, generator=generator).to(built.params.device))
     with torch.no_grad():
         before = built.module(x)
         built.load(align(model, model, built.layout, built.layout, shuffle)[0])

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -54,6 +54,8 @@ class PFNM(Method):
     """global units of a layer above which few new ones are offered"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES
 
     @property
     def process(self) -> Process:

@@ -1,16 +1,43 @@
 """The networks that the papers use."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.models import pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
+from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located
+from ekiden.models.signal import SHORTEST, cnn_signal
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
+from ekiden.models.tabular import table_mlp, table_transformer
+from ekiden.models.text import text_mean, text_transformer
 
-__all__ = ["Split", "SplitNetwork", "build", "check_name", "default_for", "names"]
+__all__ = [
+    "Split",
+    "SplitNetwork",
+    "build",
+    "check_name",
+    "default_for",
+    "fitting",
+    "is_pretrained",
+    "load_weights",
+    "located",
+    "names",
+    "pretrained_names",
+]
+
+# Networks for other samples than images and features: what they read, and their builder.
+_SPECIAL: dict[str, tuple[type[Inputs], Callable[[Any, int], SplitNetwork]]] = {
+    "table_mlp": (Table, table_mlp),
+    "table_transformer": (Table, table_transformer),
+    "text_mean": (Tokens, text_mean),
+    "text_transformer": (Tokens, text_transformer),
+}
 
 _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
@@ -26,6 +53,7 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "resnet18": (resnet18, 1),
     "resnet18_gn": (resnet18_gn, 1),
     "vgg11": (vgg11, 32),
+    "cnn_signal": (cnn_signal, 0),
 }
 
 # What the papers train on them, ResNet-18 apart.
@@ -45,9 +73,17 @@ _DEFAULTS = {
 }
 
 
+_READ = {Table: "rows of a table", Tokens: "texts", Images: "images", Arrays: "arrays", type(None): "images or arrays"}
+
+
 def names() -> tuple[str, ...]:
     """Names of all networks, those of other packages last."""
-    return (*_NETWORKS, *outside.installed("ekiden.models"))
+    return (*_NETWORKS, *_SPECIAL, *outside.installed("ekiden.models"))
+
+
+def pretrained_names() -> tuple[str, ...]:
+    """Names, and forms of names, of networks that come with values."""
+    return (LITE0, "hf:FOLDER", "timm:NAME")
 
 
 def check_name(name: str) -> None:
@@ -56,17 +92,19 @@ def check_name(name: str) -> None:
     Raises:
         UserError: names the nearest.
     """
-    if name not in names() and not outside.is_file(name):
-        raise unknown("model", name, ("auto", *names()))
+    if name not in names() and not outside.is_file(name) and not is_pretrained(name):
+        raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 
 
-def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> nn.Module:
     """A new network with random weights, which depend on torch's random state alone.
 
     Args:
-        name: one of `names()`, or PATH.py:FUNCTION of a function that takes shape and classes, or nothing.
+        name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function that takes shape
+            and classes, or nothing.
         shape: of one sample, (C, H, W) or (d,).
         classes: number of outputs.
+        inputs: what the samples are, which networks for tables and texts need to know.
 
     Returns:
         A network; those of the library have the parts `features` and `head` (see `Split`).
@@ -75,12 +113,27 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         UserError: the name is unknown, or the network cannot take samples of this shape.
     """
     check_name(name)
+    if is_pretrained(name):
+        return pretrained.build(name, shape, classes, inputs)
+    if name in _SPECIAL:
+        kind, special = _SPECIAL[name]
+        if not isinstance(inputs, kind):
+            raise UserError(
+                f"{name} reads {_READ[kind]}, these samples are {_READ[type(inputs)]}: use --model with one of "
+                f"{', '.join(fitting(shape, inputs))}"
+            )
+        return special(inputs, classes)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
+    if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
+        raise UserError(
+            f"{name} reads numbers, these samples are {_READ[type(inputs)]}: use --model with one of "
+            f"{', '.join(fitting(shape, inputs))}"
+        )
     builder, smallest = _NETWORKS[name]
     if not _fits(name, shape):
         size = f" of at least {smallest}x{smallest} pixels" if smallest > 1 else ""
-        others = ", ".join(other for other in _NETWORKS if _fits(other, shape))
+        others = ", ".join(fitting(shape, inputs))
         larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
             f"{name} needs images{size}, these samples have shape {shape}: use --model with one of {others}{larger}"
@@ -88,16 +141,29 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return builder(shape, classes)
 
 
-def default_for(dataset_name: str, shape: tuple[int, ...]) -> str:
+def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
+    """The networks of the library that take such samples."""
+    special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
+    if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
+        return special
+    return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
+
+
+def default_for(dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None = None) -> str:
     """The network to take where the user names none.
 
     Args:
         dataset_name: a named data set gets what the papers use for it, if its images are large enough for that.
         shape: of one sample; decides for all other data.
+        inputs: what the samples are.
 
     Returns:
         One of `names()`.
     """
+    if isinstance(inputs, Table | Tokens):
+        return "table_mlp" if isinstance(inputs, Table) else "text_mean"
+    if isinstance(inputs, Arrays) and len(shape) == 2 and shape[1] >= SHORTEST:
+        return "cnn_signal"
     named = _DEFAULTS.get(dataset_name)
     if named and _fits(named, shape):
         return named
@@ -115,5 +181,7 @@ def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _fits(name: str, shape: tuple[int, ...]) -> bool:
+    if name == "cnn_signal":
+        return len(shape) in (1, 2) and shape[-1] >= SHORTEST
     smallest = _NETWORKS[name][1]
     return smallest == 0 or (len(shape) == 3 and min(shape[1:]) >= smallest)

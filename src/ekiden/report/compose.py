@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.data.describe import counts, picture
+from ekiden.data.describe import counts, held_names, picture
 from ekiden.report import landscape
 from ekiden.report.curves import curves
 from ekiden.report.ledger import ledger
@@ -90,8 +90,8 @@ def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
 
 _MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
 _COST = (
-    "Accuracy is measured on the union of all clients' test data; of personal models it is their mean. Own test data: "
-    "each client's accuracy on test data of its own kind, averaged over the clients. Forward and backward: samples "
+    "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; of personal "
+    "models it is their mean. Own test data: each client's on test data of its own kind, averaged over the clients. Forward and backward: samples "
     "that went through a network, which is compute whatever the machine. Means over the seeds, ± standard deviation."
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
@@ -163,13 +163,16 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
     """By client from what the runs reported, by domain and class from their models."""
     measured: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for group, run in chosen.opened.items():
+        same = group.shown.name == next(iter(found.by_setting()[group.setting])).shown.name
         for kind, rows in accuracies(run).items():
-            if rows:
+            if rows and same:
                 measured[group.setting][kind][group.name] = rows
 
     def make(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
-        kinds = measured[setting]
-        shown = [by_group(kind, f"{kind}-{number}", kinds[kind]) for kind in ("domain", "class") if kind in kinds]
+        kinds, metric = measured[setting], groups[0].shown
+        shown = [
+            by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds
+        ]
         return [by_client(setting, number, groups), *shown]
 
     yield from _each(found, make)
@@ -182,7 +185,7 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
     for number, (setting, (group, run)) in enumerate(first.items(), 1):
-        held, classes = counts(run.data), run.data.dataset.classes
+        held, classes = counts(run.data), held_names(run.data)
         if len(run.data.clients) > _MOST_BUBBLES:
             clients = [client.name for client in run.data.clients]
             figure, _ = heat(held.T.astype(float), classes, clients, unit="samples", labels=("class", "client"))

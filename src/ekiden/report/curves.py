@@ -59,21 +59,23 @@ def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
 
 
 def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(s, t) what was spent and (s, t) the accuracy in per cent, of each seed after each evaluated step."""
+    """(s, t) what was spent and (s, t) the metric, shares in per cent, of each seed after each evaluated step."""
     steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
     common = [step for step in steps[0] if all(step in rows for rows in steps)]
     spent = np.array([[axis.measure(rows[step]) for step in common] for rows in steps])
-    return spent, np.array([[100 * rows[step][metric] for step in common] for rows in steps])
+    return spent, np.array([[group.shown.scale * rows[step][metric] for step in common] for rows in steps])
 
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     """One figure; None where nothing was spent, or there is but one step."""
     metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
+    unit = groups[0].shown
     tracks = {group: track(group, axis, metric) for group in groups}
+    tracks = {group: found for group, found in tracks.items() if found[1].size}
     ends = [end for spent, _ in tracks.values() if (end := float(spent.mean(0)[-1])) > 0]
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
-    best = sorted(groups, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=True)[:_MOST]
+    best = sorted(tracks, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=unit.higher)[:_MOST]
     logarithmic = max(ends) > 12 * min(ends)
     figure, axes = blank()
     rows: list[list[Value]] = []
@@ -92,10 +94,10 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(unit="B" if axis is BYTES else "", sep=" "))
-    axes.set(xlabel=axis.label, ylabel=f"accuracy % {METRICS.get(metric, '')}".strip())
+    axes.set(xlabel=axis.label, ylabel=f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip())
     legend(figure, axes)
     note = axis.note + (f"The best {_MOST} of {len(groups)}." if len(groups) > _MOST else "")
-    header = ["method", axis.label, "accuracy_mean", "accuracy_std", "seeds"]
+    header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
     return Drawing(f"{axis.name}-{number}", axis.title, note, figure, header, rows)
 
 

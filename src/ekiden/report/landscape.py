@@ -22,7 +22,7 @@ def features(group: Group, opened: Opened, number: int) -> list[Drawing | Missin
     except UserError as error:
         return [Missing(group.name, str(error))]
     data = opened.data.dataset
-    kinds = [("class", data.test.y, data.classes)]
+    kinds = [("class", data.test.y, data.classes)] if data.task.kind == "classification" else []
     if data.test.domain is not None:
         kinds.append(("domain", data.test.domain, data.domains))
     drawn: list[Drawing | Missing] = []
@@ -134,8 +134,8 @@ def _surface(name: str, title: str, text: str, found: Surface, names: Sequence[s
     legend(figure, axes)
     note = f"{text}{found.samples} test samples at {len(found.x)} × {len(found.y)} points."
     rows: list[list[Value]] = [
-        [float(x), float(y), float(found.loss[i, j]), float(found.accuracy[i, j])]
+        [float(x), float(y), float(found.loss[i, j]), float(found.value[i, j])]
         for i, y in enumerate(found.y)
         for j, x in enumerate(found.x)
     ]
-    return Drawing(name, title, note, figure, ["x", "y", "loss", "accuracy"], rows)
+    return Drawing(name, title, note, figure, ["x", "y", "loss", found.metric], rows)

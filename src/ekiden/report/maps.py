@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ekiden.base.refs import SERVER
+from ekiden.data.tasks import Metric
 from ekiden.engine.folder import read_ledger
 from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
@@ -80,31 +81,34 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
     named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client, of all data
     clients = list(named[0]) if named else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
-    values = np.array([_percent(g.first.last["clients"]) for g in known])
+    metric = known[0].shown
+    known = [g for g in known if g.shown.name == metric.name]
+    values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
     names = [g.name for g in known]
-    figure, _ = heat(values, names, clients, unit="accuracy %", limits=(0, 100))
+    figure, _ = heat(values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
     seed = known[0].first.config["seed"]
-    note = (
-        f"Accuracy in per cent on each client's own test data, of its personal model where there is one; seed {seed}."
-    )
+    note = f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
     return Drawing(
         f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
     )
 
 
-def by_group(kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]]) -> Drawing:
+def by_group(
+    kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]], metric: Metric
+) -> Drawing:
     """Final accuracy of every method on each class or domain.
 
     Args:
         kind: "class" or "domain".
         name: of the files.
-        accuracies: by method, number of test samples and accuracy of each group.
+        accuracies: by method, number of test samples and metric of each group.
+        metric: which one.
     """
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
-    values = np.array([[100 * accuracies[m][g][1] for g in groups] for m in methods])
-    figure, _ = heat(values, methods, groups, unit="accuracy %", limits=(0, 100))
-    note = "Accuracy in per cent of the final models; of personal models, their mean."
+    values = np.array([[metric.scale * accuracies[m][g][1] for g in groups] for m in methods])
+    figure, _ = heat(values, methods, groups, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
+    note = f"{_named(metric)} of the final models; of personal models, their mean."
     return Drawing(name, f"By {kind}", note, figure, ["method", *groups], matrix_rows(values, methods, groups))
 
 
@@ -135,15 +139,21 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
         return Missing(group.name, "run with --evaluate-every 1, up to 100 clients")
     names = list(run.config["clients"])
     order = list(dict.fromkeys(path))
-    values = np.array([_percent(line) for _, line in rows])[:, [names.index(client) for client in order]]
+    metric = group.shown
+    values = np.array([_scaled(line, metric) for _, line in rows])[:, [names.index(client) for client in order]]
     down = [f"{i + 1} · {path[i]}" for i, _ in rows]
-    figure, axes = heat(values, down, order, unit="accuracy %", limits=(0, 100), labels=("after hop", "on the data of"))
+    unit, limits = f"{metric.name}{metric.unit}", _limits(values, metric)
+    figure, axes = heat(values, down, order, unit=unit, limits=limits, labels=("after hop", "on the data of"))
     trained = [order.index(path[i]) for i, _ in rows]
     for place, column in enumerate(trained):
         axes.add_patch(_frame(column, place))
-    lost = lost_points(values, trained) if len(rows) == len(path) else None
-    note = f"Seed {run.config['seed']}; accuracy in per cent. Framed: the client that has just trained. " + (
-        f"Mean forgetting: {lost:.1f} points." if lost is not None else "Not every hop was measured."
+    lost = lost_points(values if metric.higher else -values, trained) if len(rows) == len(path) else None
+    note = f"Seed {run.config['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. " + (
+        f"Mean forgetting: {lost:.1f} points."
+        if metric.share
+        else f"Mean forgetting: {lost:.4g}."
+        if lost is not None
+        else "Not every hop was measured."
     )
     return Drawing(
         f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)
@@ -180,8 +190,19 @@ def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.floa
     return Drawing(name, title, note, figure, ["model", *names], matrix_rows(values, names, names))
 
 
-def _percent(shares: Sequence[float | None]) -> list[float]:
-    return [float("nan") if a is None else 100 * a for a in shares]
+def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
+    return [float("nan") if a is None else metric.scale * a for a in values]
+
+
+def _limits(values: NDArray[np.float64], metric: Metric) -> tuple[float, float] | None:
+    """From 0 to 100 %; of what is no share, those of the values."""
+    return (0, 100) if metric.share or np.isnan(values).all() else None
+
+
+def _named(metric: Metric, *, first: bool = True) -> str:
+    """The metric in a sentence, or at its beginning."""
+    name = f"{metric.name[0].upper()}{metric.name[1:]}" if first else metric.name
+    return f"{name} in per cent" if metric.share else name
 
 
 def _frame(column: int, row: int) -> Rectangle:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import Dataset, FederatedData, load
+from ekiden.data import Dataset, FederatedData, Reading
 from ekiden.engine.evaluation import TestSet
 from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.engine.store import read_trained
-from ekiden.experiments.plan import judge, stored
+from ekiden.experiments.plan import TaskName, judge, loaded, stored
 from ekiden.experiments.summary import Summary
 from ekiden.training.weights import Weights, mean
 
@@ -55,7 +55,7 @@ def open_run(run: Summary) -> Opened:
         UserError: it was made with data that are not here, or its models cannot be read.
     """
     plan = stored(run.folder)
-    data = plan.federation(_dataset(plan.data, plan.size))
+    data = plan.federation(_dataset(plan.data, plan.silos, plan.size, plan.reading.for_model(plan.model), plan.task))
     check_same_data(run.config, plan.method, data, run.folder)
     test = judge(plan, data, data)
     names = [f"personal/{client}.safetensors" for client in run.config["clients"]]
@@ -66,13 +66,13 @@ def open_run(run: Summary) -> Opened:
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, size: int | None) -> Dataset:
+def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName) -> Dataset:
     """Decoded once for all runs of a report."""
-    return load(name, size=size)
+    return loaded(data, silos, size, reading, task)
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
-    """By class, and by domain where there are any: test samples and accuracy (of personal models, their mean)."""
+    """By class, and by domain where there are any: test samples and headline metric (of personal models, their mean)."""
     scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
     kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
     found: dict[str, Mapping[str, tuple[int, float]]] = {}
@@ -127,18 +127,20 @@ class Surface:
     Attributes:
         x: (side,) first coordinate of the grid, in units of distance between parameters.
         y: (side,) second coordinate.
-        loss: (side, side) mean cross-entropy at [y, x].
-        accuracy: (side, side) in per cent.
+        loss: (side, side) mean loss at [y, x].
+        value: (side, side) headline metric, shares in per cent.
         places: (k, 2) where the models are.
         samples: number of test samples.
+        metric: name of the headline metric.
     """
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     loss: NDArray[np.float64]
-    accuracy: NDArray[np.float64]
+    value: NDArray[np.float64]
     places: NDArray[np.float64]
     samples: int
+    metric: str = "accuracy"
 
 
 def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = (), *, own: bool) -> Surface:
@@ -166,14 +168,14 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
     rows = _rows(opened, samples)
     centre, reach = (places.max(0) + places.min(0)) / 2, 0.7 * float(np.ptp(places, axis=0).max())
     x, y = (np.linspace(c - reach, c + reach, points) for c in centre)
-    loss, accuracy = np.empty((points, points)), np.empty((points, points))
+    loss, value = np.empty((points, points)), np.empty((points, points))
     for i, b in enumerate(y):
         for j, a in enumerate(x):
             mixed = mean(corners, _barycentric(places[:3], a, b))
             point = mixed.with_params((origin + a * u + b * v).float())
             scores = opened.test.scores(point, personal=own, rows=rows)
-            loss[i, j], accuracy[i, j] = float(scores.loss.double().mean()), 100 * scores.accuracy()
-    return Surface(x, y, loss, accuracy, places, len(rows))
+            loss[i, j], value[i, j] = scores.mean_loss(), opened.test.task.headline.scale * scores.score()
+    return Surface(x, y, loss, value, places, len(rows), opened.test.task.headline.name)
 
 
 def _fits(opened: Opened, model: Weights, own: bool) -> bool:

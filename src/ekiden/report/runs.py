@@ -11,8 +11,9 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import NAMED
+from ekiden.data.tasks import Metric
 from ekiden.experiments.results import Result, unmeasured
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.methods import known
 
@@ -46,11 +47,16 @@ class Group:
     @property
     def metric(self) -> str:
         """What of the metrics is compared."""
-        return str(_swept(self.first.config).get("metric", "accuracy"))
+        return str(_swept(self.first.config).get("metric", headline(self.first).name))
+
+    @property
+    def shown(self) -> Metric:
+        """How values of the metric are shown."""
+        return metric_of(self.first, self.metric)
 
     def values(self, key: str, scale: float = 1.0) -> list[float]:
         """The last value of a metric in each run that has it."""
-        return [scale * run.last[key] for run in self.runs if run.last.get(key) is not None]
+        return [scale * value for run in self.runs if (value := value_of(run, key)) is not None]
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ def _read(folder: Path) -> Summary:
     run = summarise(folder)
     if not run.finished:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` goes on")
-    if any(run.last.get(key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
+    if any(value_of(run, key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
         raise UserError("its test data were not measured")
     return run
 

@@ -18,6 +18,10 @@ METRICS = {
     "global_accuracy": "of the global model",
 }
 _HOW = "Accuracy in per cent on the union of all clients' test data, mean ± standard deviation over the seeds."
+_HEADLINE = (
+    "Headline metric (accuracy unless another is named) on the union of all clients' test data, shares in per cent, "
+    "mean ± standard deviation over the seeds."
+)
 _ERROR = (
     "Published: the printed value, and ours minus it in standard errors √(s₁²/n₁ + s₂²/n₂): s₁ over our n₁ seeds; a "
     "printed spread or number of runs that is not known is taken to be equal to ours; in points with one seed."
@@ -58,7 +62,7 @@ class Entry:
     @property
     def unit(self) -> str:
         """What of was measured, where it is not the accuracy on the union."""
-        return METRICS.get(self.metric, "")
+        return METRICS.get(self.metric, "" if self.metric == "accuracy" else self.metric)
 
     @property
     def beside(self) -> str:
@@ -141,10 +145,12 @@ def results(found: Found) -> list[ResultTable | PlainTable]:
 
 def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
     """What the methods reach and what it took, in one setting."""
-    header = ["method", "seeds", "accuracy %", "own test data %", "worst client %", "moved", "forward", "backward"]
+    metric = groups[0].shown
+    header = ["method", "seeds", f"{metric.name}{metric.unit}", f"own test data{metric.unit}"]
+    header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
     rows, data = [], []
     for group in groups:
-        shares = [group.values(key, 100) for key in ("accuracy", "client_mean", "client_worst")]
+        shares = [group.values(key, group.shown.scale) for key in (metric.name, "client_mean", "client_worst")]
         work = [mean(group.values(key)) for key in ("bytes", "forward", "backward")]
         seconds = mean(run.seconds for run in group.runs)
         shown = [spread(values) for values in shares]
@@ -152,7 +158,7 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
         rows.append([group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)])
         means = [mean(values) if values else None for values in shares]
         data.append([group.name, len(group.runs), *means, *work, seconds])
-    numbers = ["method", "seeds", "accuracy", "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
+    numbers = ["method", "seeds", metric.name, "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
     return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
 
 
@@ -228,13 +234,17 @@ def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
     entries: dict[tuple[str, str], Entry] = {}
     for column in columns:
         inside = [g for g in groups if g.setting == column]
-        order = sorted({mean(g.values("accuracy")) for g in inside if not g.yardstick}, reverse=True)[:2]
+        metric = inside[0].shown
+        alike = [g for g in inside if g.shown.name == metric.name]
+        order = sorted({mean(g.values(metric.name)) for g in alike if not g.yardstick}, reverse=metric.higher)[:2]
         for group in inside:
-            values = group.values("accuracy", 100)
-            ours = mean(group.values("accuracy"))
+            values = group.values(group.shown.name, group.shown.scale)
+            ours = mean(group.values(group.shown.name))
             rank = order.index(ours) + 1 if ours in order and not group.yardstick and len(inside) > 1 else 0
-            entry = Entry(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+            spread_of = stdev(values) if len(values) > 1 else None
+            entry = Entry(mean(values), spread_of, len(values), metric=group.shown.name)
             entries[group.name, column] = replace(entry, rank=rank)
     rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
-    note = f"{_HOW} Best of a column bold, second underlined; methods that pool the data are not ranked."
+    how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
+    note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
     return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ekiden.api import describe
+from ekiden.api import Result, describe
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
@@ -28,8 +28,8 @@ from ekiden.engine.worker import Setup, Worker
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
 from ekiden.methods.fedgram import FedGram, Summing
-from ekiden.results.result import Result
-from ekiden.serving.loading import ModelSource, method_in
+from ekiden.results.model import ModelSource
+from ekiden.serving.loading import method_in
 from ekiden.training.weights import Weights
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.simulation import Simulation
@@ -251,7 +251,8 @@ def _revised(
         folder.load(Summing)
         state, weights, personal = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    return Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
+    found = weights, tuple(personal)
+    return Result(state, tuple(trace.metrics), tuple(trace.ledger), out, test.build, read_config(out), lambda: found)
 
 
 def _driven(
@@ -312,7 +313,8 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
     model: str | ModelSource = plan.model if plan else network or config["model"]
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has a network of its own ({config['model']}): give it as `network`")
-    build = builder(model, data, config["seed"], method)
+    train, weights = config.get("train", "all"), config.get("weights", "")
+    build = builder(model, data, config["seed"], method, train, weights)
     hardware = resolve(plan.hardware if plan else Hardware(**config["hardware"]), config["workers"], build)
     return Setup(method, build, data.dataset, Training(**config["training"]), hardware, config["seed"])
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ekiden.base.errors import UserError
-from ekiden.training.network import Network
+from ekiden.training.network import Network, trial
 from ekiden.training.weights import Weights
 
 Dense = nn.Linear | nn.Conv2d
@@ -210,7 +210,7 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
         rows = layers[i].new_zeros(width, layers[i].shape[1])
         rows[units] = layers[i]
         layers[i], layers[i + 1] = rows, forms[i + 1].spread(layers[i + 1], units, width)
-    x = torch.randn(2, *shape, generator=draw)
+    x = trial(before.module, torch.randn(2, *shape, generator=draw))
     with torch.no_grad():
         try:
             wanted, found = before.module.eval()(x), assemble(elastic, layers).module.eval()(x)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isnan
 from typing import Any, Protocol
 
 import torch
@@ -15,15 +16,17 @@ from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training, batches
 from ekiden.data.samples import Subset
+from ekiden.data.tasks import Scores, Task
 from ekiden.training.feed import Feed
 from ekiden.training.network import Network
 from ekiden.training.optimizer import Optimizer, optimizer
 from ekiden.training.weights import Weights
 
 _SHARE_OF_SAVING = 100
+_WINDOW = 32  # batches of texts that are sorted by length together
 Forward = Callable[[Tensor], Tensor]
 Objective = Callable[..., Tensor]
-"""(network, inputs (b, ...), labels (b,)) -> mean loss of the batch, differentiable.
+"""(network, inputs (b, ...), labels (b, ...)) -> mean loss of the batch, differentiable.
 
 One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
 them answers to the inputs as a further argument, float32 and without gradient; `asks(b)` may say to how many of b
@@ -94,6 +97,11 @@ class Bench:
     watch: Callable[[int, int], None] = lambda epoch, epochs: None
     work: Work = field(default_factory=Work)
 
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self.feed.dataset.task
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""
         return self.hardware.autocast()
@@ -110,6 +118,15 @@ def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(forward(x).float(), y)
 
 
+def loss_of(task: Task) -> Objective:
+    """The mean loss ℓ of a batch: what a client of `task` minimises unless its method says otherwise."""
+
+    def mean_loss(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        return task.mean_loss(forward(x).float(), y)
+
+    return mean_loss
+
+
 def fit(
     bench: Bench,
     start: Weights,
@@ -120,11 +137,11 @@ def fit(
     seed: int,
     key: str = "fit",
     penalty: Penalty | None = None,
-    objective: Objective = cross_entropy,
+    objective: Objective | None = None,
 ) -> Weights:
     """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
 
-    Returns what `training.select` says.
+    Returns what `training.select` says. Without an `objective` it is the loss of the data's task.
 
     Teachers of `objective` answer once for all epochs unless samples are augmented. The same arguments give the same
     bits, also when `bench.journal` holds the first epochs of an interrupted fit.
@@ -133,12 +150,16 @@ def fit(
         Diverged: a loss or a weight became NaN or infinite; says where.
     """
     training, network = bench.training, bench.network
+    light = network.light and (objective is None or objective is cross_entropy)
+    objective = objective or loss_of(bench.task)
     network.load(start)
     run = _Run(
         bench,
         optimizer(network.params, network.grad, training),
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
+        light=light,
+        lengths=bench.feed.lengths(train),
     )
     epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
     first = run.restore(key)
@@ -166,8 +187,10 @@ class _Run:
     optimizer: Optimizer
     total: int
     progress: dict[str, Tensor]
+    light: bool = False  # whether inputs need only say which samples they are
+    lengths: Tensor | None = None
     step: int = 0
-    accuracy: float = -1.0
+    score: float = -1.0  # of the best epoch, the higher the better
     chosen: Weights | None = None  # best epoch, or running mean of the tail
     averaged: int = 0
     answers: tuple[Tensor, ...] | None = None  # of the teachers to all samples
@@ -202,8 +225,8 @@ class _Run:
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
         losses = []
-        for rows in islice(_batches(len(train), training.batch_size), self.total - self.step):
-            x, y = bench.feed.batch(train, rows, train=True)
+        for rows in islice(_batches(len(train), training.batch_size, self.lengths), self.total - self.step):
+            x, y = bench.feed.batch(train, rows, train=True, light=self.light)
             draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
             answers = self.taught(objective, x, rows)
             loss = self._gradient(objective, x, y, answers)
@@ -271,15 +294,17 @@ class _Run:
             )
 
     def keep_best(self, val: Subset) -> None:
-        """Keep the first epoch with the strictly best validation accuracy; without such data, the last epoch."""
+        """Keep the first epoch with the strictly best validation score; without such data, the last epoch.
+
+        Where the metric is not defined for these data, the last epoch too.
+        """
         network = self.bench.network
-        accuracy = 0.0
+        score = 0.0
         if len(val):
-            correct, _ = evaluate(self.bench, val)
-            accuracy = float(correct.sum()) / len(val)
+            score = self.bench.task.headline.better(evaluate(self.bench, val).score())
             self.work.forward += len(val)
-        if accuracy > self.accuracy or not len(val):
-            self.accuracy = accuracy
+        if self.chosen is None or score > self.score or isnan(score) or not len(val):
+            self.score = score
             if self.chosen is None:
                 self.chosen = network.weights()
             else:
@@ -303,7 +328,7 @@ class _Run:
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
         tensors = {
             "numbers": torch.tensor(numbers),
-            "accuracy": torch.tensor(self.accuracy, dtype=torch.float64),
+            "accuracy": torch.tensor(self.score, dtype=torch.float64),
         }
         tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
@@ -324,7 +349,7 @@ class _Run:
             return 0
         device, network = self.bench.feed.device, self.bench.network
         epoch, self.step, self.averaged, self.work.forward, self.work.backward = saved["numbers"].tolist()
-        self.accuracy = saved["accuracy"].item()
+        self.score = saved["accuracy"].item()
         network.load(Weights(saved["params"], saved["buffers"], saved["counters"]))
         for name, value in self.progress.items():
             value.copy_(saved[f"penalty.{name}"])
@@ -337,41 +362,43 @@ class _Run:
 
 
 def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
-    """The gradient (P,) of the mean cross-entropy of `subset` at `model`, in evaluation mode, nothing masked."""
+    """The gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, nothing masked."""
     network = bench.network
     network.load(model)
     network.module.eval()
     network.grad.zero_()
     x, y = bench.feed.batch(subset, slice(None), train=False)
     with bench.autocast():
-        loss = cross_entropy(network.forward, x, y)
+        loss = loss_of(bench.task)(network.forward, x, y)
     loss.backward()  # type: ignore[no-untyped-call]
     bench.work.add(Work(len(y), len(y)))
     return network.grad.clone()
 
 
-def evaluate(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
-    """Per sample, whether the network's answer is right (n,) bool, and its cross-entropy (n,), on the CPU."""
-    answers, losses = predict(bench, subset, batch)
-    return answers == subset.y, losses
+def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | None = None) -> Scores:
+    """What the network answers to `subset`, and the losses, on the CPU.
 
-
-def predict(bench: Bench, subset: Subset, batch: int = 512) -> tuple[Tensor, Tensor]:
-    """The predicted classes (n,) of `subset` and the cross-entropies (n,), on the CPU."""
-    module = bench.network.module
+    Args:
+        bench: has the network, with its weights.
+        subset: the samples.
+        batch: samples in one pass.
+        full: whether the answers are probabilities where there are any; None: where the headline metric needs them.
+    """
+    module, task = bench.network.module, bench.task
+    full = task.headline.full if full is None else full
     was_training = module.training
     module.eval()
     answers, losses = [], []
     with torch.inference_mode(), bench.autocast():
         for start in range(0, len(subset), batch):
-            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False)
-            logits = bench.network.forward(x).float()
-            answers.append(logits.argmax(1))
-            losses.append(F.cross_entropy(logits, y, reduction="none"))
+            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False, light=bench.network.light)
+            outputs = bench.network.forward(x).float()
+            answers.append(task.answers(outputs, full=full))
+            losses.append(task.loss(outputs, y))
     module.train(was_training)
     if not answers:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0)
-    return torch.cat(answers).cpu(), torch.cat(losses).cpu()
+        return Scores(task, bench.feed.dataset.outputs, subset.y, subset.y, torch.empty(0))
+    return Scores(task, bench.feed.dataset.outputs, subset.y, _together(answers).cpu(), torch.cat(losses).cpu())
 
 
 def teachers_of(objective: Objective) -> Sequence[Forward]:
@@ -384,10 +411,27 @@ def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...
         return tuple(teacher(x).float() for teacher in teachers_of(objective))
 
 
-def _batches(n: int, size: int) -> Iterator[Tensor]:
-    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it."""
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """All parts one after the other; rows of shorter ones are filled up with -1."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        longest = max(part.shape[-1] for part in parts)
+        parts = [F.pad(part, (0, longest - part.shape[-1]), value=-1) for part in parts]
+    return torch.cat(list(parts))
+
+
+def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
+    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it.
+
+    Texts of similar `lengths` (n,) come together: each window of so many batches is sorted, then the batches are shuffled.
+    """
     order = torch.randperm(n)
-    yield from torch.tensor_split(order, [size * i for i in range(1, batches(n, size))])
+    cuts = [size * i for i in range(1, batches(n, size))]
+    if lengths is None:
+        yield from torch.tensor_split(order, cuts)
+        return
+    order = torch.cat([window[lengths[window].argsort(stable=True)] for window in torch.split(order, _WINDOW * size)])
+    parts = torch.tensor_split(order, cuts)
+    yield from (parts[i] for i in torch.randperm(len(parts)))
 
 
 def _copy(network: Network, target: Weights) -> None:

@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.methods.blocks.projectors import layer_inputs
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layer
-from ekiden.training.network import Network
+from ekiden.training.network import Network, trial
 
 Labels = Literal["expected", "sampled", "given"]
 """Over which labels squared gradients are averaged: all classes by the model's probabilities (the Fisher information),
@@ -70,7 +70,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
                 f"groups, or usual normalisation: {advice}"
             )
     with torch.no_grad(), _watched(module, layers) as seen:
-        module(torch.zeros(2, *shape, device=network.params.device))
+        module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
     for name, calls in seen.items():
         if not calls:
             raise UserError(f"layer {name} is not called as a module, so that its inputs are not seen: {advice}")

@@ -1,7 +1,7 @@
 """Distillation from a received model, on a client's own samples and on invented ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.data.augment import Augment
+from ekiden.data.tasks import Classification, Task
 from ekiden.training.fit import Forward, Work
 
 Form = Literal["both", "kl"]
@@ -29,6 +30,7 @@ class Distillation:
     form: Form
     temperature: float = 1.0  # τ
     invented: tuple[tuple[float, Invent], ...] = ()
+    task: Task = field(default_factory=Classification)
 
     @property
     def teachers(self) -> tuple[Forward]:
@@ -56,12 +58,22 @@ class Distillation:
             with torch.no_grad():
                 answers = torch.cat([answers[:own], self.teacher(x[own:]).float()])
             y = y[:own]
+        if self.task.kind != "classification":
+            return self._of_task(forward(x).float(), y, answers)
         logits, target = forward(x).float(), answers / self.temperature
         soft = logits / self.temperature
         d = own * divergence(soft[:own], target[:own], y, self.form)
         if own < len(x):
             d = d + (len(x) - own) * kl(soft[own:], target[own:])
         return F.cross_entropy(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
+
+    def _of_task(self, outputs: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+        """The same loss of another task, D being its distance; the first outputs have labels y."""
+        own, rest = len(y), len(outputs) - len(y)
+        d = own * self.task.distance(outputs[:own], answers[:own], self.temperature)
+        if rest:
+            d = d + rest * self.task.distance(outputs[own:], answers[own:], self.temperature)
+        return self.task.mean_loss(outputs[:own], y) + self.factor * d / len(outputs)
 
 
 def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
@@ -57,6 +57,8 @@ class FedOV(Method):
     """k, how many models vote on a sample; 0: all"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    needs = CLASSES | NUMBERS
 
     def selection(self, select: str) -> str:
         """The last epoch: validation data hold no outliers, so that the first epochs look best."""

@@ -11,8 +11,9 @@ from torch import Tensor
 from ekiden.base.checks import BelowOne, Count, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.methods.fedtasuki import class_means
@@ -77,7 +78,8 @@ class FedTasuki(Method):
     """E, epochs at each client; where samples are augmented the teacher's passes make 3 cost as much as 4 plain ones"""
     form: Form = "both"
     """D: KL(q || p), the student's answers p brought to the teacher's q; or half of it and half of the same without
-    the true class"""
+    the true class. Of other tasks than classification the distance of its outputs, whatever the form: the squared
+    error of numbers, the binary divergence of labels, the divergence of each pixel or token"""
     weight: Literal["counts", "one", "hop"] = "counts"
     """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
     widen: BelowOne = 0.0
@@ -104,6 +106,12 @@ class FedTasuki(Method):
     def selection(self, select: str) -> str:
         """The mean of the last iterates, unless that is switched off."""
         return "tail" if self.average else select
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes, where statistics or mean inputs of them travel; numbers, where inputs are scrambled or moved."""
+        found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
+        return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -155,7 +163,7 @@ class FedTasuki(Method):
         model = client.fit(
             received.model,
             epochs=self.epochs,
-            objective=Distillation(teacher, factor, self.form, self.temperature, tuple(invented)),
+            objective=Distillation(teacher, factor, self.form, self.temperature, tuple(invented), client.task),
             training=self.training(client),
         )
         if received.statistics is None:

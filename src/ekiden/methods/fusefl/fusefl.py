@@ -12,13 +12,13 @@ from ekiden.base.checks import Count, Positive, Range
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.models.split import as_split
 from ekiden.training.fit import Forward, Work, cross_entropy
-from ekiden.training.network import Network, fresh
+from ekiden.training.network import Network, fresh, trial
 from ekiden.training.weights import Weights, mean
 
 STEPS = 64  # widths that are tried, as parts of the network's
@@ -88,6 +88,7 @@ class FuseFL(Method):
     """learning rate of the calibration (plain SGD, batches of 128)"""
 
     private: ClassVar[type[Kept]] = Kept
+    needs = CLASSES
 
     def selection(self, select: str) -> str:
         """The last epoch, as in the code."""
@@ -107,6 +108,7 @@ class FuseFL(Method):
             raise UserError("FuseFL needs a linear classifier: let `head` be or hold an nn.Linear")
         whole = Fused([[Stage(part)] for part in cut(split.features, self.blocks)], [split.head]).eval()
         x = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
+        x = trial(model.network.module, x)
         with torch.no_grad():
             if not torch.allclose(whole(x), network(x), rtol=1e-4, atol=1e-5):
                 raise UserError("the network is not head(features(x)), which is what FuseFL divides: use ensemble")

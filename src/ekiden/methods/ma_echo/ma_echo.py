@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, Fraction, NonNegative, Range, require
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, Model, Size, State, on_client
+from ekiden.engine.method import CLASSES, Method, Model, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import class_mean, owned
 from ekiden.methods.blocks.ensemble import copies
@@ -104,6 +105,11 @@ class MAEcho(Method):
         everyone = "1, since with --decentralised all take part"
         require(self.participation == 1 or not self.decentralised, "participation", self.participation, everyone)
         require(all(k.isdecimal() and int(k) > 0 for k in self._ranks), "ranks", self.ranks, "numbers of 1 or more")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes: clients say which of them they own."""
+        return CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
         """C must leave room for weights that sum to 1."""

@@ -6,7 +6,7 @@ from typing import Self
 from ekiden.engine.method import INITIAL, Model, State
 from ekiden.engine.worker import Client
 from ekiden.methods.spfl.glam import GLAM
-from ekiden.training.fit import Objective, cross_entropy
+from ekiden.training.fit import Objective
 from ekiden.training.weights import Weights
 
 
@@ -26,10 +26,10 @@ def alignment(client: Client, reference: Weights | None, previous: Weights | Non
     """The loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
     tau, rho = tau if previous is not None else 0.0, rho if reference is not None else 0.0
     if not (tau or rho):
-        return cross_entropy
+        return client.loss
     w_g = client.network(reference) if reference is not None and rho else None
     w_p = client.network(previous) if previous is not None and tau else None
-    return GLAM(w_g, w_p, tau, rho)
+    return GLAM(w_g, w_p, tau, rho, client.task)
 
 
 def transfers(clients: int, rounds: int, align_global: float) -> int:

@@ -1,10 +1,11 @@
 """GLAM, the global-local alignment module: a local loss that holds a network's answers near those of two others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from ekiden.data.tasks import Classification, Task
 from ekiden.training.fit import Forward
 
 
@@ -16,6 +17,7 @@ class GLAM:
     previous: Forward | None  # w_p; None with τ = 0
     tau: float
     rho: float
+    task: Task = field(default_factory=Classification)
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
@@ -26,7 +28,26 @@ class GLAM:
         """The loss of a batch, with what the teachers answer."""
         said = iter(answers)
         reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
-        return aligned(forward(x).float(), reference, previous, y, self.tau, self.rho)
+        outputs = forward(x).float()
+        if self.task.kind == "classification":
+            return aligned(outputs, reference, previous, y, self.tau, self.rho)
+        return near(self.task, outputs, reference, previous, y, self.tau, self.rho)
+
+
+def near(
+    task: Task, outputs: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
+) -> Tensor:
+    """The loss of outputs in any task: that of the labels, and the task's distances from what the teachers answer.
+
+    Of classes, these are L_ag and L_ap up to a constant: cross-entropy with the answers of a teacher is their
+    divergence and their entropy, and L_ap is the mean of the divergences in both directions.
+    """
+    loss = task.mean_loss(outputs, y)
+    if reference is not None:
+        loss = loss + rho * task.distance(outputs, reference, 1.0)
+    if previous is not None:
+        loss = loss + tau * (task.distance(outputs, previous, 1.0) + task.distance(previous, outputs, 1.0)) / 2
+    return loss
 
 
 def aligned(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Checked
 from ekiden.base.settings import Training
+from ekiden.data.tasks import Need
 from ekiden.engine.worker import Client
 from ekiden.training.fit import Objective, Penalty
 from ekiden.training.weights import Weights, mean
@@ -114,6 +115,11 @@ class Host(Checked):
     sent: ClassVar[int] = 0  # vectors that go with w^r
     changes: ClassVar[int] = 0  # vectors that a client sends when a round is closed
     numbers: ClassVar[int] = 0  # numbers likewise
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """See `Method.needs`."""
+        return frozenset()
 
     def penalty(self, local: Local, model: Weights) -> Penalty | None:
         """What the local loss has in addition to that of the labels, in closed form, from `model` on."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ekiden.base.checks import NonNegative, Positive
 from ekiden.base.errors import UserError, unknown
+from ekiden.engine.method import CLASSES
 from ekiden.methods import feddc, feddisco, feddyn, fedprox, moon
 from ekiden.methods.blocks.rounds import Corrected, Proximal, Reply, accumulation
 from ekiden.methods.fednova import Progress, normalised
@@ -216,6 +217,7 @@ class FedDisco(Host):
     b: float = feddisco.FedDisco.b  # b
     measure: feddisco.Measure = feddisco.FedDisco.measure  # d_k
     numbers: ClassVar[int] = 2
+    needs = CLASSES
 
     def close(self, local: Local, learned: Vectors) -> tuple[Vectors, Closing]:
         """n_k and d_k."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
+from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
 from ekiden.engine.worker import Client
@@ -125,6 +126,11 @@ class SPFL(Method):
         if self.order == "random" and self.length:
             raise UserError("--order random makes chains of all clients: leave --length 0, or use --order latin")
         host_named(self.host)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the host needs."""
+        return host_named(self.host).needs
 
     def check(self, clients: Sequence[str]) -> None:
         """No more chains and no longer ones than clients take part."""

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
 from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
@@ -102,6 +102,7 @@ class UAPDFL(Method):
 
     private: ClassVar[type[Heard]] = Heard
     splits_model: ClassVar[bool] = True
+    needs = CLASSES | NUMBERS
 
     def check(self, clients: Sequence[str]) -> None:
         """There must be enough others to draw from."""

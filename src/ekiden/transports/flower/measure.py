@@ -1,6 +1,7 @@
 """Measures models on the test samples of all silos, which stay where they are."""
 
 from collections.abc import Sequence
+from math import log
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class SiloTests:
         self._clients = clients
         self._classes = classes
 
-    def __call__(self, model: Weights | None, personal: list[Weights]) -> dict[str, Any]:
+    def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
         """The row of metrics, as `ekiden.engine.evaluation.TestSet` gives it on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
@@ -60,7 +61,7 @@ def row_of(counts: Sequence[Sequence[Count]], results: int, classes: int) -> dic
         "clients": accuracies,
     }
     losses = [c.loss / c.samples for c in own if c.samples]
-    if diverged(losses, classes, personal=personal):
+    if diverged(losses, log(classes), personal=personal):
         found["diverged"] = True
     if personal and results:
         found["global_accuracy"], found["global_loss"] = accuracy[0], loss[0]

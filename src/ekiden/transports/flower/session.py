@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from math import log
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, write
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.inputs import of_terms
 from ekiden.engine import identity, modules
 from ekiden.engine.drive import drive, told
 from ekiden.engine.drive import models as models_of
@@ -187,13 +189,15 @@ def _go(
         say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
         if notes := trace.metrics[-1].get("notes"):
             say(f"step {state.step}: {told(notes)}")
-    if trace.metrics and (line := divergence(trace.metrics[-1], classes, plan.training.lr)):
+    if trace.metrics and (line := divergence(trace.metrics[-1], log(classes), plan.training.lr)):
         say(line)
     build = Built(method, setup.build, len(clients))
     weights, personal = models_of(state, remote)
     modules.write_models(run_folder, setup.build, build, clients, weights, personal)
     trace = run_folder.trace()
-    return Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
+    models = weights, tuple(personal)
+    config = read_config(folder)
+    return Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
 
 
 def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:
@@ -326,7 +330,13 @@ def agree(
                 raise UserError(
                     f"{first} and {name} hold data of different {what}: {here} and {there}; make them equal"
                 )
-    model = models.default_for(one.dataset, one.shape) if plan.model == "auto" else plan.model
+        if one.inputs != hellos[name].inputs:
+            raise UserError(
+                f"{first} and {name} read or scale their samples in different ways: use the same columns and options in "
+                "[data] of all silos, and the same data.agreed"
+            )
+    inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
+    model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model
     crop, flip, rotation = one.augment
     return Agreement(
         run_id,
@@ -347,6 +357,7 @@ def agree(
         plan.sealed and bool(public_keys),
         plan.absent == "skip",
         plan.closing_lap,
+        one.inputs,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Optional
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
 
 from ekiden.base.errors import UserError
+from ekiden.data.mapped import place
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.store import FolderJournal
@@ -63,7 +64,8 @@ class Processes:
         if script and not Path(script).exists():  # read from standard input
             raise UserError(f"worker processes cannot read {script}: put the script into a file, or use workers=1")
         for samples in {id(c.train.samples): c.train.samples for c in clients.values()}.values():
-            samples.x.share_memory_()  # type: ignore[no-untyped-call]
+            if not place(samples.x):
+                samples.x.share_memory_()  # type: ignore[no-untyped-call]
             samples.y.share_memory_()  # type: ignore[no-untyped-call]
         self._setup = setup
         self._processes = _Workers()

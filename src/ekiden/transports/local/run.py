@@ -111,8 +111,8 @@ class Simulated:
         )
         trace = folder.trace() if folder else Trace()
 
-        def evaluate(model: Weights | None, personal: list[Weights]) -> Row:
-            return self.test(model, personal, transport.trained)
+        def evaluate(model: Weights | None, personal: list[Weights], *, last: bool) -> Row:
+            return self.test(model, personal, transport.trained, last=last)
 
         seed, every = self.setup.seed, self.evaluate_every
         steps = drive(method, self.clients, transport, evaluate, seed, state, marks, trace, folder, every, self.setup)

@@ -1,0 +1,61 @@
+"""Arrays from files: `.npy`, `.npz`, safetensors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+
+SUFFIXES = (".npy", ".npz", ".safetensors")
+
+
+def encode(raw: Any, what: str) -> Tensor:
+    """Return (n, ...) float32.
+
+    Args:
+        raw: an array or tensor; or a path, `.npy` or `.npz` and safetensors with the array `x`.
+        what: how messages call it.
+
+    Raises:
+        UserError: it cannot be read, is no array of numbers, or holds NaN.
+    """
+    if isinstance(raw, str | Path):
+        found = read(Path(raw))
+        if "x" not in found:
+            raise UserError(f"{raw} has no array 'x': it has {', '.join(found)}")
+        raw, what = found["x"], str(raw)
+    try:
+        x = torch.as_tensor(raw).float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{what} is no array of numbers ({error})") from None
+    if x.ndim < 2 or not x.numel():
+        raise UserError(f"{what} has shape {tuple(x.shape)}: samples need (n, ...) with n at least 1")
+    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    if bad.any():
+        raise UserError(f"{what} has NaN or infinity in sample {int(bad.nonzero()[0])}: remove or replace such values")
+    return x
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in a file, by their names; that of `.npy` is called x.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise UserError(f"there is no file {str(path)!r}: check the path")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import load_file  # noqa: PLC0415
+
+            return dict(load_file(path))
+        found = np.load(path, allow_pickle=False)
+        return {name: found[name] for name in found.files} if path.suffix == ".npz" else {"x": found}
+    except Exception as error:  # of numpy, zipfile or safetensors
+        why = "it holds Python objects" if "pickle" in str(error) else str(error).splitlines()[0][:120]
+        raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None

@@ -1,0 +1,132 @@
+"""Tables of all kinds as Arrow tables: Parquet, CSV, Feather files; frames of pandas and polars; Hugging Face data sets."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ekiden.base.errors import UserError
+
+SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
+_NULLS = ["", "NA", "N/A", "#N/A", "n/a", "NaN", "nan", "NULL", "null", "?", "."]
+_DELIMITERS = ",;\t|"
+_HEAD = 1 << 16  # bytes looked at to learn how a text file is written
+
+
+def is_frame(source: Any) -> bool:
+    """Whether it is a table of a library, which is not imported for it."""
+    kinds = (
+        ("pandas", "DataFrame"),
+        ("polars", "DataFrame"),
+        ("polars", "LazyFrame"),
+        ("pyarrow", "Table"),
+        ("datasets", "Dataset"),
+        ("datasets", "IterableDataset"),
+    )
+    return any(_is(source, library, name) for library, name in kinds)
+
+
+def arrow(source: Any, what: str) -> Any:
+    """Return a `pyarrow.Table` for a path, a frame, or a dict of columns.
+
+    Raises:
+        UserError: it cannot be read, or has no row or two columns of one name.
+    """
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+
+    if isinstance(source, str | Path):
+        table = _file(Path(source).expanduser())
+    elif _is(source, "pandas", "DataFrame"):
+        try:
+            table = pa.Table.from_pandas(source, preserve_index=False)
+        except (pa.ArrowException, ValueError) as error:
+            raise UserError(f"{what} cannot be read: {first(error)}; give each column values of one type") from None
+    elif _is(source, "polars", "LazyFrame"):
+        table = source.collect().to_arrow()
+    elif _is(source, "polars", "DataFrame"):
+        table = source.to_arrow()
+    elif _is(source, "datasets", "Dataset"):
+        table = source.with_format("arrow")[:].replace_schema_metadata(source.features.arrow_schema.metadata)
+    elif _is(source, "datasets", "IterableDataset"):
+        table = pa.Table.from_pylist(list(source))
+        if source.features is not None and table.num_rows:
+            table = table.replace_schema_metadata(source.features.arrow_schema.metadata)
+    elif isinstance(source, dict):
+        try:
+            table = pa.table(source)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise UserError(f"{what} is no table: {first(error)}; give columns of one length") from None
+    elif _is(source, "pyarrow", "Table"):
+        table = source
+    else:
+        raise UserError(f"{what} cannot be of type {type(source).__name__}: give a path, a frame or a dict of columns")
+    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if twice:
+        raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
+    if not len(table):
+        raise UserError(f"{what} has no row: it needs at least one")
+    return table
+
+
+def first(error: Exception) -> str:
+    """The first line of an error."""
+    return (str(error) or type(error).__name__).splitlines()[0][:160]
+
+
+def _is(source: Any, library: str, name: str) -> bool:
+    module = sys.modules.get(library)
+    return module is not None and isinstance(source, getattr(module, name, ()))
+
+
+def _file(path: Path) -> Any:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.feather  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise UserError(f"there is no file {str(path)!r}: check the path")
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty: it needs a header and rows")
+    try:
+        if suffix == ".parquet":
+            return _without_index(pq.read_table(path, partitioning=None))
+        if suffix in (".feather", ".arrow"):
+            return _without_index(pyarrow.feather.read_table(path))
+        return _text(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if "Empty CSV" in str(error):
+            raise UserError(f"{path} has no row: it needs a header and rows") from None
+        kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(suffix, "CSV")
+        raise UserError(f"{path} cannot be read as {kind}, copy or write it again ({first(error)})") from error
+
+
+def _without_index(table: Any) -> Any:
+    """Without the row numbers that pandas writes."""
+    return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
+
+
+def _text(path: Path) -> Any:
+    """A table in a text file: delimiter and decimal sign are those that the file has."""
+    from pyarrow import csv  # noqa: PLC0415
+
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    try:
+        head.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:  # else a character is cut in two
+            raise UserError(f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8") from None
+    if b"\0" in head:
+        raise UserError(f"{path} is no text file: give CSV, TSV, Parquet or Feather")
+    header, *lines = head.decode("utf-8-sig", errors="ignore").splitlines() or [""]
+    bare = re.sub(r'"[^"]*"', "", header)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=bare.count)
+    comma = delimiter == ";" and any(re.search(r"(^|;)-?\d+,\d+(;|$)", line) for line in lines)
+    return csv.read_csv(
+        path,
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=csv.ConvertOptions(
+            null_values=_NULLS, strings_can_be_null=True, decimal_point="," if comma else "."
+        ),
+    )

@@ -1,0 +1,93 @@
+"""How one's own files are to be read: which columns mean what, and how samples are brought to one shape."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ekiden.base.checks import Checked, Count, Range
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.inputs import Images
+
+
+@dataclass(frozen=True)
+class Reading(Checked):
+    """Which columns mean what, and how samples are brought to one shape."""
+
+    image_column: str = ""
+    """column of images: encoded bytes, or paths relative to the table; by default `image`, where there is one"""
+    text_column: str = ""
+    """column of texts"""
+    array_column: str = ""
+    """column of lists of numbers of one length: signals, embeddings"""
+    label_column: tuple[str, ...] = ()
+    """column of labels; several columns of 0 and 1: one label each. By default `label`"""
+    group_column: str = ""
+    """column that says which silo a row belongs to: a hospital, a writer"""
+    domain_column: str = ""
+    """column of domains, such as the kind of scanner"""
+    feature_columns: tuple[str, ...] = ()
+    """columns of a table that the model gets; by default all that mean nothing else"""
+    drop_columns: tuple[str, ...] = ()
+    """columns of a table that the model does not get: names, row numbers"""
+    categorical_columns: tuple[str, ...] = ()
+    """columns of numbers that are codes of categories, such as postcodes"""
+    min_count: Count = 10
+    """fewest rows of a silo about which anything is told when silos agree on the scaling of a table: a column with fewer
+    values, or a category with fewer rows, is not told of"""
+    fit: Literal["stretch", "crop"] = "stretch"
+    """how images come to --size: both sides are scaled, or the shorter side, and the middle is cut out"""
+    window: tuple[float, ...] = ()
+    """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
+    tokenizer: str = ""
+    """what cuts texts into tokens: words, which needs no agreement, or a folder with the tokenizer.json of a model; by
+    default that of --model hf:FOLDER, else words"""
+    text_length: Annotated[int, Range(least=1, most=100_000)] = 256
+    """most tokens of a text; the rest is cut off"""
+
+    def __post_init__(self) -> None:
+        if self.window and (len(self.window) != 2 or not self.window[0] < self.window[1]):
+            raise UserError(f"--window takes two values, low and high, not {' '.join(map(str, self.window))}")
+        if sum(map(bool, (self.image_column, self.text_column, self.array_column))) > 1:
+            raise UserError("give one of --image-column, --text-column and --array-column: a sample is of one kind")
+        if named := [c for c in self.drop_columns if c in self.feature_columns]:
+            raise UserError(f"column {named[0]!r} is in --feature-columns and in --drop-columns: leave it out of one")
+        own = [c for c in (self.image_column, self.text_column, self.array_column, *self.label_column) if c]
+        if twice := next((c for c in (*own, self.group_column) if c and [*own, self.group_column].count(c) > 1), None):
+            raise UserError(f"column {twice!r} cannot be two things: give each flag its own column")
+
+    def chosen(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain values."""
+        default = asdict(Reading())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether any column is named."""
+        return any(getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns")))
+
+    def for_model(self, model: str) -> "Reading":
+        """With the tokenizer of the model that is trained, unless another was named."""
+        folder = model.removeprefix("hf:")
+        if not self.text_column or self.tokenizer or folder == model or not Path(folder).expanduser().is_dir():
+            return self
+        return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
+
+    def images(self, size: int | None) -> Images:
+        """What images become."""
+        if self.fit == "crop" and not size:
+            raise UserError("--fit crop needs the --size to cut out")
+        return Images(size or 0, self.fit, self.window)
+
+
+def reading(columns: dict[str, Any]) -> Reading:
+    """The reading with these fields; `label_column` may be one name.
+
+    Raises:
+        UserError: there is no such field, or a value is of another type.
+    """
+    names = [f.name for f in fields(Reading)]
+    for name in columns:
+        if name not in names:
+            raise unknown("option", name, names)
+    several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
+    return Reading(**{k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()})

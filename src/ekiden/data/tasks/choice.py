@@ -1,0 +1,117 @@
+"""Tasks by their names and as plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.tasks.base import Metric, Task
+from ekiden.data.tasks.classification import Classification
+from ekiden.data.tasks.language import LanguageModelling
+from ekiden.data.tasks.multilabel import MultiLabel
+from ekiden.data.tasks.regression import Regression
+from ekiden.data.tasks.segmentation import Segmentation
+
+KINDS: Mapping[str, type[Task]] = {
+    kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
+}
+"""All tasks by their names on the command line."""
+
+
+def named(kind: str) -> Task:
+    """The task of this name, with its defaults.
+
+    Raises:
+        UserError: there is none.
+    """
+    if kind not in KINDS:
+        raise unknown("task", kind, tuple(KINDS))
+    return KINDS[kind]()
+
+
+def inferred(y: Tensor, x: Tensor) -> Task:
+    """What labels mean, by how they look; Classification where they look like nothing else.
+
+    Whole numbers are classes, other numbers are targets of a regression; rows of 0 and 1 are several labels, of which
+    more than one or none may be there; whole numbers (n, H, W) are the classes of the pixels of images; whole numbers
+    (n, L) that are the inputs themselves are tokens to predict.
+
+    Args:
+        y: the labels as given.
+        x: the inputs (n, ...).
+    """
+    whole = not y.is_floating_point() and not y.is_complex()
+    if y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and not bool((y.sum(1) == 1).all()):
+        return MultiLabel()
+    if not whole and y.ndim in (1, 2) and not bool((y == y.round()).all()):
+        return Regression()
+    if whole and y.ndim == 3 and y.dtype != torch.bool:
+        return Segmentation()
+    if whole and y.ndim == 2 and x.shape == y.shape and not x.is_floating_point():
+        return LanguageModelling(vocabulary=max(int(y.max()), int(x.max())) + 1)
+    return Classification()
+
+
+def scaled(task: Task, y: Tensor) -> Task:
+    """`task` with what it takes from the training labels: the scale of the targets, if none is given yet."""
+    if not isinstance(task, Regression) or (task.mean, task.std) != ((0.0,), (1.0,)):
+        return task
+    rows = (y if y.ndim == 2 else y[:, None]).double()
+    std = rows.std(0, correction=0)
+    return replace(task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
+
+
+def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of labels, targets or classes of pixels: those given, or numbers.
+
+    Args:
+        task: not classification.
+        y: all labels.
+        given: the names, if the user has some.
+
+    Raises:
+        UserError: they are too few or too many.
+    """
+    if isinstance(task, LanguageModelling):
+        return tuple(given or ())
+    if isinstance(task, Segmentation):
+        count, exact = max(int(y.max()), 0) + 1, False
+    else:
+        count, exact = y.shape[1] if y.ndim == 2 else 1, True
+    if given is None:
+        return ("target",) if isinstance(task, Regression) and count == 1 else tuple(map(str, range(count)))
+    if len(given) < count or (exact and len(given) != count):
+        raise UserError(f"{len(given)} names are given by classes=, the labels need {count}: name each")
+    return tuple(given)
+
+
+def recorded(task: Task) -> dict[str, Any]:
+    """A task as plain values; of a metric of the user's own, the name."""
+    values = {field.name: getattr(task, field.name) for field in fields(task) if field.name != "metric"}
+    metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    chosen: dict[str, Any] = {"metric": metric} if metric else {}
+    if metric and task.headline not in task.metrics:
+        chosen["higher"] = task.headline.higher
+    return {"kind": task.kind, **chosen, **lists}
+
+
+def task_of(values: Mapping[str, Any]) -> Task:
+    """The task that `recorded` wrote. A metric of the user's own is not in it: then the task's first is the headline.
+
+    Raises:
+        UserError: they are no task of this version.
+    """
+    try:
+        kind = KINDS[values["kind"]]
+        given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
+        metric = given.get("metric", "")
+        if metric not in {m.name for m in kind.metrics} and not outside.is_file(metric):
+            given.pop("metric", None)
+        return kind(**given)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the task cannot be read ({error}): use the Ekiden that wrote it") from None

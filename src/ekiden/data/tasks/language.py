@@ -1,0 +1,110 @@
+"""The next token of a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.base.checks import CountOrZero
+from ekiden.base.errors import UserError
+from ekiden.data.tasks import measures
+from ekiden.data.tasks.base import IGNORED, Metric, Need, Task
+
+
+@dataclass(frozen=True)
+class LanguageModelling(Task):
+    """The next token at each place: y (n, L) int64, the tokens themselves, outputs (b, L, K) logits, cross-entropy.
+
+    The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
+    may be shorter than y: what is cut off does not count. Answers are the tokens predicted for the places 1 to L - 1,
+    (n, L - 1).
+
+    Attributes:
+        vocabulary: K, the number of tokens; 0: the number of names in `Dataset.classes`.
+    """
+
+    kind: ClassVar[str] = "language-modelling"
+    offers: ClassVar[frozenset[Need]] = frozenset()
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TOKENS
+
+    vocabulary: CountOrZero = 0
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.ndim != 2 or len(y) != n or y.shape[1] < 2 or y.is_floating_point() or y.is_complex():
+            kind = str(y.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{what} has {kind} y of shape {tuple(y.shape)}: a language model needs the tokens (integers) of each "
+                f"of {n} texts, at least two each, shape (n, L)"
+            )
+        y = y.long()
+        if self.vocabulary and int(y.max()) >= self.vocabulary:
+            raise UserError(f"{what} has token {int(y.max())}: the vocabulary has {self.vocabulary} tokens, from 0 on")
+        if bad := [int(v) for v in y[(y < 0) & (y != IGNORED)][:1]]:
+            raise UserError(f"{what} has token {bad[0]}: give tokens from 0 on, or {IGNORED} for padding")
+        return y
+
+    def outputs(self, names: Sequence[str]) -> int:
+        """See `Task`."""
+        return self.vocabulary or len(names)
+
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """See `Task`."""
+        return (len(y), x.shape[1], outputs)
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        wanted = _next(outputs, y)
+        total = F.cross_entropy(outputs[:, :-1].flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED)
+        return total / (wanted != IGNORED).sum().clamp(min=1)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        wanted = _next(outputs, y)
+        each = F.cross_entropy(outputs[:, :-1].movedim(-1, 1), wanted, reduction="none", ignore_index=IGNORED)
+        return each.sum(1) / (wanted != IGNORED).sum(1).clamp(min=1)
+
+    def units(self, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return (y[:, 1:] != IGNORED).sum(1)
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        return outputs[:, :-1].argmax(-1)
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return measures.share_right(answers, y[:, 1:])
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """T² times the mean over places of the Kullback-Leibler divergence of the softened tokens; see `Task`."""
+        return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """None: no method is let through that asks for it."""
+        raise NotImplementedError
+
+    def guess(self, outputs: int) -> float:
+        """Ln K."""
+        return log(outputs)
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.bincount(y[y != IGNORED], minlength=outputs)
+
+    def strata(self, y: Tensor) -> Tensor:
+        """All texts are of one group."""
+        return torch.zeros(len(y), dtype=torch.int64, device=y.device)
+
+
+def _next(outputs: Tensor, y: Tensor) -> Tensor:
+    """The tokens that follow, as far as there are outputs."""
+    return y[:, 1 : outputs.shape[1]]

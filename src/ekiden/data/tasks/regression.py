@@ -1,0 +1,115 @@
+"""Numbers for each sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ekiden.base.checks import Positive
+from ekiden.base.errors import UserError
+from ekiden.data.tasks import measures
+from ekiden.data.tasks.base import Metric, Need, Task
+
+_DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2816)
+"""of the normal distribution"""
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """K numbers for each sample: y (n,) or (n, K) float32 in their own unit, squared error.
+
+    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K). The loss is
+    the squared error of standardised numbers, so that guessing the mean has a loss of about 1.
+
+    Attributes:
+        mean: of each target, or one for all.
+        std: of each target, or one for all.
+    """
+
+    kind: ClassVar[str] = "regression"
+    offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_NUMBERS
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[Positive, ...] = (1.0,)
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.ndim not in (1, 2) or len(y) != n or y.is_complex():
+            raise UserError(
+                f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a row of numbers, for "
+                f"each of {n} samples"
+            )
+        y = y.float()
+        if not torch.isfinite(y).all():
+            row = int((~torch.isfinite(y)).nonzero()[0, 0])
+            raise UserError(f"{what} has NaN or infinity in the target of sample {row}: remove or replace such values.")
+        return y
+
+    def outputs(self, names: Sequence[str]) -> int:
+        """See `Task`."""
+        return len(names)
+
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """See `Task`."""
+        return (len(y), outputs)
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return (outputs - self.standardised(y)).square().mean()
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return (outputs - self.standardised(y)).square().mean(1)
+
+    def units(self, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return None
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        mean, std = self._scale(outputs)
+        return outputs * std + mean
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return None
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """The mean squared difference; the temperature has no meaning here. See `Task`."""
+        return (outputs - teacher).square().mean()
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """The standardised numbers."""
+        return self.standardised(y)
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Normal, with the mean and the standard deviation of the targets."""
+        values = torch.randn(n, outputs, generator=generator)
+        mean, std = self._scale(values)
+        return values * std + mean
+
+    def guess(self, outputs: int) -> float:
+        """1, the variance of standardised targets."""
+        return 1.0
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.full((outputs,), len(y))
+
+    def strata(self, y: Tensor) -> Tensor:
+        """The decile of the first target, if it were normal."""
+        first = self.standardised(y)[:, 0].contiguous()
+        return torch.bucketize(first, torch.tensor(_DECILES, device=y.device))
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """Targets as the network gives them, (b, K)."""
+        y = y if y.ndim == 2 else y[:, None]
+        mean, std = self._scale(y)
+        return (y - mean) / std
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(v, dtype=torch.float32, device=like.device) for v in (self.mean, self.std))
+        return mean, std

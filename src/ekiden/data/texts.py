@@ -1,0 +1,87 @@
+"""Texts as tokens: hashed words, or what the tokenizer of a model gives."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data.inputs import PAD, Tokens
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_VOCABULARY = 8192  # of hashed words; one of the 1000 commonest in nine shares its token with another of them
+
+
+def tokens_for(tokenizer: str, length: int) -> Tokens:
+    """What texts become with this tokenizer.
+
+    Raises:
+        UserError: there is none.
+    """
+    if tokenizer == "words":
+        return Tokens("words", _VOCABULARY, length)
+    made, digest = _loaded(tokenizer)
+    pad = made.token_to_id(_pad(made)) if _pad(made) else None
+    return Tokens(str(Path(tokenizer).absolute()), made.get_vocab_size(), length, digest, PAD if pad is None else pad)
+
+
+def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
+    """Return (n, L) int64, L being the length of the longest text, at most `tokens.length`.
+
+    Raises:
+        UserError: the tokenizer is not there, or is another one.
+    """
+    if tokens.tokenizer == "words":
+        each: list[Sequence[int]] = [
+            [_word(w, tokens.vocabulary) for w in _WORD.findall(text.lower())[: tokens.length]] for text in texts
+        ]
+    else:
+        made, digest = _loaded(tokens.tokenizer)
+        if digest != tokens.digest:
+            raise UserError(f"{tokens.tokenizer} holds another tokenizer than the data were read with: put it back")
+        made.no_padding()
+        made.enable_truncation(tokens.length)
+        each = [found.ids for found in made.encode_batch(list(texts))]
+    longest = max(1, *map(len, each)) if each else 1
+    out = np.full((len(each), longest), tokens.pad, dtype=np.int64)
+    for row, ids in enumerate(each):
+        out[row, : len(ids)] = ids
+    return torch.from_numpy(out)
+
+
+@lru_cache(1 << 18)
+def _word(word: str, vocabulary: int) -> int:
+    """A token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words of another."""
+    digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
+
+
+@cache
+def _loaded(name: str) -> tuple[Any, str]:
+    """The tokenizer in a file or folder, and the digest of its file."""
+    path = Path(name).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"there is no tokenizer {name!r}: give `words`, or a folder with the tokenizer.json of a model")
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415  (an extra)
+    except ImportError:
+        raise UserError('a tokenizer of a model needs the package tokenizers: pip install "ekiden[text]"') from None
+    content = file.read_bytes()
+    try:
+        return Tokenizer.from_str(content.decode()), hashlib.blake2b(content, digest_size=16).hexdigest()
+    except Exception as error:  # it has no error of its own
+        raise UserError(f"{file} is no tokenizer ({str(error)[:100]}): give the tokenizer.json of a model") from None
+
+
+def _pad(made: Any) -> str:
+    """The name of the token that fills up, where the tokenizer has one."""
+    if made.padding:
+        return str(made.padding["pad_token"])
+    return next((name for name in ("[PAD]", "<pad>", "<|endoftext|>") if made.token_to_id(name) is not None), "")

@@ -1,0 +1,105 @@
+"""Networks for rows of a table: numbers, then codes of categories (`ekiden.data.inputs.Table`)."""
+
+from math import ceil, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.data.inputs import Table
+from ekiden.models.split import SplitNetwork
+
+_WIDEST = 16  # of an embedding in the MLP
+_WIDTH, _HEADS, _BLOCKS = 32, 4, 2  # of the transformer
+_FAR = 5.0  # standard deviations; numbers beyond are outliers that would dominate the first layer
+
+
+class Row(nn.Module):
+    """Splits a row into numbers and one embedding for each category."""
+
+    def __init__(self, table: Table, widths: list[int]) -> None:
+        super().__init__()
+        self.numbers = table.numbers
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(codes, width) for codes, width in zip(table.cardinalities, widths, strict=True)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(b, d) rows to (b, numbers) and, for each category, (b, width)."""
+        codes = x[:, self.numbers :].long()
+        return x[:, : self.numbers].clamp(-_FAR, _FAR), [e(codes[:, k]) for k, e in enumerate(self.embeddings)]
+
+
+class MlpFeatures(nn.Module):
+    """Numbers next to embeddings, through two layers of 128 and 64 with ReLU."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        widths = [min(_WIDEST, ceil(sqrt(codes)) + 1) for codes in table.cardinalities]
+        self.row = Row(table, widths)
+        self.layers = nn.Sequential(
+            nn.Linear(table.numbers + sum(widths), 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, d) rows to (b, 64)."""
+        numbers, embedded = self.row(x)
+        features: Tensor = self.layers(torch.cat([numbers, *embedded], dim=1))
+        return features
+
+
+class TransformerFeatures(nn.Module):
+    """FT-Transformer (Gorishniy et al., 2021, https://arxiv.org/abs/2106.11959): a token for each column, then attention.
+
+    The number x of column j becomes x w_j + b_j. A further token gathers what the head gets.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.row = Row(table, [_WIDTH] * len(table.categorical))
+        self.weight = nn.Parameter(torch.randn(table.numbers, _WIDTH) / sqrt(_WIDTH))
+        self.bias = nn.Parameter(torch.zeros(table.numbers, _WIDTH))
+        self.gather = nn.Parameter(torch.randn(1, 1, _WIDTH) / sqrt(_WIDTH))
+        self.blocks = transformer(_WIDTH, _HEADS, _BLOCKS)
+        self.norm = nn.LayerNorm(_WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, d) rows to (b, 32)."""
+        numbers, embedded = self.row(x)
+        tokens = [self.gather.expand(len(x), -1, -1), numbers[:, :, None] * self.weight + self.bias]
+        tokens += [e[:, None] for e in embedded]
+        out: Tensor = self.norm(self.blocks(torch.cat(tokens, dim=1))[:, 0])
+        return out
+
+
+class Blocks(nn.Module):
+    """Transformer blocks, normalised before attention and before the two layers (pre-norm), without dropout."""
+
+    def __init__(self, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """(b, L, width) tokens; `padding` (b, L) is true where there is none."""
+        for block in self.blocks:
+            x = block(x, src_key_padding_mask=padding)
+        return x
+
+
+def transformer(width: int, heads: int, blocks: int) -> Blocks:
+    """Blocks that read all tokens of a sample."""
+    return Blocks(width, heads, blocks)
+
+
+def table_mlp(table: Table, classes: int) -> SplitNetwork:
+    """An MLP of 128 and 64 over numbers and embeddings of categories."""
+    return SplitNetwork(MlpFeatures(table), nn.Linear(64, classes))
+
+
+def table_transformer(table: Table, classes: int) -> SplitNetwork:
+    """Two blocks of attention over the columns, like FT-Transformer."""
+    return SplitNetwork(TransformerFeatures(table), nn.Linear(_WIDTH, classes))
