@@ -41,8 +41,12 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
     try:
         result = run(method, few, backbone(), train=part, folder=folder, **settings())
     except UserError as refusal:
-        assert "\n" not in str(refusal)
-        assert not folder.exists(), refusal
+        line = str(refusal)
+    else:
+        line = ""
+    if line:
+        assert "\n" not in line
+        assert not folder.exists(), line
         return
     own = Prepared(Given(backbone()), "", part, 3)
     size = Size.of(Network(of_method(own, method, (4,), 3, 3)()), (4,))
@@ -53,7 +57,7 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
     models = [m for m in (result.weights, *result.personal) if m is not None]
     assert models
     assert all(m.is_finite() for m in models)
-    assert not frozen.digest(own()) == ""
+    assert frozen.digest(own())
 
 
 def test_a_trained_head_beats_chance(few: FederatedData) -> None:

@@ -10,7 +10,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.models import pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
-from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located
+from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
 from ekiden.models.signal import SHORTEST, cnn_signal
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
@@ -27,6 +27,7 @@ __all__ = [
     "is_pretrained",
     "load_weights",
     "located",
+    "located_file",
     "names",
     "pretrained_names",
 ]

@@ -1,6 +1,7 @@
 """Networks that others trained, with a new head: EfficientNet-Lite0 from a package, those of transformers and timm."""
 
 import logging
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ _LISTED = 3
 def is_pretrained(name: str) -> bool:
     """Return whether `name` means a network that comes with values."""
     return name == LITE0 or name.startswith(("hf:", "timm:"))
+
+
+def located_file(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a file with values; empty: none."""
+    return str(Path(path).expanduser().absolute()) if os.fspath(path) else ""
 
 
 def located(name: str) -> str:

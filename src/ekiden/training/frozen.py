@@ -64,7 +64,7 @@ def fix(module: nn.Module) -> nn.Module:
         if (length := lengths[id(part)]) and "train" not in vars(part):
             setattr(part, _KEY, digest(part[:length]))
             part.__dict__["_ekiden_leading"] = length
-            for child in part[:length]:
+            for child in islice(part.children(), length):
                 child.eval()
                 _set(child, "train", _stay)
             _set(part, "forward", _answer_first)
@@ -161,12 +161,12 @@ def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
     source, length = _source(x), part.__dict__["_ekiden_leading"]
 
     def first(x: Tensor) -> Tensor:
-        for member in islice(part, length):
+        for member in islice(part.children(), length):
             x = member(x)
         return x
 
     x = first(x) if source is None else source.answer(getattr(part, _KEY), first)
-    for member in islice(part, length, None):
+    for member in islice(part.children(), length, None):
         x = member(x)
     return x
 
