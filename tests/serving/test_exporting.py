@@ -4,15 +4,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, UserError, load, load_model, open_run, run
+from ekiden import FederatedData, UserError, load, load_model, models, open_run, run, split
+from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
+from ekiden.data.tasks import Regression
 from ekiden.engine.folder import read_lines
-from ekiden.methods import Average, FedSeq, Local
+from ekiden.methods import Average, FedAvg, FedSeq, Local
 from ekiden.serving import exporting
 from ekiden.serving.card import card
 from ekiden.serving.exporting import export
@@ -145,5 +146,31 @@ def test_a_card_of_a_network_from_python_names_its_class(blobs: FederatedData, t
     assert "float32 arrays of shape (4,)" in text
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "Linear(in_features=4, out_features=8" in config["architecture"]["layers"]
-    assert isinstance(nn.Linear(1, 1), nn.Module)
-    assert np.isfinite(config["model_bytes"])
+
+
+def test_frozen_values_are_in_what_is_exported(tmp_path: Path) -> None:
+    """`model.safetensors` of the run holds only what was trained."""
+    silos = split(load("digits"), Iid(), 2, seed=0)
+    run(FedSeq(epochs=1), silos, "mlp", train="head", folder=tmp_path / "run")
+    assert set(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")) == {"head.weight", "head.bias"}
+    export(tmp_path / "run", "hf", tmp_path / "hub")
+    state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
+    network = models.build("mlp", (1, 8, 8), 10)
+    network.load_state_dict(state)
+    x = silos.dataset.test.x
+    with torch.no_grad():
+        torch.testing.assert_close(network.eval()(x / 255), load_model(tmp_path / "run")(x))
+
+
+def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
+    samples = Samples(torch.randn(60, 4), torch.rand(60, 1) + 50)
+    parts = torch.arange(60).chunk(3)
+    clients = (ClientData("client-0", *(Subset(samples, part) for part in parts)),)
+    task = Regression(mean=(50.0,), std=(3.0,))
+    data = FederatedData(Dataset("numbers", samples, samples, ("age",), task=task), clients)
+    run(FedAvg(rounds=1, epochs=1), data, nn.Linear(4, 1), folder=tmp_path / "run")
+    export(tmp_path / "run", "pt2", tmp_path / "model.pt2", network=nn.Linear(4, 1))
+    model = load_model(tmp_path / "run", network=nn.Linear(4, 1))
+    with torch.no_grad():
+        theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(samples.x)
+        torch.testing.assert_close(theirs, model(samples.x) * 3 + 50)
