@@ -129,7 +129,7 @@ def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
         (((X, Y), 0.5), "split cannot divide by float: give a partition"),
         (((X, Y), "iid", "3"), "clients '3' is of the wrong type: it must be a whole number or None"),
         (((X, Y), "iid", 2.0), "clients 2.0 is of the wrong type"),
-        ((FRAME, "iid"), "train is a pandas DataFrame, which does not say what the label is: give (inputs, labels)"),
+        ((FRAME, "iid"), "train is a DataFrame, which does not say what the label is: name it, as in ekiden.load(frame, "),
     ],
 )
 def test_split_refuses_the_rest_in_one_line(arguments: Any, message: str) -> None:
@@ -193,13 +193,14 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
 @pytest.mark.parametrize(
     ("silo", "message"),
     [
-        (FRAME, "silo 0 is a pandas DataFrame"),
-        (images().remove_columns("kind"), "silo 0 is a Hugging Face data set with columns img, id, of which not"),
+        (FRAME, "one silo is no federation"),
+        (FRAME.drop(columns="label"), "silo client-0 has no column 'label'"),
+        (images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds the labels"),
         (datasets.DatasetDict({"train": images()}), "silo 0 is a DatasetDict of train: give one of its parts"),
         ((FRAME.assign(a="x"), FRAME["label"]), "silo 0 holds values that are not numbers"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "silo 0 holds rows of different lengths"),
         (X, "silo 0 must be tensors"),
-        ("photos", "silo 0 must be tensors"),
+        ("photos", "there is no file or folder 'photos'"),
         (None, "silo 0 must be tensors"),
     ],
 )

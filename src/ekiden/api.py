@@ -369,7 +369,7 @@ def _describe_parts(setup: Setup) -> dict[str, Any]:
         found["train"] = prepared.train
     if prepared and prepared.weights:
         found["weights"] = prepared.weights
-    module = (prepared or setup.build)()
+    module = setup.build()
     if digest := frozen.digest(module):
         found["frozen"] = {"digest": digest, "values": frozen.size(module)}
     return found

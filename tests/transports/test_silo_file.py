@@ -1,13 +1,23 @@
 """Every mistake in a silo.toml is said in one line that names it."""
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
+from ekiden.data.inputs import terms
+from ekiden.methods import FedSeq
+from ekiden.api import Result
+from ekiden.transports.flower.session import RemotePlan, run
 from ekiden.transports.flower.silo_file import read
+from tests.transports.fakes import FakeNodes
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'
 
@@ -105,3 +115,112 @@ def test_classes_get_the_numbers_that_all_silos_share(tmp_path: Path) -> None:
     assert torch.equal(dataset.test.y, torch.tensor([2, 1] * 20))
     with pytest.raises(UserError, match="unknown class in the silo's data 'dog'"):
         read(write(tmp_path, text.replace(', "dog"', ', "cow"'))).load()
+
+
+TABLE = """name = "{name}"
+[data]
+path = "{name}.csv"
+label_column = "died"
+drop_columns = ["ward"]
+min_count = 3
+{more}
+"""
+
+
+def tables(folder: Path) -> list[Path]:
+    """Two silos with a table each, not scaled yet."""
+    rng = np.random.default_rng(0)
+    for name, mean in (("a", 50.0), ("b", 70.0)):
+        age = rng.normal(mean, 10, 50)
+        lines = [f"{x:.2f},{'fm'[k % 2]},w,{'yes' if x > 60 else 'no'}" for k, x in enumerate(age)]
+        lines[3] = f",{'fm'[1]},w,no"
+        (folder / f"{name}.csv").write_text("age,sex,ward,died\n" + "\n".join(lines) + "\n")
+        (folder / f"{name}.toml").write_text(TABLE.format(name=name, more=""))
+    return [folder / "a.toml", folder / "b.toml"]
+
+
+def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    files = tables(tmp_path)
+    with pytest.raises(UserError, match=r"silos agree on the scaling of a table before they start: run `ekiden silo sums"):
+        read(files[0]).load()
+    for file in files:
+        code, said = command("silo", "sums", str(file))
+        assert code == 0, said
+    told = json.loads((tmp_path / "a-sums.json").read_text())
+    assert set(told) == {"values", "missing", "categories"}  # and no row
+    out = tmp_path / "agreed.json"
+    code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    assert code == 0, said
+    for file, name in zip(files, "ab", strict=True):
+        file.write_text(TABLE.format(name=name, more='agreed = "agreed.json"'))
+    (one, a), (two, b) = (read(file).load() for file in files)
+    assert one.inputs == two.inputs
+    assert terms(one.inputs) == terms(two.inputs) != ""
+    rows = torch.cat([a.train.x, b.train.x])
+    assert abs(float(rows[:, 0].mean())) < 1e-5
+    assert abs(float(rows[:, 0].std(correction=0)) - 1) < 1e-5
+    assert a.train.x[:, 0].mean() < -0.5 < 0.5 < b.train.x[:, 0].mean()  # each on one scale
+    assert set(one.train.x[:, -1].tolist()) == {1.0, 2.0}
+
+
+def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    files = tables(tmp_path)
+    for file in files:
+        command("silo", "sums", str(file))
+    a, b = tmp_path / "a-sums.json", tmp_path / "b-sums.json"
+    b.write_text(b.read_text().replace('"age"', '"alter"'))
+    for given, line in (
+        ((a, b), "do not both tell of the column 'age' as numbers"),
+        ((a, tmp_path / "c.json"), "cannot read"),
+        ((a, tmp_path / "a.csv"), "holds no sums of a table"),
+        ((), "name the files"),
+    ):
+        code, said = command("federation", "agree", *map(str, given), "--out", str(tmp_path / "x.json"))
+        assert (code, len(said.splitlines()), line in said) == (2, 1, True), said
+    assert not (tmp_path / "x.json").exists()
+    files[0].write_text(TABLE.format(name="a", more='agreed = "a.csv"'))
+    with pytest.raises(UserError, match="holds no agreed scaling"):
+        read(files[0]).load()
+    files[0].write_text(TABLE.format(name="a", more='task = "regression"'))
+    with pytest.raises(UserError, match="unknown entry in .data. of .* 'task'"):
+        read(files[0])
+    files[0].write_text(TABLE.format(name="a", more="").replace('"died"', '"dead"'))
+    with pytest.raises(UserError, match="unknown column of .* 'dead': did you mean 'died'"):
+        read(files[0]).load()
+
+
+def test_texts_of_all_silos_have_one_length(tmp_path: Path) -> None:
+    for name, words in (("a", "short text"), ("b", "a text that is much longer than the other one")):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "\n".join(f"{words},{'xy'[k % 2]}" for k in range(20)))
+        (tmp_path / f"{name}.toml").write_text(
+            f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\ntext_length = 12\n'
+        )
+    (one, _), (two, _) = (read(tmp_path / f"{name}.toml").load() for name in "ab")
+    assert one.shape == two.shape == (12,)
+    assert terms(one.inputs) == terms(two.inputs)
+
+
+def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    files = tables(tmp_path)
+    for file in files:
+        command("silo", "sums", str(file))
+    out = tmp_path / "agreed.json"
+    command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    threads = 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
+    for file, name in zip(files, "ab", strict=True):
+        file.write_text(TABLE.format(name=name, more=threads))
+
+    def go(folder: str) -> Result:
+        plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=Training(lr=0.01, batch_size=16))
+        return run(plan, FakeNodes([read(file) for file in files]), tmp_path / folder, {}, lambda line: None, poll=0)
+
+    result = go("run")
+    assert result.accuracy > 0.8
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["inputs"]["kind"], config["network"]) == ("table", "table_mlp")
+    made = json.loads(out.read_text())
+    made["centre"][0] += 1
+    (tmp_path / "other.json").write_text(json.dumps(made))
+    files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
+    with pytest.raises(UserError, match="a and b read or scale their samples in different ways"):
+        go("again")

@@ -1,4 +1,4 @@
-"""The command line of a coordinator: `ekiden federation init | start`, `ekiden ps` and `ekiden stop`."""
+"""The command line of a coordinator: `ekiden federation init | start | agree`, `ekiden ps` and `ekiden stop`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,8 +9,10 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
 from ekiden.cli.console import console, parse
-from ekiden.transports.flower import commands, superlink
+from ekiden.data.inputs import to_json
+from ekiden.transports.flower import commands, silo_file, superlink
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation
@@ -69,9 +71,19 @@ class StopOptions(LinkOptions):
     """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or --link)"""
 
 
+@dataclass(frozen=True)
+class AgreeOptions:
+    """Make the scaling of a table that all silos use, from the sums that each gave."""
+
+    sums: Positional[tuple[Path, ...]]
+    """files that `ekiden silo sums` wrote, of all silos"""
+    out: Path = Path("agreed.json")
+    """file to write; every silo names it by agreed in [data] of its silo.toml"""
+
+
 def federation(args: Sequence[str]) -> None:
-    """`ekiden federation init|start`."""
-    actions: dict[str, Callable[[Sequence[str]], None]] = {"init": init, "start": start}
+    """`ekiden federation init|start|agree`."""
+    actions: dict[str, Callable[[Sequence[str]], None]] = {"init": init, "start": start, "agree": agree}
     if not args or args[0] in ("-h", "--help"):
         _say(f"usage: ekiden federation {'|'.join(actions)} FOLDER; see ekiden federation init --help")
     elif args[0] in actions:
@@ -100,6 +112,19 @@ def start(args: Sequence[str]) -> None:
         superlink.start(found, _say)
     except KeyboardInterrupt:
         _say("stopped; silos connect again when it is started again")
+
+
+def agree(args: Sequence[str]) -> None:
+    """`ekiden federation agree SUMS...`."""
+    options = parse(AgreeOptions, args, "ekiden federation agree")
+    if not options.sums:
+        raise UserError("name the files that `ekiden silo sums` wrote")
+    made = silo_file.agree_on(options.sums)
+    write(options.out, [json.dumps(to_json(made), indent=1).encode()])
+    _say(
+        f"wrote {options.out}: {len(made.numeric)} columns of numbers, {len(made.categorical)} of categories; give it to "
+        'all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
+    )
 
 
 def ps(args: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line for real silos: `ekiden silo start | keys | register` and `ekiden run METHOD --on flower`."""
+"""The command line for real silos: `ekiden silo start | keys | register | sums` and `ekiden run METHOD --on flower`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
 from ekiden.base.refs import EVERYONE
 from ekiden.cli.console import console, first_line, parse
 from ekiden.engine.method import Method
@@ -69,6 +70,16 @@ class KeysOptions:
 
 
 @dataclass(frozen=True)
+class SumsOptions:
+    """Write what the silo tells, so that all silos agree on the scaling of a table: counts and sums, never a row."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    out: Path | None = None
+    """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
+
+
+@dataclass(frozen=True)
 class RegisterOptions:
     """Let silos with these public keys connect to a SuperLink."""
 
@@ -93,8 +104,13 @@ class VerifyOptions:
 
 
 def silo(args: Sequence[str]) -> None:
-    """`ekiden silo start|keys|register`."""
-    actions: dict[str, Callable[[Sequence[str]], None]] = {"start": start, "keys": make_keys, "register": register}
+    """`ekiden silo start|keys|register|sums`."""
+    actions: dict[str, Callable[[Sequence[str]], None]] = {
+        "start": start,
+        "keys": make_keys,
+        "register": register,
+        "sums": sums,
+    }
     if not args or args[0] in ("-h", "--help"):
         console.print(f"usage: ekiden silo {'|'.join(actions)} FILE; see ekiden silo start --help", markup=False)
     elif args[0] in actions:
@@ -143,6 +159,15 @@ def _start(file: SiloFile, security: Security) -> None:
         supernode.start(file, security, _say)
     except KeyboardInterrupt:
         _say("stopped; the silo goes on where it was when it is started again")
+
+
+def sums(args: Sequence[str]) -> None:
+    """`ekiden silo sums silo.toml`."""
+    options = parse(SumsOptions, args, "ekiden silo sums")
+    file = silo_file.read(options.file)
+    out = options.out or file.path.parent / f"{file.name}-sums.json"
+    write(out, [file.sums().to_json().encode()])
+    _say(f"wrote {out}: read it, then give it to the coordinator")
 
 
 def make_keys(args: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ class Raw:
         classes: class names in the order of the labels, empty where the source does not say.
         domains: domain names in their order, likewise.
         kind: what the samples are.
-        targets: names of the columns of labels, where a table says so.
+        targets: names of the columns of labels; none where there are no labels.
     """
 
     source: str
@@ -312,12 +312,13 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     for name in (*named, reading.domain_column, *reading.label_column, *reading.feature_columns):
         if name and name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
-    if not reading.label_column and "label" not in table.column_names:
+    unlabelled = not reading.label_column and "label" not in table.column_names
+    if unlabelled and not reading.text_column:
         raise UserError(
-            f"{source} has no column 'label': say which column holds the labels by --label-column; it has: "
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
             f"{', '.join(table.column_names)}."
         )
-    targets = reading.label_column or ("label",)
+    targets = reading.label_column or (() if unlabelled else ("label",))
     domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
     group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
     meant = {*targets, domain, group}
@@ -325,7 +326,7 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     return Raw(
         source,
         chosen,
-        targets_of(table, targets, source),
+        targets_of(table, targets, source) if targets else np.zeros(len(table), dtype=np.int64),
         None if domain is None else _names_of(table, domain, source),
         None if group is None else _names_of(table, group, source),
         _names(table, targets[0], b"label_names") if len(targets) == 1 else (),

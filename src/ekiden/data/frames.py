@@ -21,6 +21,7 @@ def is_frame(source: Any) -> bool:
         ("polars", "LazyFrame"),
         ("pyarrow", "Table"),
         ("datasets", "Dataset"),
+        ("datasets", "IterableDataset"),
     )
     return any(_is(source, library, name) for library, name in kinds)
 
@@ -46,6 +47,10 @@ def arrow(source: Any, what: str) -> Any:
         table = source.to_arrow()
     elif _is(source, "datasets", "Dataset"):
         table = source.with_format("arrow")[:].replace_schema_metadata(source.features.arrow_schema.metadata)
+    elif _is(source, "datasets", "IterableDataset"):
+        table = pa.Table.from_pylist(list(source))
+        if source.features is not None and table.num_rows:
+            table = table.replace_schema_metadata(source.features.arrow_schema.metadata)
     elif isinstance(source, dict):
         try:
             table = pa.table(source)

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data import frames
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ def recognised(source: Any, what: str) -> Any:
     Raises:
         UserError: it must be said which part of it is meant.
     """
-    if _is(source, "pandas", "DataFrame"):
+    if frames.is_frame(source) and not _is(source, "datasets", "Dataset"):
         raise UserError(
-            f"{what} is a pandas DataFrame, which does not say what the label is: give (inputs, labels), as in "
-            '(frame[columns].to_numpy("float32"), frame["label"].to_numpy())'
+            f"{what} is a {type(source).__name__}, which does not say what the label is: name it, as in "
+            'ekiden.load(frame, label_column="died") or ekiden.federate([frame, frame], label_column="died")'
         )
     if _is(source, "datasets", "DatasetDict"):
         raise UserError(f'{what} is a DatasetDict of {", ".join(source)}: give one of its parts, as in data["train"]')
@@ -65,6 +66,12 @@ def _is(source: Any, library: str, name: str) -> bool:
     return module is not None and isinstance(source, getattr(module, name, ()))
 
 
+def pairs_of_images(source: Any) -> bool:
+    """Whether it is a data set of Hugging Face with one column of images and one of classes."""
+    kinds = [type(kind).__name__ for kind in source.features.values()] if _is(source, "datasets", "Dataset") else []
+    return kinds.count("Image") == 1 and kinds.count("ClassLabel") == 1
+
+
 def _columns(table: Any, what: str) -> tuple[str, str]:
     """The columns of images and of classes."""
     kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
@@ -73,7 +80,7 @@ def _columns(table: Any, what: str) -> tuple[str, str]:
     if len(images) != 1 or len(labels) != 1:
         raise UserError(
             f"{what} is a Hugging Face data set with columns {', '.join(kinds)}, of which not exactly one holds images "
-            'and one classes: give (inputs, labels), as in (data.with_format("numpy")["x"], data["label"])'
+            'and one classes: name them, as in ekiden.load(data, text_column="text", label_column="label")'
         )
     return images[0], labels[0]
 

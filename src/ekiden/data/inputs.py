@@ -3,13 +3,15 @@
 Each kind is a small dataclass of plain values. A run folder keeps it, so that files given later become the same tensors.
 """
 
-from dataclasses import asdict, dataclass, fields
+import json
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, unknown
 
 PAD = 0
@@ -17,7 +19,7 @@ PAD = 0
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Checked):
     """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them.
 
     Attributes:
@@ -28,7 +30,7 @@ class Images:
             type.
     """
 
-    size: int = 0
+    size: CountOrZero = 0
     fit: Literal["stretch", "crop"] = "stretch"
     window: tuple[float, ...] = ()
 
@@ -46,7 +48,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Checked):
     """Rows of a table: (d,) float32.
 
     A row holds the numbers, scaled; then, for each column in which numbers are missing, 1 where one is and 0 elsewhere;
@@ -74,6 +76,13 @@ class Table:
     gaps: tuple[str, ...] = ()
     vocabularies: tuple[tuple[str, ...], ...] = ()
 
+    def __post_init__(self) -> None:
+        agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(s > 0 for s in self.scale)
+        if (self.scale and not agreed) or not set(self.gaps) <= set(self.numeric):
+            raise UserError("the columns of a table and their scaling do not go together: agree on them again")
+        if self.vocabularies and len(self.vocabularies) != len(self.categorical):
+            raise UserError("the columns of a table and their categories do not go together: agree on them again")
+
     @property
     def numbers(self) -> int:
         """How many values of a row are numbers; codes follow."""
@@ -98,7 +107,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(Checked):
     """Texts: (L,) int64 tokens, filled up with `PAD`; batches are cut to their longest text.
 
     Attributes:
@@ -110,10 +119,10 @@ class Tokens:
     """
 
     tokenizer: str = "words"
-    vocabulary: int = 20_000
-    length: int = 256
+    vocabulary: Count = 8192
+    length: Count = 256
     digest: str = ""
-    pad: int = PAD
+    pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, L) int64 for a list of texts, L being that of the longest one.
@@ -136,7 +145,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(Checked):
     """Numbers of one shape: signals (channels, time), embeddings (d,), or whatever a tensor holds; float32, used as is."""
 
     def encode(self, raw: Any) -> Tensor:
@@ -194,6 +203,27 @@ def of_tensor(x: Tensor) -> Inputs:
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def terms(inputs: Inputs) -> str:
+    """What parties must agree on, as text: a tokenizer is known by its digest, wherever its file lies. "" where plain."""
+    if isinstance(inputs, Tokens) and inputs.digest:
+        inputs = replace(inputs, tokenizer="model")
+    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says it, as in older runs
+        return ""
+    return "" if is_plain(inputs) else json.dumps(to_json(inputs), sort_keys=True)
+
+
+def of_terms(text: str, x: Tensor) -> Inputs:
+    """The inputs in a text that `terms` wrote; where it is empty, those of samples like `x`.
+
+    Raises:
+        UserError: it holds none.
+    """
+    try:
+        return from_json(json.loads(text)) if text else of_tensor(x)
+    except ValueError:
+        raise UserError("the inputs cannot be read: they are no JSON") from None
 
 
 def is_plain(inputs: Inputs) -> bool:

@@ -181,6 +181,7 @@ def assemble(
     size: int | None = None,
     task: str = "",
     like: Dataset | None = None,
+    inputs: Inputs | None = None,
 ) -> Dataset:
     """One data set of what all sources hold; each silo's samples are a group.
 
@@ -193,6 +194,7 @@ def assemble(
         size: side of images in pixels.
         task: its name; "" for what the labels look like.
         like: a data set whose classes, scaling and task are taken over, to measure a model on other data.
+        inputs: what samples become, where that is agreed already.
 
     Raises:
         UserError: the sources do not go together.
@@ -226,7 +228,8 @@ def assemble(
         raise UserError(
             f"{raws[0].source} has only {len(raws[0].label)} rows, too few to hold out a test part: add one"
         )
-    x, inputs = _tensors([[raw for raw, _ in pieces], [raw for raw, _ in tests]], reading, size, like)
+    known = inputs if like is None else like.inputs
+    x, inputs = _tensors([[raw for raw, _ in pieces], [raw for raw, _ in tests]], reading, size, known)
     train, test = (
         Samples(
             tensor,
@@ -248,7 +251,8 @@ def assemble(
         return replace(made, mean=like.mean, std=like.std)
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
         made = replace(made, task=_provisional(chosen, train.y))
-    return replace(made, least=reading.min_count if isinstance(inputs, Table) or isinstance(chosen, Regression) else 0)
+    open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
+    return replace(made, least=reading.min_count if open_ else 0)
 
 
 def _alike(raws: Sequence[Raw]) -> None:
@@ -271,6 +275,11 @@ def labels(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[T
     source = raws[0].source
     parts = [raw.label for raw in raws]
     chosen = like.task if like is not None else named(task) if task else _guess(raws)
+    if not isinstance(chosen, LanguageModelling) and raws[0].kind == "tokens" and not raws[0].targets:
+        raise UserError(
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=), or learn the "
+            "texts themselves by --task language-modelling"
+        )
     match chosen:
         case LanguageModelling():
             if raws[0].kind != "tokens":
@@ -369,11 +378,10 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _tensors(
-    sides: Sequence[Sequence[Raw]], reading: Reading, size: int | None, like: Dataset | None
+    sides: Sequence[Sequence[Raw]], reading: Reading, size: int | None, known: Inputs | None
 ) -> tuple[list[Tensor], Inputs]:
     """The samples of the training and of the test side, and what they are."""
     raws = [raw for side in sides for raw in side]
-    known = None if like is None else like.inputs
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)

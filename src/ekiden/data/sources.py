@@ -62,8 +62,11 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     how = reading(columns)
     if size is not None and size < 1:
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
-    if frames.is_frame(name) or isinstance(name, dict):
+    if frames.is_frame(name) or type(name) is dict:
         return own.assemble([own.hold(name, how)], how, name="own data", size=size, task=task, like=like)
+    if not isinstance(name, str | os.PathLike):
+        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
+        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     name = os.fspath(name)
     if _is_function(name):
         if how != Reading():

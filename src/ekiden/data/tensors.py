@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
+from ekiden.data import frames
 from ekiden.data.augment import Augment
-from ekiden.data.given import Named, recognised
+from ekiden.data.given import Named, pairs_of_images, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
+from ekiden.data.reading import reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.data.shares import Rows, divide, share_out
 from ekiden.data.tasks import (
@@ -98,6 +101,7 @@ def federate(
     std: Sequence[float] = (1.0,),
     augment: Augment | None = None,
     task: Task | str | None = None,
+    **columns: Any,
 ) -> FederatedData:
     """One data set held by several silos, each holding what is given.
 
@@ -114,6 +118,7 @@ def federate(
         std: as in `from_tensors`.
         augment: as in `from_tensors`.
         task: as in `from_tensors`.
+        **columns: as in `ekiden.load`, where silos are frames, paths, or data sets of Hugging Face.
 
     Raises:
         UserError: as in `from_tensors`; no silos, or not as many tests or names as silos.
@@ -131,6 +136,13 @@ def federate(
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")
+    if columns or any(map(_is_own, silos)):
+        if test is not None or classes is not None:
+            raise UserError("for frames and files, give tests=[...] for each silo instead of test, and no classes")
+        kind = task.kind if isinstance(task, Task) else task or ""
+        made = _from_own(silos, tests, names, columns, kind, val_fraction, seed)
+        dataset = replace(made.dataset, mean=tuple(mean), std=tuple(std), augment=augment or Augment())
+        return replace(made, dataset=dataset)
     sources: dict[str, Source] = {f"silo {i}": silo for i, silo in enumerate(silos)}
     sources |= {f"test set {i}": own for i, own in enumerate(tests or ())}
     sources |= {} if test is None else {"test": test}
@@ -147,6 +159,43 @@ def federate(
         _ranges(held) if test is None else divide(dataset.strata(dataset.train), rows, dataset.strata(dataset.test))
     )
     return share_out(dataset, names or [f"client-{i}" for i in range(len(rows))], rows, test_rows, val_fraction)
+
+
+def _is_own(source: Any) -> bool:
+    """Whether it is read like a file: a frame, a path, a dict of columns."""
+    if isinstance(source, str | PathLike) or type(source) is dict:
+        return True
+    return frames.is_frame(source) and not pairs_of_images(source)
+
+
+def _from_own(
+    silos: Sequence[Any],
+    tests: Sequence[Any] | None,
+    names: Sequence[str] | None,
+    columns: dict[str, Any],
+    task: str,
+    val_fraction: float,
+    seed: int,
+) -> FederatedData:
+    from ekiden.data import own  # noqa: PLC0415  (it needs this module's)
+    from ekiden.data.partition import Natural, split  # noqa: PLC0415
+
+    how = reading(columns)
+    for silo in silos:
+        if not _is_own(silo) and not frames.is_frame(silo):
+            raise UserError(f"a silo is {type(silo).__name__}, which has no columns: give a frame, a path or a dict")
+    if names is None and all(isinstance(silo, str | PathLike) for silo in silos):
+        given = own.silos([fspath(silo) for silo in silos])
+        names, silos = list(given), list(given.values())
+    names = names or [f"client-{k}" for k in range(len(silos))]
+    holdings = [own.hold(silo, how, name) for silo, name in zip(silos, names, strict=True)]
+    if tests is not None:
+        held = [own.hold(test, how, f"{name} (test)") for test, name in zip(tests, names, strict=True)]
+        holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
+    if len(holdings) < 2:
+        raise UserError("one silo is no federation: give several, or divide the data by ekiden.split(ekiden.load(...))")
+    dataset = own.assemble(holdings, how, name="own data", task=task)
+    return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
 
 
 def _dataset(
@@ -251,7 +300,7 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
 def _collect(pairs: Pairs, what: str, task: Task | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     names: tuple[str, ...] = ()
     try:
-        items = [pairs[i] for i in range(len(pairs))]
+        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else list(pairs)
         xs, ys = [x for x, _ in items], [y for _, y in items]
         if ys and all(isinstance(y, str) for y in ys):
             labels, names = by_name(ys, what)

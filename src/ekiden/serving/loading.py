@@ -105,7 +105,8 @@ class _Opened:
             method = method_in(config)
             config = _complete(config, method, folder)
         shape, outputs = tuple(config["input"]["shape"]), task_in(config).outputs(config["classes"])
-        own = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
+        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
+        own = _Same(made, config.get("frozen", {}).get("digest", ""))
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def models(self) -> Models:
@@ -157,8 +158,7 @@ def _own(
         return _Unknown(config["model"])
     else:
         build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
-    prepared = Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
-    return _Same(prepared, config.get("frozen", {}).get("digest", ""))
+    return Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
 
 
 @dataclass(frozen=True)

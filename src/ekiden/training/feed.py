@@ -106,6 +106,13 @@ class Feed:
         samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
 
+    def lengths(self, subset: Subset) -> Tensor | None:
+        """(n,) lengths of texts, by which batches are put together; None of other samples."""
+        tokens = self.dataset.inputs
+        if not isinstance(tokens, Tokens):
+            return None
+        return torch.cat([tokens.lengths(subset.samples.x[rows]) for rows in torch.split(subset.rows, 4096)])
+
     @staticmethod
     def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
         """Texts without what only fills up; with labels per token, in training alone: answers have one length."""

@@ -23,6 +23,7 @@ from ekiden.training.optimizer import Optimizer, optimizer
 from ekiden.training.weights import Weights
 
 _SHARE_OF_SAVING = 100
+_WINDOW = 32  # batches of texts that are sorted by length together
 Forward = Callable[[Tensor], Tensor]
 Objective = Callable[..., Tensor]
 """(network, inputs (b, ...), labels (b, ...)) -> mean loss of the batch, differentiable.
@@ -158,6 +159,7 @@ def fit(
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
         light=light,
+        lengths=bench.feed.lengths(train),
     )
     epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
     first = run.restore(key)
@@ -186,6 +188,7 @@ class _Run:
     total: int
     progress: dict[str, Tensor]
     light: bool = False  # whether inputs need only say which samples they are
+    lengths: Tensor | None = None
     step: int = 0
     score: float = -1.0  # of the best epoch, the higher the better
     chosen: Weights | None = None  # best epoch, or running mean of the tail
@@ -222,7 +225,7 @@ class _Run:
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
         losses = []
-        for rows in islice(_batches(len(train), training.batch_size), self.total - self.step):
+        for rows in islice(_batches(len(train), training.batch_size, self.lengths), self.total - self.step):
             x, y = bench.feed.batch(train, rows, train=True, light=self.light)
             draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
             answers = self.taught(objective, x, rows)
@@ -416,10 +419,19 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def _batches(n: int, size: int) -> Iterator[Tensor]:
-    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it."""
+def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
+    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it.
+
+    Texts of similar `lengths` (n,) come together: each window of so many batches is sorted, then the batches are shuffled.
+    """
     order = torch.randperm(n)
-    yield from torch.tensor_split(order, [size * i for i in range(1, batches(n, size))])
+    cuts = [size * i for i in range(1, batches(n, size))]
+    if lengths is None:
+        yield from torch.tensor_split(order, cuts)
+        return
+    order = torch.cat([window[lengths[window].argsort(stable=True)] for window in torch.split(order, _WINDOW * size)])
+    parts = torch.tensor_split(order, cuts)
+    yield from (parts[i] for i in torch.randperm(len(parts)))
 
 
 def _copy(network: Network, target: Weights) -> None:

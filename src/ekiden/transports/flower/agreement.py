@@ -15,6 +15,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
+from ekiden.data.inputs import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.engine.method import Method
 from ekiden.engine.networks import Named, of_method
@@ -51,6 +52,7 @@ class Agreement:
         sealed: whether values are sealed for who reads them.
         skips: whether the run goes on without silos that do not answer.
         closing_lap: whether the classifier is refitted after the method's last step.
+        inputs: what the samples are, see `ekiden.data.inputs.terms`.
     """
 
     run: str
@@ -71,6 +73,7 @@ class Agreement:
     sealed: bool = False
     skips: bool = False
     closing_lap: bool = False
+    inputs: str = ""
 
     @property
     def digest(self) -> str:
@@ -87,6 +90,8 @@ class Agreement:
         values = asdict(self)
         if not self.closing_lap:  # as in runs that were begun before there was a choice
             del values["closing_lap"]
+        if not self.inputs:
+            del values["inputs"]
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
@@ -117,7 +122,8 @@ class Agreement:
 
     def builder(self, method: Method) -> Callable[[], nn.Module]:
         """What makes the initial network of a run of `method`, the same at every call."""
-        named = Named(self.model, self.shape, len(self.classes), self.seed)
+        inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
+        named = Named(self.model, self.shape, len(self.classes), self.seed, inputs)
         return of_method(named, method, self.shape, len(self.classes), self.seed)
 
 
@@ -134,7 +140,7 @@ def parse(text: str) -> Agreement:
         version = values["version"]
         if version != __version__:
             raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
-        values = {"closing_lap": False} | values
+        values = {"closing_lap": False, "inputs": ""} | values
         if set(values) != {f.name for f in fields(Agreement)}:
             raise UserError("the terms of the run cannot be read: are they from another program?")
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
@@ -154,7 +160,9 @@ def parse(text: str) -> Agreement:
             and bool(agreement.keys) >= agreement.sealed
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
+            and type(agreement.inputs) is str
         )
+        _ = of_terms(agreement.inputs, torch.empty(0))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
@@ -178,7 +186,8 @@ def no_samples(agreed: Agreement) -> Dataset:
     """What the coordinator holds: nothing."""
     none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
     augment = Augment(**agreed.augment)
-    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment)
+    inputs = of_terms(agreed.inputs, none.x)
+    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment, inputs=inputs)
 
 
 _ABSENT = object()

@@ -117,6 +117,7 @@ class Hello:
         signature: of nonce and name by the silo's key, in hexadecimal; empty without a key.
         sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty where it seals nothing.
         proof: signature of that by the silo's key.
+        inputs: what the samples are, see `ekiden.data.inputs.terms`.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Hello:
     signature: str = ""
     sealing: str = ""
     proof: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
+from ekiden.data.inputs import terms
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import Outline, TooLong, outline
@@ -113,6 +114,11 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     ):
         if here != there:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
+    if terms(dataset.inputs) != agreed.inputs:
+        raise UserError(
+            f"{file.name} reads or scales its samples in another way than the run: use the same columns and options in "
+            "[data] of all silos, and the same data.agreed"
+        )
 
 
 def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes) -> None:

@@ -18,6 +18,7 @@ from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, write
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.inputs import of_terms
 from ekiden.engine import identity, modules
 from ekiden.engine.drive import drive, told
 from ekiden.engine.drive import models as models_of
@@ -327,7 +328,13 @@ def agree(
                 raise UserError(
                     f"{first} and {name} hold data of different {what}: {here} and {there}; make them equal"
                 )
-    model = models.default_for(one.dataset, one.shape) if plan.model == "auto" else plan.model
+        if one.inputs != hellos[name].inputs:
+            raise UserError(
+                f"{first} and {name} read or scale their samples in different ways: use the same columns and options in "
+                "[data] of all silos, and the same data.agreed"
+            )
+    inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
+    model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model
     crop, flip, rotation = one.augment
     return Agreement(
         run_id,
@@ -348,6 +355,7 @@ def agree(
         plan.sealed and bool(public_keys),
         plan.absent == "skip",
         plan.closing_lap,
+        one.inputs,
     )
 
 

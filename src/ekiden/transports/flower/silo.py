@@ -9,6 +9,7 @@ from typing import Any
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
+from ekiden.data.inputs import terms as terms_of
 from ekiden.engine import machine, wire
 from ekiden.engine.evaluation import Built
 from ekiden.engine.modules import initial_weights, model_bytes
@@ -135,6 +136,7 @@ class Silo:
             (dataset.augment.crop, dataset.augment.flip, float(dataset.augment.rotation)),
             (len(client.train), len(client.val), len(client.test)),
             file.limits.evaluations,
+            inputs=terms_of(dataset.inputs),
         )
         if file.link.key:
             hello = replace(hello, signature=self._sign(signed_text(ask.nonce, file.name)))

@@ -1,18 +1,24 @@
 """`silo.toml`: what a silo is called, what it holds, and what it agrees to run."""
 
 import importlib.util
+import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Hardware
-from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, load, split
+from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
+from ekiden.data.inputs import Inputs, Table, Tokens, from_json
+from ekiden.data.own import assemble, hold
+from ekiden.data.tabular import Sums, agree, told_by
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
 
@@ -61,11 +67,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Where the samples come from: `path` or `python`."""
+class Data(Reading):
+    """Where the samples come from, `path` or `python`, and how files are read: the columns and options of `Reading`."""
 
     path: str = ""
-    """a data set: a folder of class folders, a Parquet file, or a name (see `ekiden list`)"""
+    """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden list`)"""
     python: str = ""
     """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or FederatedData"""
     size: int = 0
@@ -74,6 +80,13 @@ class Data:
     """class names in the order that all silos share; by default those found here, sorted"""
     val_fraction: float = 0.1
     """part of the training data that selects epochs"""
+    agreed: str = ""
+    """of a table: the scaling that all silos agreed on, a file that `ekiden federation agree` made"""
+
+    @property
+    def reading(self) -> Reading:
+        """How files are read."""
+        return Reading(**{f.name: getattr(self, f.name) for f in fields(Reading)})
 
 
 @dataclass(frozen=True)
@@ -117,15 +130,17 @@ class SiloFile:
         """The silo's data.
 
         Raises:
-            UserError: they cannot be read, or there is nothing to train on.
+            UserError: they cannot be read, there is nothing to train on, or the silos did not agree on the scaling.
         """
-        if self.data.python:
-            found = self._call()
-        else:
-            own = self.beside(self.data.path)
-            found = load(str(own) if own.exists() else self.data.path, size=self.data.size or None)
+        found = self._call() if self.data.python else self.read()
         if isinstance(found, Dataset):
             found = _in_order(found, self.data.classes)
+            if found.least:
+                raise UserError(
+                    f"{self.path}: silos agree on the scaling of a table before they start: run `ekiden silo sums "
+                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the coordinator, then name its file "
+                    "by data.agreed"
+                )
             found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
         mine = [c for c in found.clients if c.name == self.name] or list(found.clients)
         if len(mine) != 1:
@@ -133,7 +148,34 @@ class SiloFile:
         client = replace(mine[0], name=self.name)
         if not len(client.train):
             raise UserError(f"{self.path}: the silo has no training sample")
+        if found.dataset.task.kind != "classification":
+            raise UserError(f"{self.path}: runs between machines are of classes, not of {found.dataset.task.kind}")
         return found.dataset, client
+
+    def sums(self) -> Sums:
+        """What the silo tells of its training rows, for all silos to agree on the scaling of a table.
+
+        Raises:
+            UserError: it holds no table, or one that is scaled already.
+        """
+        found = None if self.data.python else self.read()
+        if found is None or not found.least:
+            raise UserError(f"{self.path}: only a table that is not scaled yet is agreed on (leave out data.agreed)")
+        held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+        return told_by(held.clients[0], found)
+
+    def read(self) -> Dataset:
+        """What `data.path` holds."""
+        data, reading = self.data, self.data.reading
+        own = self.beside(data.path)
+        if data.agreed:
+            known = read_agreed(self.beside(data.agreed))
+            found = assemble([hold(own, reading)], reading, name=own.stem, inputs=known)
+        else:
+            path = str(own) if own.exists() else data.path
+            found = load(path, size=data.size or None, **reading.chosen())
+        found = _in_order(found, data.classes)
+        return _of_one_length(found, found.inputs) if isinstance(found.inputs, Tokens) else found
 
     def _call(self) -> Dataset | FederatedData:
         file, _, name = self.data.python.partition(":")
@@ -220,8 +262,10 @@ def _section(path: Path, name: str, kind: type[T], values: object) -> T:
             raise unknown(f"entry in [{name}] of {path}", key, known)
         example = getattr(default, key)
         if isinstance(example, tuple):
-            if not isinstance(value, Sequence) or isinstance(value, str) or any(type(v) is not str for v in value):
-                raise UserError(f"{path}: {name}.{key} must be a list of texts, not {value!r}")
+            value = [value] if isinstance(value, str) and key.endswith("_column") else value
+            wanted, what = ((int, float), "numbers") if key == "window" else ((str,), "texts")
+            if not isinstance(value, Sequence) or isinstance(value, str) or any(type(v) not in wanted for v in value):
+                raise UserError(f"{path}: {name}.{key} must be a list of {what}, not {value!r}")
             given[key] = tuple(value)
         elif type(value) is type(example) or (isinstance(example, float) and type(value) is int):
             given[key] = value
@@ -246,3 +290,52 @@ def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
         return replace(samples, y=number[samples.y])
 
     return replace(dataset, train=renumbered(dataset.train), test=renumbered(dataset.test), classes=tuple(classes))
+
+
+def _of_one_length(dataset: Dataset, tokens: Tokens) -> Dataset:
+    """Texts filled up to the most tokens, so that the samples of all silos have one shape."""
+    longer = partial(_longer, tokens=tokens)
+    return replace(dataset, train=longer(dataset.train), test=longer(dataset.test))
+
+
+def _longer(samples: Samples, tokens: Tokens) -> Samples:
+    return replace(samples, x=F.pad(samples.x, (0, tokens.length - samples.x.shape[1]), value=tokens.pad))
+
+
+def read_agreed(path: Path) -> Inputs:
+    """The scaling in a file that `ekiden federation agree` made.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
+
+
+def agree_on(files: Sequence[Path]) -> Table:
+    """The scaling for all silos that wrote these sums.
+
+    Raises:
+        UserError: they are of different columns, or no silo told of a column.
+    """
+    told = []
+    for file in files:
+        try:
+            told.append(Sums.from_json(file.read_text(encoding="utf-8"), str(file)))
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+    for file, one in zip(files, told, strict=True):
+        for what in ("values", "categories"):
+            here, there = set(getattr(told[0], what)), set(getattr(one, what))
+            if odd := sorted(here ^ there):
+                raise UserError(
+                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give all silos the "
+                    "same columns"
+                )
+    names = [name for name in told[0].values if name in told[0].missing]  # the others are targets
+    return agree(Table(tuple(sorted(names)), tuple(sorted(told[0].categories))), told)
+
+
+_TOLD = {"values": "numbers", "categories": "categories"}
