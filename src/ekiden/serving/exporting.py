@@ -20,6 +20,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.inputs import Images, Tokens
 from ekiden.data.tasks import Classification, Regression, recorded
+from ekiden.serving import transformers_part
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.model import LoadedModel, ModelSource
@@ -70,7 +71,8 @@ def export(
     Args:
         folder: the run folder.
         to: onnx: an ONNX file, class names in its metadata. pt2: a program of `torch.export`, which replaces
-            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card.
+            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card; and where the
+            network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`.
         path: the file or folder to write.
         client: name of a client whose personal model is wanted instead of the global one.
         network: as in `ekiden.load_model`.
@@ -88,7 +90,7 @@ def export(
     makers: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
         "onnx": lambda: _onnx(model, unfinished),
         "pt2": lambda: _pt2(model, unfinished),
-        "hf": lambda: _hf(model, unfinished, run, network),
+        "hf": lambda: _hf(model, unfinished, run, network, x),
     }
     try:
         difference = _compared(model, makers[to](), x)
@@ -226,7 +228,9 @@ def _onnx(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
 
 
-def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None) -> Callable[[Tensor], Tensor]:
+def _hf(
+    model: LoadedModel, folder: Path, run: Path, network: ModelSource | None, x: Tensor
+) -> Callable[[Tensor], Tensor]:
     folder.mkdir()
     result = open_run(run, network=network)
     state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(fixed(model.network))
@@ -239,8 +243,9 @@ def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None
     }
     write(folder / "model.safetensors", safetensors_chunks(state, {"format": "pt"}))
     answers = _pt2(model, folder / "model.pt2")
+    pretrained = transformers_part.save(model, x, folder)
     write(folder / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])
-    write(folder / "README.md", [(front_matter(model) + card(result) + usage(model)).encode()])
+    write(folder / "README.md", [(front_matter(model) + card(result) + usage(model, pretrained)).encode()])
     return answers
 
 
