@@ -218,7 +218,9 @@ def test_frames_of_all_libraries(frame: Callable[[Rows], Any]) -> None:
 # Silos
 
 
-def write_silos(folder: Path, suffix: str = ".csv", columns: Sequence[str] = ("age", "sex", "dose", "died")) -> list[str]:
+def write_silos(
+    folder: Path, suffix: str = ".csv", columns: Sequence[str] = ("age", "sex", "dose", "died")
+) -> list[str]:
     paths = []
     for k, name in enumerate(("north", "south")):
         rows = {c: v for c, v in patients(40, seed=k).items() if c in columns}
@@ -382,7 +384,9 @@ def test_signals_and_embeddings(tmp_path: Path) -> None:
         assert data.inputs == Arrays()
         assert (len(data.train), len(data.test)) == (48, 12)
     silos = split(load(str(tmp_path / "a.npz")), "iid", 2)
-    result = ekiden.run(ekiden.methods.FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8))
+    result = ekiden.run(
+        ekiden.methods.FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8)
+    )
     assert result.accuracy > 0.9  # by cnn_signal
     assert Arrays().encode(str(tmp_path / "a.npz")).shape == (60, 2, 32)
 
@@ -504,7 +508,10 @@ def test_silos_from_the_command_line(
     write_silos(tmp_path / "wards")
     code, said = command("run", "fedseq", "--epochs", "1", "--silos", "wards", "--label-column", "died")
     assert code == 0, said
-    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())["clients"].keys() == {"north", "south"}
+    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())["clients"].keys() == {
+        "north",
+        "south",
+    }
     code, said = command("data", "--silos", "wards", "--label-column", "died", "--draw", str(tmp_path / "a.png"))
     assert code == 0, said
     assert "north" in said
@@ -575,7 +582,9 @@ def test_mistakes_in_a_table(
     for name, value in options.items():
         values = value if isinstance(value, tuple | list) else [value]
         flags += [f"--{name.replace('_', '-')}", *map(str, values)]
-    code, said = command("run", "fedavg", "--rounds", "1", "--partition", "iid", "--clients", "2", "--data", path, *flags)
+    code, said = command(
+        "run", "fedavg", "--rounds", "1", "--partition", "iid", "--clients", "2", "--data", path, *flags
+    )
     assert code == 2
     assert said.startswith("ekiden: ")
     assert len(said.splitlines()) == 1
@@ -638,7 +647,11 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     fails("two silos are called 'a-north'", north, north)
     fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
     fails("b.csv has the column 'extra', which .* has not", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
-    fails("'age' of .*b.csv holds text .'old' in row 0.*numbers", north, csv(tmp_path / "b.csv", bad(rows, age=["old"] * 40)))
+    fails(
+        "'age' of .*b.csv holds text .'old' in row 0.*numbers",
+        north,
+        csv(tmp_path / "b.csv", bad(rows, age=["old"] * 40)),
+    )
     fails("several silos and --group-column both", north, south, group_column="sex")
     np.savez(tmp_path / "x.npz", x=np.ones((20, 2)), died=np.arange(20) % 2)
     fails("north.csv holds a table, .*x.npz arrays", north, str(tmp_path / "x.npz"))
@@ -665,7 +678,10 @@ def test_a_category_that_training_never_saw_is_one_of_the_others() -> None:
 
 
 def test_networks_that_do_not_read_such_samples_say_so() -> None:
-    table, texts = clinic(patients(), min_count=2), split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2)
+    table, texts = (
+        clinic(patients(), min_count=2),
+        split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2),
+    )
     with pytest.raises(UserError, match=r"mlp reads numbers, these samples are rows of a table: .*table_mlp, table_tr"):
         ekiden.run("fedavg", table, "mlp")
     with pytest.raises(UserError, match=r"table_mlp reads rows of a table, these samples are texts: .*text_mean"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError
 from ekiden.data.inputs import Tokens
 from ekiden.models.pretrained import Decoder, Encoder
-from ekiden.serving.model import LoadedModel
+from ekiden.results.model import LoadedModel
 from ekiden.training.frozen import fixed
 
 _APART = 1e-3  # relative, of the largest feature
