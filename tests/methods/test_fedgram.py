@@ -23,6 +23,7 @@ from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU
 from ekiden.results.result import Result
 from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 
 METHOD = FedGram(width=24)
@@ -108,6 +109,11 @@ def test_a_run_does_not_end_without_a_model(tmp_path: Path) -> None:
     assert bits(go(data, folder=tmp_path / "run")) == bits(go(data))
     with pytest.raises(UserError, match="no client has answered"):
         go(data, absent=lambda step, client: step < 5)
+
+
+def as_of(result: Result, weights: Weights) -> Result:
+    """The result with these weights as its model."""
+    return replace(result, models=lambda: (weights, ()))
 
 
 def inside(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,9 +328,9 @@ def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
     spread = np.where(spread > 0, spread, np.inf)
     everyone = torch.cat([client.train.y for client in data.clients])
     of_all = heads.ridge(heads.moments(measure([(pooled, everyone)], 3, 24)))
-    build, chosen = result.build, []
+    chosen = []
     for client, weights in zip(data.clients, result.personal, strict=True):
-        features, found = inside(replace(result, weights=weights, build=build), client.train.x)
+        features, found = inside(as_of(result, weights), client.train.x)
         z, labels = (features.double().numpy() - mean) / spread, np.eye(3)[client.train.y.numpy()]
         start, n = z @ of_all.weight.numpy().T, len(z)
         one = np.hstack([z, np.ones((n, 1))])

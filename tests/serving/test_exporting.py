@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ekiden import FederatedData, UserError, load, load_model, open_run, run
+from ekiden import FederatedData, Training, UserError, load, load_model, models, open_run, run, split
+from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
+from ekiden.data.inputs import Tokens
+from ekiden.data.tasks import Regression
 from ekiden.engine.folder import read_lines
-from ekiden.methods import Average, FedSeq, Local
+from ekiden.methods import Average, FedAvg, FedSeq, Local
 from ekiden.serving import exporting
 from ekiden.serving.card import card
 from ekiden.serving.exporting import export
@@ -145,5 +147,65 @@ def test_a_card_of_a_network_from_python_names_its_class(blobs: FederatedData, t
     assert "float32 arrays of shape (4,)" in text
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "Linear(in_features=4, out_features=8" in config["architecture"]["layers"]
-    assert isinstance(nn.Linear(1, 1), nn.Module)
-    assert np.isfinite(config["model_bytes"])
+
+
+def test_frozen_values_are_in_what_is_exported(tmp_path: Path) -> None:
+    """`model.safetensors` of the run holds only what was trained."""
+    silos = split(load("digits"), Iid(), 2, seed=0)
+    run(FedSeq(epochs=1), silos, "mlp", train="head", folder=tmp_path / "run")
+    assert set(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")) == {"head.weight", "head.bias"}
+    export(tmp_path / "run", "hf", tmp_path / "hub")
+    state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
+    network = models.build("mlp", (1, 8, 8), 10)
+    network.load_state_dict(state)
+    x = silos.dataset.test.x
+    with torch.no_grad():
+        torch.testing.assert_close(network.eval()(x / 255), load_model(tmp_path / "run")(x))
+
+
+def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
+    samples = Samples(torch.randn(60, 4), torch.rand(60, 1) + 50)
+    parts = torch.arange(60).chunk(3)
+    clients = (ClientData("client-0", *(Subset(samples, part) for part in parts)),)
+    task = Regression(mean=(50.0,), std=(3.0,))
+    data = FederatedData(Dataset("numbers", samples, samples, ("age",), task=task), clients)
+    run(FedAvg(rounds=1, epochs=1), data, nn.Linear(4, 1), folder=tmp_path / "run")
+    export(tmp_path / "run", "pt2", tmp_path / "model.pt2", network=nn.Linear(4, 1))
+    model = load_model(tmp_path / "run", network=nn.Linear(4, 1))
+    with torch.no_grad():
+        theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(samples.x)
+        torch.testing.assert_close(theirs, model(samples.x) * 3 + 50)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "train", [pytest.param("all", marks=SLOW), pytest.param("head", marks=SLOW), "lora:r=2,targets=query+value"]
+)
+def test_a_body_of_transformers_goes_back_to_transformers(train: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")
+    generator = torch.Generator().manual_seed(1)
+    samples = Samples(
+        torch.randint(1, 50, (60, 6), generator=generator), torch.randint(0, 2, (60,), generator=generator)
+    )
+    tokens = Tokens(str(tmp_path / "bert"), vocabulary=50, length=6)
+    parts = torch.arange(60).chunk(6)
+    clients = (ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3])) for i in (0, 1))
+    data = FederatedData(Dataset("texts", samples, samples, ("a", "b"), inputs=tokens), tuple(clients))
+    training = Training(lr=0.05)
+    run(FedSeq(epochs=1), data, f"hf:{tmp_path / 'bert'}", train=train, training=training, folder=tmp_path / "run")
+    export(tmp_path / "run", "hf", tmp_path / "hub")
+    model = load_model(tmp_path / "run")
+    body = transformers.AutoModel.from_pretrained(tmp_path / "hub" / "backbone", add_pooling_layer=False).eval()
+    state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
+    x = samples.x
+    with torch.no_grad():
+        features = body(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state.mean(1)
+        theirs = features @ state["head.weight"].T + state["head.bias"]
+        torch.testing.assert_close(theirs, model(x), rtol=1e-3, atol=1e-4)
+    assert "AutoModel.from_pretrained" in (tmp_path / "hub" / "README.md").read_text()

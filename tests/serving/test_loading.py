@@ -20,7 +20,7 @@ from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer,
 from tests.conftest import Tiny
 from tests.engine.test_identity import older
 
-DOCS = Path(__file__).parents[2] / "docs" / "loading.md"
+DOCS = Path(__file__).parents[2] / "docs" / "using-the-result.md"
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +132,19 @@ def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_pat
 
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of the page, one after the other."""
+    pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, str(DOCS), "exec"), names)
+    model = load_model("runs/digits")
     with torch.no_grad():
         theirs = names["network"]((names["x"].float() / 255 - names["mean"]) / names["std"])
-        torch.testing.assert_close(theirs, load_model("runs/digits")(names["x"]))
-    assert names["classes"][int(theirs[0].argmax())] in "0123456789"
-    plain = code.split("# Plain PyTorch from here on.")[1]
-    assert "ekiden." not in plain.split("# Ekiden again.")[0].replace('"ekiden"', "")
+        torch.testing.assert_close(theirs, model(names["x"]))
+        ours = model(torch.from_numpy(names["pixels"]))
+    assert names["answers"] == [model.classes[i] for i in ours.argmax(1)]
+    torch.testing.assert_close(names["outputs"], ours, rtol=1e-3, atol=1e-4)
+    for plain in ("# Plain ONNX Runtime from here on.", "# Plain PyTorch from here on."):
+        block = code.split(plain)[1].split("export(")[0]
+        assert "ekiden." not in block.replace('"ekiden"', "")

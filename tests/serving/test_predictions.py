@@ -128,3 +128,65 @@ def test_features_from_python_are_predicted(blobs: FederatedData, tmp_path: Path
     predict(load_model(tmp_path / "run", network=Tiny), [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
     found = pd.read_parquet(tmp_path / "out.parquet")
     assert (found.prediction.astype(int) == y.numpy()).mean() == pytest.approx(result.accuracy, abs=1e-12)
+
+
+def test_rows_of_a_table_are_encoded_as_the_silos_agreed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    size = draw.normal(50, 20, 240)
+    ward = draw.choice(["north", "south"], 240)
+    frame = pd.DataFrame({"size": size, "ward": ward, "clinic": draw.integers(0, 3, 240)})
+    frame["label"] = np.where(size + np.where(ward == "north", 20, -20) > 50, "ill", "well")
+    frame.loc[::17, "size"] = None
+    (tmp_path / "data").mkdir()
+    frame[:180].to_parquet("data/train.parquet", index=False)
+    frame[180:].to_parquet("data/test.parquet", index=False)
+    frame[180:].drop(columns=["label", "clinic"]).to_csv("new.csv", index=False)
+    flags = ["--group-column", "clinic", "--partition", "natural", "--rounds", "2", "--epochs", "3"]
+    code, printed = command("run", "fedavg", "--data", "data", *flags)
+    assert code == 0, printed
+    run_folder = tmp_path / "runs" / "fedavg-data-seed0"
+    for file in ("new.csv", "data/test.parquet"):
+        code, printed = command("predict", str(run_folder), file, "-o", "out.parquet", "--overwrite")
+        assert code == 0, printed
+        found = pd.read_parquet("out.parquet")
+        assert (found.prediction.to_numpy() == frame.label[180:].to_numpy()).mean() == reported(run_folder)
+    frame[180:].drop(columns=["size"]).to_csv("lacking.csv", index=False)
+    code, printed = command("predict", str(run_folder), "lacking.csv")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert "lacking.csv has no column 'size', it has ward, clinic, label: add it" in printed
+
+
+def test_texts_are_read_from_files_and_tables(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (["good", "fine", "nice"], ["bad", "poor", "awful"])
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 200)
+    frame = pd.DataFrame({"review": [" ".join(draw.choice(words[k], draw.integers(1, 6))) for k in labels]})
+    frame["label"] = np.array(["pos", "neg"])[labels]
+    frame["shop"] = np.arange(200) % 2
+    (tmp_path / "data").mkdir()
+    frame[:150].to_parquet("data/train.parquet", index=False)
+    frame[150:].to_parquet("data/test.parquet", index=False)
+    flags = ["--text-column", "review", "--group-column", "shop", "--partition", "natural"]
+    code, printed = command("run", "fedavg", "--data", "data", *flags, "--rounds", "2", "--epochs", "3")
+    assert code == 0, printed
+    run_folder = tmp_path / "runs" / "fedavg-data-seed0"
+    code, printed = command("predict", str(run_folder), "data/test.parquet", "-o", "table.parquet")  # knows the column
+    assert code == 0, printed
+    table = pd.read_parquet("table.parquet")
+    assert (table.prediction.to_numpy() == frame.label[150:].to_numpy()).mean() == reported(run_folder)
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(frame.review[150:]):
+        (tmp_path / "texts" / f"{number:03}.txt").write_text(text)
+    code, printed = command("predict", str(run_folder), "texts")
+    assert code == 0, printed
+    files = pd.read_csv(io.StringIO(printed))
+    assert files.prediction.tolist() == table.prediction.tolist()
+    (tmp_path / "texts" / "latin.txt").write_bytes("schön".encode("latin-1"))
+    code, printed = command("predict", str(run_folder), "texts")
+    assert (code, printed) == (2, "ekiden: texts/latin.txt is no text in UTF-8: convert or remove it\n")

@@ -62,8 +62,8 @@ def test_history_is_a_frame_and_plot_draws_it(blobs: FederatedData) -> None:
     assert axes.lines[0].get_xydata().tolist() == [[step, value] for step, value in frame.accuracy.items()]  # type: ignore[union-attr]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "accuracy")
     assert result.plot("client_worst", axes) is axes
-    with pytest.raises(UserError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
-        result.plot("acuracy")
+    with pytest.raises(UserError, match="unknown metric 'accurac': did you mean 'accuracy'"):
+        result.plot("accurac")
 
 
 def test_history_says_that_pandas_is_missing(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,12 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
     """
     file = folder / name
     module = build()
+    state = module.state_dict()  # says the versions of its layers: older BatchNorm would expect counts of frozen layers
     try:
-        module.load_state_dict(load_tensors(file))
+        found = load_tensors(file)
+        state.clear()
+        state.update(found)
+        module.load_state_dict(state)
     except FileNotFoundError:
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)

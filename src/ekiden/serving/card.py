@@ -12,6 +12,18 @@ from ekiden.experiments.summary import size
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
 
+_BODY = """
+`backbone/` is the body of the network for transformers, adapters merged into it:
+
+```python
+from transformers import AutoModel
+
+body = AutoModel.from_pretrained("backbone")
+```
+
+The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. Of a text it takes the mean of the last
+hidden states over the tokens that are not padding.
+"""
 _MOST = 100  # silos that are listed one by one
 
 
@@ -43,9 +55,10 @@ def card(result: Result) -> str:
     return "\n".join(lines)
 
 
-def usage(model: LoadedModel) -> str:
-    """Return how an exported folder is used in plain PyTorch."""
+def usage(model: LoadedModel, pretrained: bool = False) -> str:
+    """Return how an exported folder is used in plain PyTorch; `pretrained`: and in transformers."""
     kind = {Images: "torch.uint8", Tokens: "torch.int64"}.get(type(model.inputs), "torch.float32")
+    body = _BODY if pretrained else ""
     return f"""
 ## Use
 
@@ -62,7 +75,7 @@ outputs = model(x)
 
 `model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; the network
 in it takes scaled samples. Nothing in these two is code.
-"""
+{body}"""
 
 
 def _summary(result: Result) -> str:

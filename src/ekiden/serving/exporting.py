@@ -19,12 +19,14 @@ from ekiden._version import __version__
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.inputs import Images, Tokens
-from ekiden.data.tasks import Classification, recorded
+from ekiden.data.tasks import Classification, Regression, recorded
 from ekiden.results.model import LoadedModel, ModelSource
+from ekiden.serving import transformers_part
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.predictions import check_free
 from ekiden.serving.samples import samples_of
+from ekiden.training.frozen import fixed
 
 FORMATS = ("onnx", "pt2", "hf")
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -61,14 +63,16 @@ def export(
 ) -> Exported:
     """Write the model of a run for other software.
 
-    The exported model takes raw samples, any number at a time: scaling is inside. It must give the outputs of
+    The exported model takes raw samples, any number at a time: scaling is inside. It gives logits, or the numbers of a
+    regression in their unit. It must give the outputs of
     `ekiden.load_model` on samples of the run's test data (made-up ones where these are not at hand), to 1e-4 plus one
     part in a thousand; else nothing is written. No sample is in what is written.
 
     Args:
         folder: the run folder.
         to: onnx: an ONNX file, class names in its metadata. pt2: a program of `torch.export`, which replaces
-            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card.
+            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card; and where the
+            network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`.
         path: the file or folder to write.
         client: name of a client whose personal model is wanted instead of the global one.
         network: as in `ekiden.load_model`.
@@ -86,7 +90,7 @@ def export(
     makers: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
         "onnx": lambda: _onnx(model, unfinished),
         "pt2": lambda: _pt2(model, unfinished),
-        "hf": lambda: _hf(model, unfinished, run, network),
+        "hf": lambda: _hf(model, unfinished, run, network, x),
     }
     try:
         difference = _compared(model, makers[to](), x)
@@ -126,6 +130,8 @@ def _compared(model: LoadedModel, exported: Callable[[Tensor], Tensor], x: Tenso
     for part in (x, x[:1]):
         with torch.inference_mode():
             ours, theirs = model(part).float(), exported(part).float()
+            if isinstance(model.task, Regression):
+                ours = model.task.answers(ours, full=True)
         if ours.shape != theirs.shape:
             raise UserError(f"the exported model gives {tuple(theirs.shape)}, not {tuple(ours.shape)}: nothing written")
         apart = (ours - theirs).abs()
@@ -168,6 +174,7 @@ class _Raw(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
         self.network = model.network
+        self.task = model.task if isinstance(model.task, Regression) else None
         self.scaled = not isinstance(model.inputs, Tokens)
         if not self.scaled:
             return
@@ -180,11 +187,11 @@ class _Raw(nn.Module):
         self.register_buffer("offset", (-mean / std).float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs (b, K) for raw samples (b, ...)."""
+        """Outputs (b, K) for raw samples (b, ...): numbers in their unit, otherwise logits."""
         if self.scaled:
             x = x.float() * self.scale + self.offset
         out: Tensor = self.network(x)
-        return out
+        return out if self.task is None else self.task.answers(out, full=True)
 
 
 def _pt2(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
@@ -221,10 +228,12 @@ def _onnx(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
 
 
-def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None) -> Callable[[Tensor], Tensor]:
+def _hf(
+    model: LoadedModel, folder: Path, run: Path, network: ModelSource | None, x: Tensor
+) -> Callable[[Tensor], Tensor]:
     folder.mkdir()
     result = open_run(run, network=network)
-    state = {name: value.detach() for name, value in model.network.state_dict().items()}
+    state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(fixed(model.network))
     config = about(model) | {
         "architectures": [result.config["network"] or result.config["model"]],
         "id2label": {str(k): name for k, name in enumerate(model.classes)},
@@ -234,8 +243,9 @@ def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None
     }
     write(folder / "model.safetensors", safetensors_chunks(state, {"format": "pt"}))
     answers = _pt2(model, folder / "model.pt2")
+    pretrained = transformers_part.save(model, x, folder)
     write(folder / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])
-    write(folder / "README.md", [(front_matter(model) + card(result) + usage(model)).encode()])
+    write(folder / "README.md", [(front_matter(model) + card(result) + usage(model, pretrained)).encode()])
     return answers
 
 
@@ -248,6 +258,7 @@ def about(model: LoadedModel) -> dict[str, Any]:
         "task": recorded(model.task),
         "inputs": to_json(model.inputs) | {"shape": list(model.shape)},
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
+        "outputs": "values" if isinstance(model.task, Regression) else "logits",
     }
 
 
