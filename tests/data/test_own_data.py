@@ -15,11 +15,13 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.data import Dataset, FederatedData, federate, join, load, split
+from ekiden.base.errors import UserError
+from ekiden.data import ClientData, Dataset, FederatedData, Subset, federate, join, load, split
 from ekiden.data.inputs import Arrays, Images, Table, Tokens, from_json, to_json
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression
+from ekiden.methods import FedAvg
+from ekiden.models import build
 
-UserError = ekiden.UserError
 pytestmark = pytest.mark.usefixtures("no_data")
 Rows = dict[str, list[Any]]
 
@@ -125,8 +127,8 @@ def test_sums_are_what_is_told_and_add_up() -> None:
     parts = split(raw, "natural", val_fraction=0.0)
     assert isinstance(raw.inputs, Table)
     # Clients of a data set that is not scaled yet.
-    unscaled = [ekiden.data.Subset(raw.train, client.train.rows) for client in parts.clients]
-    told = [told_by(ekiden.data.ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
+    unscaled = [Subset(raw.train, client.train.rows) for client in parts.clients]
+    told = [told_by(ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
     assert sum(t.values["age"][0] for t in told) == len(raw.train)
     again = [Sums.from_json(t.to_json(), "here") for t in told]
     assert again == told
@@ -178,7 +180,7 @@ def test_targets_are_standardised_by_what_clients_tell() -> None:
 def test_networks_for_tables_learn(model: str) -> None:
     silos = clinic(patients(240), min_count=2)
     training = ekiden.Training(lr=1e-2, batch_size=32)
-    result = ekiden.run(ekiden.methods.FedAvg(rounds=3, epochs=5), silos, model, training=training)
+    result = ekiden.run(FedAvg(rounds=3, epochs=5), silos, model, training=training)
     assert result.accuracy > 0.8  # the larger class has 0.5 to 0.6
 
 
@@ -285,7 +287,7 @@ def test_texts_are_learned(model: str) -> None:
     assert isinstance(data.dataset.inputs, Tokens)
     assert data.dataset.train.x.dtype == torch.int64
     training = ekiden.Training(lr=5e-3, batch_size=16)
-    result = ekiden.run(ekiden.methods.FedAvg(rounds=2, epochs=4), data, model, training=training)
+    result = ekiden.run(FedAvg(rounds=2, epochs=4), data, model, training=training)
     assert result.accuracy > 0.9
 
 
@@ -321,7 +323,7 @@ def test_words_need_no_agreement_and_padding_says_nothing() -> None:
     assert tokens.lengths(two).tolist() == [4, 10]
     torch.manual_seed(0)
     for name in ("text_mean", "text_transformer"):
-        network = ekiden.models.build(name, (10,), 2, tokens).eval()
+        network = build(name, (10,), 2, tokens).eval()
         torch.testing.assert_close(network(two)[:1], network(one))
         assert torch.isfinite(network(torch.zeros(1, 3, dtype=torch.int64))).all()  # an empty text
 
@@ -382,7 +384,7 @@ def test_signals_and_embeddings(tmp_path: Path) -> None:
         assert data.inputs == Arrays()
         assert (len(data.train), len(data.test)) == (48, 12)
     silos = split(load(str(tmp_path / "a.npz")), "iid", 2)
-    result = ekiden.run(ekiden.methods.FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8))
+    result = ekiden.run(FedAvg(rounds=2, epochs=8), silos, training=ekiden.Training(lr=1e-2, batch_size=8))
     assert result.accuracy > 0.9  # by cnn_signal
     assert Arrays().encode(str(tmp_path / "a.npz")).shape == (60, 2, 32)
 
