@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 from ekiden._version import __version__
 
 if TYPE_CHECKING:
-    from ekiden.api import Result, run, steps
+    from ekiden.api import run, steps
     from ekiden.base.errors import DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
     from ekiden.experiments.revision import forget, join
-    from ekiden.serving.loading import LoadedModel, load_model
+    from ekiden.serving.loading import load_model, open_run
+    from ekiden.serving.model import LoadedModel
+    from ekiden.serving.result import Result
 
 _WHERE = {
     "Augment": "data.augment",
@@ -20,8 +22,8 @@ _WHERE = {
     "DivergenceWarning": "base.errors",
     "FederatedData": "data",
     "Hardware": "base.settings",
-    "LoadedModel": "serving.loading",
-    "Result": "api",
+    "LoadedModel": "serving.model",
+    "Result": "serving.result",
     "Training": "base.settings",
     "UserError": "base.errors",
     "federate": "data",
@@ -29,6 +31,7 @@ _WHERE = {
     "join": "experiments.revision",
     "load": "data",
     "load_model": "serving.loading",
+    "open_run": "serving.loading",
     "run": "api",
     "split": "data",
     "steps": "api",
@@ -51,6 +54,7 @@ __all__ = [
     "join",
     "load",
     "load_model",
+    "open_run",
     "run",
     "split",
     "steps",

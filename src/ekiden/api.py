@@ -1,6 +1,8 @@
 """The Python interface: `ekiden.run(FedELMY(models=3), silos, model)`."""
 
+import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -19,92 +21,25 @@ from ekiden.data import inputs
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tasks import Classification, Metric, own_metric, recorded
 from ekiden.data.tensors import Source, federate
-from ekiden.engine import identity
+from ekiden.engine import identity, networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.machine import resolve
-from ekiden.engine.method import Method, Size, State
-from ekiden.engine.modules import as_module, model_bytes
+from ekiden.engine.method import Method, Size
+from ekiden.engine.modules import model_bytes
 from ekiden.engine.networks import builder, network_name
 from ekiden.engine.parties import check_clients, check_needs, holders
 from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
-from ekiden.training.weights import Weights
+from ekiden.serving import tracking
+from ekiden.serving.result import Result
+from ekiden.training import frozen
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.processes import Processes, refuse_within_worker
 from ekiden.transports.local.run import End, Simulated, last
 from ekiden.transports.local.simulation import Executor
 
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave, or has given so far.
-
-    Attributes:
-        state: the last state.
-        weights: the global model, or None where the method has only personal ones.
-        personal: one model per client, where the method personalises.
-        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
-        ledger: every transfer.
-        folder: the run folder, if there is one.
-        build: makes a network that `weights` fits.
-    """
-
-    state: State
-    weights: Weights | None
-    personal: tuple[Weights, ...]
-    metrics: tuple[Row, ...]
-    ledger: tuple[Transfer, ...]
-    folder: Path | None
-    build: Callable[[], nn.Module]
-
-    @property
-    def model(self) -> nn.Module:
-        """The global model as a module, in evaluation mode.
-
-        Raises:
-            UserError: the method has only personal models.
-        """
-        if self.weights is None:
-            raise UserError("this method gives no global model: take `personal`, one model per client")
-        return as_module(self.build, self.weights)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy on the union of all clients' test data after the last step.
-
-        Raises:
-            UserError: that step was not measured.
-        """
-        if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
-            raise UserError(f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}")
-        if not self.metrics or "accuracy" not in self.metrics[-1]:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
-        return float(self.metrics[-1]["accuracy"])
-
-    @property
-    def score(self) -> float:
-        """The headline metric on the union of all clients' test data after the last step, see `run`.
-
-        Raises:
-            UserError: that step was not measured, or the metric is not defined for these data.
-        """
-        row = self.metrics[-1] if self.metrics else {}
-        value = row.get(row.get("metric", "accuracy"))
-        if value is None:
-            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
-        return float(value)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
-        return bool(self.metrics and self.metrics[-1].get("diverged"))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the method moved."""
-        return sum(row.bytes for row in self.ledger)
+__all__ = ["Result", "check_model", "describe", "describe_model", "run", "steps"]
 
 
 @checked("method", "data", "metric")
@@ -127,6 +62,9 @@ def run(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
+    track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Result:
     """Run a method over silos that are simulated on this machine.
@@ -135,8 +73,8 @@ def run(
         method: what to run; a class, or its name on the command line, stands for the method with its defaults.
         data: who holds what, from `ekiden.split` or `ekiden.federate`, or a list with the samples of each client,
             which `ekiden.federate` is called with.
-        model: name of a network of the library ("auto": the one fit for the data), a module (its values are the
-            initial model), or a function that makes one (called with the seed set).
+        model: name of a network of the library ("auto": the one fit for the data), `hf:FOLDER`, `timm:NAME`, a module
+            (its values are the initial model), or a function that makes one (called with the seed set).
         training: how clients train.
         hardware: on what; `threads` = 0 means all cores, divided among the workers.
         seed: of everything random.
@@ -153,6 +91,12 @@ def run(
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
+        train: what of the model is trained: "all"; "head"; "last:2", the last two blocks and the head; or
+            "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
+            travel, and stays in evaluation mode.
+        weights: safetensors file with the values of the model, by its names.
+        track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
+            fails is left out with a warning in the log.
         metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
             give. A name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number of which more is
             better, or a `Metric`. Empty: the task's first, accuracy in classification.
@@ -191,6 +135,9 @@ def steps(
     absent: Callable[[int, str], bool] = lambda step, client: False,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
+    train: str = "all",
+    weights: str | os.PathLike[str] = "",
+    track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
@@ -225,10 +172,15 @@ def _prepared(
     absent: Callable[[int, str], bool],
     keep_trained: bool,
     evaluate_on: EvaluateOn,
+    train: str,
+    weights: str | os.PathLike[str],
+    track: str | Sequence[str],
     metric: str | Metric | Callable[[Tensor, Tensor], Any],
 ) -> "_Prepared":
     """Check all that can be checked before the first step; the arguments are those of `run`."""
     refuse_within_worker()
+    trackers = (track,) if isinstance(track, str) else tuple(track)
+    tracking.check(trackers, None if folder is None else Path(folder))
     method, data = _method(method, data), _measured(_data(data), metric)
     check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
@@ -236,20 +188,18 @@ def _prepared(
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed, method)
+    build = builder(model, data, seed, method, train, located(weights))
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
     )
     worker = Worker(setup, {c.name: c for c in clients}, watch)
     check_model(worker, data)
-    described: dict[str, Any] = {}
-    if folder is not None:
-        label = model if isinstance(model, str) else f"{type(model).__name__}"
-        described = {"model": label, **describe(setup, clients), **(config or {})}
-        if evaluate_on != "all":  # as in runs that were begun before there was a choice
-            described["evaluate_on"] = evaluate_on
-        described |= {"workers": workers, "evaluate_every": evaluate_every}
+    label = model if isinstance(model, str) else f"{type(model).__name__}"
+    described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
+    if evaluate_on != "all":  # as in runs that were begun before there was a choice
+        described["evaluate_on"] = evaluate_on
+    described |= {"workers": workers, "evaluate_every": evaluate_every}
     parallel = workers > 1 if processes is None else processes
     test = TestSet(worker, data, len(clients), evaluate_on)
     path = None if folder is None else Path(folder)
@@ -265,6 +215,7 @@ def _prepared(
         absent,
         on_step,
         stop_after,
+        trackers,
     )
 
 
@@ -273,7 +224,7 @@ class _Prepared:
     """A run that was checked; nothing is written yet, and no process started.
 
     Attributes:
-        described: the configuration for the folder.
+        described: the configuration, as the folder keeps it.
         processes: worker processes; 0: all in this one.
     """
 
@@ -288,6 +239,7 @@ class _Prepared:
     absent: Callable[[int, str], bool]
     on_step: Callable[[Row], None]
     stop_after: int | None
+    trackers: tuple[str, ...]
 
     def ends(self) -> Generator[End, None, End]:
         """Where the run stands after each step; returns where it ends."""
@@ -295,7 +247,8 @@ class _Prepared:
         folder = RunFolder(self.folder, self.described) if self.folder else None
         with closing(folder) if folder else nullcontext():
             executor: Executor = Processes(setup, held, self.processes) if self.processes else InProcess(self.worker)
-            with closing(executor):
+            following = tracking.following(self.trackers, self.folder, self.described, self.on_step)
+            with closing(executor), following as on_step:
                 simulated = Simulated(
                     setup,
                     tuple(held),
@@ -304,7 +257,7 @@ class _Prepared:
                     folder,
                     self.evaluate_every,
                     self.absent,
-                    self.on_step,
+                    on_step,
                     self.stop_after,
                 )
                 return (yield from simulated.steps())
@@ -318,7 +271,10 @@ class _Prepared:
         """What a run gave that stands here."""
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
-        return Result(end.state, weights, tuple(personal), metrics, ledger, self.folder, self.test.build)
+        models = weights, tuple(personal)
+        return Result(
+            end.state, metrics, ledger, self.folder, self.test.build, _as_stored(self.described), lambda: models
+        )
 
 
 def _method(method: Any, data: Any) -> Method:
@@ -366,11 +322,11 @@ def _measured(data: FederatedData, metric: Any) -> FederatedData:
     return data
 
 
-def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
-    """What a run folder says of a run."""
+def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = True) -> dict[str, Any]:
+    """What a run folder says of a run; without digests of data and model, which take time, if nobody keeps them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
-    digests = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}
+    found = {"digests": {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}}
     return {
         **written(setup.method),
         "steps": setup.method.steps(len(clients)),
@@ -382,7 +338,8 @@ def describe(setup: Setup, clients: Sequence[ClientData]) -> dict[str, Any]:
         "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
         "model_bytes": model_bytes(setup),
         **describe_model(setup),
-        "digests": digests,
+        **describe_samples(setup),
+        **(found if digests else {}),
     }
 
 
@@ -391,6 +348,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
+        **_describe_parts(setup),
         **({} if dataset.task == Classification() else {"task": recorded(dataset.task)}),
         "classes": [str(name) for name in dataset.classes],
         "input": {
@@ -401,6 +359,50 @@ def describe_model(setup: Setup) -> dict[str, Any]:
         # as in runs begun before there were others
         **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
     }
+
+
+def _describe_parts(setup: Setup) -> dict[str, Any]:
+    """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
+    prepared = networks.prepared(setup.build)
+    found: dict[str, Any] = {}
+    if prepared and prepared.train != "all":
+        found["train"] = prepared.train
+    if prepared and prepared.weights:
+        found["weights"] = prepared.weights
+    module = setup.build()
+    if digest := frozen.digest(module):
+        found["frozen"] = {"digest": digest, "values": frozen.size(module)}
+    return found
+
+
+def located(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a file with weights; empty: none."""
+    return str(Path(path).expanduser().absolute()) if os.fspath(path) else ""
+
+
+def describe_samples(setup: Setup) -> dict[str, Any]:
+    """What a run folder says for those who use the model later, and nothing else depends on."""
+    if network_name(setup.build) is not None:
+        return {"sample_type": _sample_type(setup)}
+    module = setup.build()
+    return {
+        "sample_type": _sample_type(setup),
+        "architecture": {
+            "class": f"{type(module).__module__}:{type(module).__qualname__}",
+            "layers": re.sub(r" at 0x[0-9a-f]+", "", repr(module)),
+        },
+    }
+
+
+def _sample_type(setup: Setup) -> str:
+    """Of the samples as tensors: uint8, float32 or int64."""
+    return str(setup.dataset.train.x.dtype).removeprefix("torch.")
+
+
+def _as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration as it is read from a folder."""
+    found: Mapping[str, Any] = json.loads(json.dumps(config))
+    return found
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

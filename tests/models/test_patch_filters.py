@@ -150,3 +150,22 @@ def test_wrong_images_are_refused_in_one_line() -> None:
         with pytest.raises(UserError, match=words) as caught:
             wrong()
         assert "\n" not in str(caught.value)
+
+
+def test_filters_from_images_give_patches_away_and_those_from_sums_do_not() -> None:
+    """What the page says: the moments of other images undo the whitening."""
+    images, others = photos(60), photos(60, seed=1)
+    sums = measure_patches(others)
+    values, vectors = torch.linalg.eigh(sums.gram.double() / (32**2 * float(sums.patches)))
+    undo = vectors @ torch.diag(values + 0.1) @ vectors.T
+    windows = images.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).double()
+    windows -= windows.mean(1, keepdim=True)
+
+    def nearest(dictionary: Dictionary) -> Tensor:
+        found = dictionary.filters.flatten(1).double() @ undo
+        return torch.nn.functional.normalize(found) @ torch.nn.functional.normalize(windows).T
+
+    given = nearest(from_images(images, 20, seeded())).amax(1)
+    assert given.min() > 0.85
+    assert given.mean() > 0.9
+    assert nearest(from_sums(measure_patches(images), 20, seeded(), 3)).amax() < 0.8

@@ -16,7 +16,9 @@ COMMANDS = {
     "show": "cli.runs:show",
     "compare": "cli.runs:compare",
     "report": "cli.report:report",
-    "export": "cli.sweeps:export_runs",
+    "predict": "cli.serving:predict",
+    "export": "cli.serving:export",
+    "card": "cli.serving:card",
     "data": "cli.runs:data",
     "list": "cli.runs:list_all",
     "topology": "cli.topology:show_topology",
@@ -46,6 +48,10 @@ look
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps
   export RUN... OUT metrics as Parquet, CSV or TensorBoard files
+use the result
+  predict RUN F...  what the model says of images, tables, texts
+  export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked
+  card RUN          a model card in Markdown
 leave or join, exactly: runs of fedgram
   forget RUN        take one client out
   join RUN          add one client

@@ -22,12 +22,14 @@ _LISTS = (
     "--std",
     "--only",
     "--without",
+    "--track",
     "--silos",
     "--label-column",
     "--feature-columns",
     "--drop-columns",
     "--categorical-columns",
     "--window",
+    "--track",
 )
 # Labels, paths and names of classes may hold square brackets and colons.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)

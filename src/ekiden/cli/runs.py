@@ -22,6 +22,7 @@ from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.presets import PRESETS, preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
+from ekiden.serving import tracking
 
 M = TypeVar("M", bound=Method)
 
@@ -35,6 +36,9 @@ class RunOptions(Generic[M]):
     """several seeds: one run each, side by side on the cores; overrides --seed"""
     out: Path = Path("runs")
     """folder in which the run folders METHOD-DATA-seedSEED are made"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
+    MLFLOW_TRACKING_URI says)"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class ResumeOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on, tensorboard or mlflow"""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,10 @@ def run(args: Sequence[str]) -> None:
     seeds = options.seeds or (plan.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
-    _launch([launch.Job(replace(plan, seed=s), launch.free_folder(options.out, f"{name}-seed{s}")) for s in seeds])
+    tracking.check(options.track, options.out)
+    folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
+    jobs = [launch.Job(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
+    _launch([replace(job, track=options.track) for job in jobs])
 
 
 def _stem(plan: Plan[Any]) -> str:
@@ -151,7 +160,8 @@ def resume(args: Sequence[str]) -> None:
         raise UserError("name the run folders to go on with")
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
-        _launch([launch.Job(stored(folder), folder) for folder in here])
+        tracking.check(options.track, here[0])
+        _launch([launch.Job(stored(folder), folder, track=options.track) for folder in here])
 
 
 def show(args: Sequence[str]) -> None:
@@ -210,7 +220,7 @@ def list_all(args: Sequence[str]) -> None:
     for method in METHODS:
         table.add_row(method.title(), first_line(method))
     console.print(table)
-    console.print(f"networks: {', '.join(models.names())}")
+    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
     home = os.environ.get("EKIDEN_DATA")
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")

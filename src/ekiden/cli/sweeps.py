@@ -1,4 +1,4 @@
-"""The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export`."""
+"""The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export` of metrics."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -175,16 +175,6 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
-    """Metrics of runs as one table, a row for each run and step, for pandas, Polars, ...; or for TensorBoard."""
-
-    paths: Positional[tuple[Path, ...]]
-    """run folders and sweep folders, then the file to write, OUT.parquet or OUT.csv"""
-    tensorboard: Path | None = None
-    """folder to write event files to, one folder for each run in it; needs the extra ekiden[tensorboard]"""
-
-
-@dataclass(frozen=True)
 class ResultsOptions:
     """The ledger of reproduction: what finished runs of sweeps gave, next to the printed values."""
 
@@ -194,19 +184,29 @@ class ResultsOptions:
     """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
 
 
-def export_runs(args: Sequence[str]) -> None:
-    """`ekiden export RUN... OUT`."""
-    options = parse(ExportOptions, args, "ekiden export")
-    files = [path for path in options.paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
-    if len(files) > 1 or not (files or options.tensorboard):
-        raise UserError("name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard")
-    folders = sweep.expand(path for path in options.paths if path not in files)
+def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
+    """Write metrics of runs, for `ekiden export RUN... OUT`.
+
+    Args:
+        paths: run folders and sweep folders, and the .parquet or .csv file to write.
+        tensorboard: folder for event files.
+
+    Raises:
+        UserError: there is no run, not one file, or it cannot be written.
+    """
+    files = [path for path in paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
+    if len(files) > 1 or not (files or tensorboard):
+        raise UserError(
+            "name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard; or for the model --to onnx, "
+            "pt2 or hf"
+        )
+    folders = sweep.expand(path for path in paths if path not in files)
     if not folders:
-        raise no_run("export", [path for path in options.paths if path not in files])
+        raise no_run("export", [path for path in paths if path not in files])
     runs = [summarise(folder) for folder in folders]
-    if options.tensorboard:
-        export.tensorboard(runs, options.tensorboard)
-        line = f"{len(runs)} runs written to {options.tensorboard}: tensorboard --logdir {options.tensorboard}"
+    if tensorboard:
+        export.tensorboard(runs, tensorboard)
+        line = f"{len(runs)} runs written to {tensorboard}: tensorboard --logdir {tensorboard}"
         console.print(line, soft_wrap=True)
     for file in files:
         console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")

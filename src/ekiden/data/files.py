@@ -516,3 +516,12 @@ def codes(
     numbers = np.array([place[str(f)] for f in found], dtype=np.int64)[inverse]
     cuts = np.cumsum([len(p) for p in parts])[:-1]
     return [torch.from_numpy(p.copy()) for p in np.split(numbers, cuts)], order
+
+
+def images_in(table: Any, column: str, source: str) -> list[bytes | Path | None]:
+    """Return the encoded images, or the files, in a column of an Arrow table.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    return _images(table, column, source)

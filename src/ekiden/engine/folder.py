@@ -43,16 +43,21 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
     "input": dict,
+    "train": str,
+    "weights": str,
+    "frozen": dict,
     "inputs": dict,
     "task": dict,
     "steps": int,
     "revisions": list,
+    "sample_type": str,
+    "architecture": dict,
 }
 # Stands in the headers of model files too.
-_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task")
+_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
-_BESIDE = {"ekiden", "sweep", "selection", "revisions"}
-"""What the configuration says of the run that does not decide it: what wrote it, for which table, what follows."""
+_BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
+"""What the configuration says that does not decide the run: what wrote it, for which table, what its result is."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.worker import Setup
+from ekiden.training import frozen
 from ekiden.training.network import Network
 
 _CHUNK = 1 << 26  # bytes hashed at a time
@@ -38,7 +39,8 @@ def model_digest(setup: Setup) -> dict[str, Any]:
     digest = hashlib.blake2b(structure.encode(), digest_size=16)
     for name, tensor in network.module.state_dict().items():
         _add(digest, tensor, name)
-    return {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+    found = {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+    return found | ({"frozen": constants} if (constants := frozen.digest(network.module)) else {})
 
 
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -50,8 +52,11 @@ def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
         if names:
             more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
             different.append(f"the data of {', '.join(names[:_LISTED])}{more}")
-    if "model" in found and "model" in wanted and not _alike(found["model"], wanted["model"]):
-        different.append("the initial model")
+    if "model" in found and "model" in wanted:
+        if found["model"].get("frozen") != wanted["model"].get("frozen"):
+            different.append("the frozen part of the network")
+        elif not _alike(found["model"], wanted["model"]):
+            different.append("the initial model")
     return different
 
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from ekiden.base.seeds import derive
 from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
 from ekiden.engine.method import Method
+from ekiden.models import training_part
 from ekiden.models.widen import Widened
+from ekiden.training import frozen
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,47 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Gives what is built the values of a file, and freezes what is not trained.
+
+    Attributes:
+        build: makes the network.
+        weights: safetensors file with its values; empty: they stay.
+        train: what is trained, see `models.training_part`.
+        seed: from which adapters are drawn.
+    """
+
+    build: Callable[[], nn.Module]
+    weights: str
+    train: str
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        named = isinstance(self.build, Named) and (
+            self.weights or self.train != "all" or models.is_pretrained(self.build.name)
+        )
+        if not named or torch.get_default_device().type != "cpu":
+            return self.make()
+        if repr(self) not in _made:  # reading a large file again and again takes long
+            _made.clear()
+            _made[repr(self)] = self.make()
+        return frozen.copied(_made[repr(self)])
+
+    def make(self) -> nn.Module:
+        """Make it."""
+        module = self.build()
+        if self.weights:
+            models.load_weights(module, Path(self.weights))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "adapters"))
+            return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
+
+
+_made: dict[str, nn.Module] = {}
+"""the last network that was read from files, by what it was made from"""
+
+
+@dataclass(frozen=True)
 class OfMethod:
     """Builds the network that a method makes from the one that the user chose."""
 
@@ -72,7 +116,12 @@ class OfMethod:
 
 
 def builder(
-    model: str | nn.Module | Callable[[], nn.Module], data: FederatedData, seed: int, method: Method
+    model: str | nn.Module | Callable[[], nn.Module],
+    data: FederatedData,
+    seed: int,
+    method: Method,
+    train: str = "all",
+    weights: str = "",
 ) -> Callable[[], nn.Module]:
     """What makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
@@ -85,7 +134,7 @@ def builder(
     else:
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
         build = Named(name, shape, classes, seed, dataset.inputs)
-    return of_method(build, method, shape, classes, seed)
+    return of_method(Prepared(build, weights, train, seed), method, shape, classes, seed)
 
 
 def of_method(
@@ -101,6 +150,13 @@ def of_method(
 
 def network_name(build: Callable[[], nn.Module]) -> str | None:
     """Return the name of the library's network that is built; None of a network of the user's own."""
-    while isinstance(build, Widened | OfMethod):
+    while isinstance(build, Widened | OfMethod | Prepared):
         build = build.build
     return build.name if isinstance(build, Named) else None
+
+
+def prepared(build: Callable[[], nn.Module]) -> Prepared | None:
+    """Return the part of `build` that says what is trained, and from which values."""
+    while isinstance(build, Widened | OfMethod):
+        build = build.build
+    return build if isinstance(build, Prepared) else None

@@ -1,6 +1,5 @@
 """What happens at a client: the one place where tasks are executed, in simulation and in real silos alike."""
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from ekiden.engine import wire
 from ekiden.engine.method import Addable, Method, Size
 from ekiden.engine.store import TRAINED
 from ekiden.training import fit as fitting
+from ekiden.training import frozen
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal, Objective, Penalty, Work
 from ekiden.training.layout import Layout
@@ -266,7 +266,7 @@ class Client:
 
         Its passes are to be added to `work`, those as a teacher of `fit` excepted.
         """
-        network = Network(copy.deepcopy(self._bench.network.module), self._bench.feed.device)
+        network = Network(frozen.copied(self._bench.network.module), self._bench.feed.device)
         network.load(model)
         return network.module.eval().requires_grad_(False)
 

@@ -11,6 +11,7 @@ import pyarrow.parquet
 
 from ekiden.base.errors import UserError
 from ekiden.experiments.summary import Summary, label
+from ekiden.serving.result import flat
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
@@ -18,7 +19,7 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
     Lists become one column each: clients as client_accuracy_NAME.
     """
-    rows = [_identity(run) | _metrics(run, row) for run in runs for row in run.metrics]
+    rows = [_identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics]
     if not rows:
         raise UserError("none of these runs has finished a step: let them run first")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -74,7 +75,7 @@ def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
             with SummaryWriter(str(place)) as writer:
                 writer.add_text("run", label(run.config), 0)
                 for row in run.metrics:
-                    for name, value in _metrics(run, row).items():
+                    for name, value in flat(row, run.config["clients"]).items():
                         if name != "step":
                             writer.add_scalar(name, value, row["step"])
         except OSError as error:
@@ -99,20 +100,3 @@ def _identity(run: Summary) -> dict[str, Any]:
         "budget": swept.get("budget"),
         "finished": run.finished,
     }
-
-
-def _metrics(run: Summary, row: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a step, those of the clients by their names."""
-    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
-    each = zip(run.config["clients"], row.get("clients", ()), strict=False)
-    return numbers | {f"client_accuracy_{name}": value for name, value in each if value is not None} | _noted(row)
-
-
-def _noted(row: dict[str, Any]) -> dict[str, float]:
-    """What the method noted of a step, by its name and the client's."""
-    found: dict[str, float | None] = {}
-    for name, value in row.get("notes", {}).items():
-        found |= (
-            {f"{name} {client}": one for client, one in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return {name: value for name, value in found.items() if value is not None}

@@ -35,11 +35,13 @@ class Job:
         plan: what to run.
         folder: its run folder.
         about: what else is noted in its config.json.
+        track: programs that draw it as it goes on, see `ekiden.run`.
     """
 
     plan: Plan[Method]
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
         report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line has a line of its own for it
-            result = job.plan.run(job.folder, data, watch, on_step, job.about)
+            result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)
     except UserError as error:
         report(Event(run, "failed"))
         return Outcome(run, job.folder, str(error), isinstance(error, InUse))

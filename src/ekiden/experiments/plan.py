@@ -1,6 +1,6 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
-from ekiden import api
+from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
@@ -25,6 +25,7 @@ from ekiden.engine.store import load as load_tensors
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.experiments.entries import at
 from ekiden.methods import ClosingLap, method_named, name_of
+from ekiden.models import training_part
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
@@ -56,6 +57,11 @@ class Plan(Checked, Generic[M]):
     TOML file that names them"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
+    weights: str = ""
+    """safetensors file with the network's values, by its names; a head of another size is left out"""
+    train: str = "all"
+    """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
+    adapters of low rank and the head. The rest is frozen: it does not travel, and stays in evaluation mode"""
     task: TaskName = "auto"
     """what the labels mean; auto: what they look like"""
     metric: str = ""
@@ -87,6 +93,9 @@ class Plan(Checked, Generic[M]):
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
+        training_part.parsed(self.train)
+        object.__setattr__(self, "weights", api.located(self.weights))
+        object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
 
     @property
@@ -150,6 +159,7 @@ class Plan(Checked, Generic[M]):
         watch: Watch | None = None,
         on_step: Callable[[Row], None] = lambda row: None,
         about: Mapping[str, Any] | None = None,
+        track: Sequence[str] = (),
     ) -> api.Result:
         """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
         return api.run(
@@ -167,6 +177,9 @@ class Plan(Checked, Generic[M]):
             on_step=on_step,
             keep_trained=self.keep_trained,
             evaluate_on=self.evaluate_on,
+            train=self.train,
+            weights=self.weights,
+            track=track,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -177,10 +190,10 @@ class Plan(Checked, Generic[M]):
             values["code"] = code
         values["reading"] = self.reading.chosen()
         # As in runs begun before there was a choice.
-        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric"):
+        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "weights"):
             if not values[later]:
                 del values[later]
-        for name, usual in (("evaluate_on", "all"), ("task", "auto")):
+        for name, usual in (("evaluate_on", "all"), ("task", "auto"), ("train", "all")):
             if values[name] == usual:
                 del values[name]
         return values
@@ -244,7 +257,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = networks.builder(plan.model, own, plan.seed, plan.whole)
+    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.weights)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.
@@ -266,8 +279,8 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
     try:
         module.load_state_dict(load_tensors(file))
     except FileNotFoundError:
-        models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
-        present = sorted(str(p.relative_to(folder)) for p in models)
+        there = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
+        present = sorted(str(p.relative_to(folder)) for p in there)
         hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
         hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None

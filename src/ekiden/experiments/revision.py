@@ -27,7 +27,8 @@ from ekiden.engine.worker import Setup, Worker
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
 from ekiden.methods.fedgram import FedGram, Summing
-from ekiden.serving.loading import ModelSource, method_in
+from ekiden.serving.loading import method_in
+from ekiden.serving.model import ModelSource
 from ekiden.training.weights import Weights
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.simulation import Simulation
@@ -249,7 +250,8 @@ def _revised(
         folder.load(Summing)
         state, weights, personal = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
-    return Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), out, test.build)
+    found = weights, tuple(personal)
+    return Result(state, tuple(trace.metrics), tuple(trace.ledger), out, test.build, read_config(out), lambda: found)
 
 
 def _driven(
@@ -310,7 +312,8 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
     model: str | ModelSource = plan.model if plan else network or config["model"]
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has a network of its own ({config['model']}): give it as `network`")
-    build = builder(model, data, config["seed"], method)
+    train, weights = config.get("train", "all"), config.get("weights", "")
+    build = builder(model, data, config["seed"], method, train, weights)
     hardware = resolve(plan.hardware if plan else Hardware(**config["hardware"]), config["workers"], build)
     return Setup(method, build, data.dataset, Training(**config["training"]), hardware, config["seed"])
 

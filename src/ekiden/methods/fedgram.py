@@ -20,6 +20,7 @@ from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.models.patch_filters import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
 from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, WholeFeatures
+from ekiden.training import frozen
 from ekiden.training.network import Network, trial
 from ekiden.training.weights import Weights
 
@@ -206,7 +207,7 @@ class FedGram(Method):
                 f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for "
                 f"{width}: give --width {inputs} or --bytes {least}B, or more"
             )
-        return FrozenNetwork(nn.Sequential(network, nn.Flatten()), inputs, width)
+        return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
 
     def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
         """D: what was asked for, or what fits into the budget with `each` bytes more a feature and `fixed` more in all.

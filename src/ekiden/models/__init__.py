@@ -8,14 +8,28 @@ from torch import nn
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.models import pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
+from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located
 from ekiden.models.signal import SHORTEST, cnn_signal
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
 from ekiden.models.tabular import table_mlp, table_transformer
 from ekiden.models.text import text_mean, text_transformer
 
-__all__ = ["Split", "SplitNetwork", "build", "check_name", "default_for", "fitting", "names"]
+__all__ = [
+    "Split",
+    "SplitNetwork",
+    "build",
+    "check_name",
+    "default_for",
+    "fitting",
+    "is_pretrained",
+    "load_weights",
+    "located",
+    "names",
+    "pretrained_names",
+]
 
 # Networks for other samples than images and features: what they read, and their builder.
 _SPECIAL: dict[str, tuple[type[Inputs], Callable[[Any, int], SplitNetwork]]] = {
@@ -67,21 +81,27 @@ def names() -> tuple[str, ...]:
     return (*_NETWORKS, *_SPECIAL, *outside.installed("ekiden.models"))
 
 
+def pretrained_names() -> tuple[str, ...]:
+    """Names, and forms of names, of networks that come with values."""
+    return (LITE0, "hf:FOLDER", "timm:NAME")
+
+
 def check_name(name: str) -> None:
     """Refuse what names no network.
 
     Raises:
         UserError: names the nearest.
     """
-    if name not in names() and not outside.is_file(name):
-        raise unknown("model", name, ("auto", *names()))
+    if name not in names() and not outside.is_file(name) and not is_pretrained(name):
+        raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> nn.Module:
     """A new network with random weights, which depend on torch's random state alone.
 
     Args:
-        name: one of `names()`, or PATH.py:FUNCTION of a function that takes shape and classes, or nothing.
+        name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function that takes shape
+            and classes, or nothing.
         shape: of one sample, (C, H, W) or (d,).
         classes: number of outputs.
         inputs: what the samples are, which networks for tables and texts need to know.
@@ -93,6 +113,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         UserError: the name is unknown, or the network cannot take samples of this shape.
     """
     check_name(name)
+    if is_pretrained(name):
+        return pretrained.build(name, shape, classes, inputs)
     if name in _SPECIAL:
         kind, special = _SPECIAL[name]
         if not isinstance(inputs, kind):

@@ -36,7 +36,9 @@ class MlpFeatures(nn.Module):
         super().__init__()
         widths = [min(_WIDEST, ceil(sqrt(codes)) + 1) for codes in table.cardinalities]
         self.row = Row(table, widths)
-        self.layers = nn.Sequential(nn.Linear(table.numbers + sum(widths), 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Linear(table.numbers + sum(widths), 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, 64)."""

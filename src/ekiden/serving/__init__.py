@@ -1,1 +1,1 @@
-"""What a run gave, put to use."""
+"""What comes after a run: its models as modules, predictions, exported files, a model card, and trackers."""

@@ -1,70 +1,30 @@
-"""Load the result of a run: `ekiden.load_model("runs/mine")`."""
+"""Load what a run gave: `ekiden.load_model("runs/mine")`, `ekiden.open_run("runs/mine")`."""
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ekiden.api import describe_model
 from ekiden.base import outside
-from ekiden.base.errors import UserError
-from ekiden.data.augment import normalise
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.inputs import from_json
 from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import read_config
+from ekiden.engine.federation import Transfer
+from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module
-from ekiden.engine.networks import Given, Made, Named, builder, of_method
+from ekiden.engine.networks import Given, Made, Named, Prepared, builder, of_method
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import read_model, stored
 from ekiden.methods import method_of
-
-ModelSource = nn.Module | Callable[[], nn.Module]
-
-
-class LoadedModel(nn.Module):
-    """A trained network that takes samples as they are, in evaluation mode.
-
-    Attributes:
-        network: the network alone, which takes normalised samples.
-        classes: the class names, in the order of the outputs.
-        shape: of one sample, (C, H, W) for images.
-        mean: per channel, subtracted from pixels in [0, 1].
-        std: per channel, divided by.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        classes: tuple[str, ...],
-        shape: tuple[int, ...],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-    ) -> None:
-        super().__init__()
-        self.network = network
-        self.classes = classes
-        self.shape = shape
-        self.mean = mean
-        self.std = std
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits (b, K) for a batch.
-
-        Args:
-            x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or, where the run's data were float
-                features, such features. Mean and standard deviation are applied here.
-
-        Raises:
-            UserError: samples of another shape.
-        """
-        if tuple(x.shape[1:]) != self.shape:
-            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
-        logits: Tensor = self.network(normalise(x, self.mean, self.std))
-        return logits
+from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
+from ekiden.serving.result import Models, Result
+from ekiden.training import frozen
 
 
 def load_model(folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None) -> LoadedModel:
@@ -74,7 +34,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
         network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library; its values do not matter.
+            of the library; its values do not matter, but for those that were frozen.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -82,20 +42,35 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     Raises:
         UserError: there is no such model, or it does not fit the network.
     """
-    path = Path(folder)
-    config = read_config(path)
-    with at(str(path)):
-        outside.refuse_changed(config.get("plan", {}).get("code", {}))
-        method = method_in(config)
-        about = _about(config, path)
-        own = _builder(config, about, method, network)
+    run = _Opened.of(Path(folder), network)
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
-    _check_there(path, name)
-    build = own if client else Built(method, own, len(config["clients"]))
-    module = as_module(build, read_model(path, name, build))
-    given = about["input"]
-    shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
-    return LoadedModel(module, tuple(about["classes"]), shape, mean, std)
+    _check_there(run, name, client)
+    build = run.build.own if client else run.build
+    own = build()  # says what is missing of a network of the user's own before anything is read
+    weights = read_model(run.folder, name, lambda: own)
+    return wrapped(as_module(build, weights), run.config)
+
+
+def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
+    """Open a run folder: what `ekiden.run` returned when it made it, or stopped.
+
+    Models are read when they are used. Everything else of a run with a network of your own needs no `network`.
+
+    Args:
+        folder: the run folder.
+        network: as in `load_model`.
+
+    Raises:
+        UserError: it is no run folder, or damaged.
+    """
+    run = _Opened.of(Path(folder), network)
+    state = run.method.start()
+    if (run.folder / "state.safetensors").exists():
+        state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
+    # What a killed run wrote of a step that is not done does not count.
+    metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
+    ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
+    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models)
 
 
 def method_in(config: Mapping[str, Any]) -> Method:
@@ -106,38 +81,113 @@ def method_in(config: Mapping[str, Any]) -> Method:
         raise UserError(f"the hyperparameters cannot be read ({error}): use the Ekiden that wrote it") from None
 
 
-def _about(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """What the run says of its network and inputs; of an older run, what its data say."""
+@dataclass(frozen=True)
+class _Opened:
+    """A run folder whose configuration was read.
+
+    Attributes:
+        folder: where it is.
+        config: its configuration, with what older folders do not say.
+        method: what was run.
+        build: makes networks that the models fit.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    method: Method
+    build: Built
+
+    @classmethod
+    def of(cls, folder: Path, network: ModelSource | None) -> "_Opened":
+        config = read_config(folder)
+        with at(str(folder)):
+            outside.refuse_changed(config.get("plan", {}).get("code", {}))
+            method = method_in(config)
+            config = _complete(config, method, folder)
+        shape, outputs = tuple(config["input"]["shape"]), task_in(config).outputs(config["classes"])
+        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
+        own = _Same(made, config.get("frozen", {}).get("digest", ""))
+        return cls(folder, config, method, Built(method, own, len(config["clients"])))
+
+    def models(self) -> Models:
+        """All models that are there."""
+        files = [f"personal/{name}.safetensors" for name in self.config["clients"]]
+        personal = all((self.folder / name).exists() for name in files)
+        if personal and not (self.folder / "model.safetensors").exists():
+            return None, self._personal(files)
+        model = read_model(self.folder, "model.safetensors", self.build)
+        return model, self._personal(files) if personal else ()
+
+    def _personal(self, files: list[str]) -> tuple[Any, ...]:
+        return tuple(read_model(self.folder, name, self.build.own) for name in files)
+
+
+def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str, Any]:
+    """The configuration with what it says of network and inputs; of an older run, what its data say."""
+    config = {"steps": method.steps(len(config["clients"])), **config}
     if "input" in config:
         return config
     plan = stored(folder)
     data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method)
-    return describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
+    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.weights)
+    return config | describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
-def _builder(
-    config: Mapping[str, Any], about: Mapping[str, Any], method: Method, given: ModelSource | None
+@dataclass(frozen=True)
+class _Unknown:
+    """Stands for a network of the user's own that was not given."""
+
+    model: str
+
+    def __call__(self) -> nn.Module:
+        raise UserError(
+            f"the run trained a network of its own ({self.model}): give it, network=THE_MODULE_OR_WHAT_MAKES_IT; on "
+            "the command line --network FILE.py:NAME"
+        )
+
+
+def _own(
+    config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
 ) -> Callable[[], nn.Module]:
-    """What makes the clients' network."""
-    seed, name = config["seed"], about["network"]
-    shape, classes = tuple(about["input"]["shape"]), len(about["classes"])
+    """What makes the network that the user chose."""
+    seed, name = config["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
-        build = Named(name, shape, classes, seed)
+        build = Named(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
     elif given is None:
-        raise UserError(
-            f"the run trained a network of its own ({config['model']}): give it, "
-            "load_model(folder, network=THE_MODULE_OR_WHAT_MAKES_IT)"
-        )
+        return _Unknown(config["model"])
     else:
         build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return of_method(build, method, shape, classes, seed)
+    return Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
 
 
-def _check_there(folder: Path, name: str) -> None:
+@dataclass(frozen=True)
+class _Same:
+    """Builds the network only if its frozen part is the run's."""
+
+    build: Callable[[], nn.Module]
+    frozen: str
+
+    def __call__(self) -> nn.Module:
+        module = self.build()
+        if (found := frozen.digest(module)) != self.frozen:
+            raise UserError(
+                f"the frozen part of the network is not that of the run ({found or 'none'} instead of "
+                f"{self.frozen or 'none'}): give the values that the run began with"
+            )
+        return module
+
+
+def _check_there(run: _Opened, name: str, client: str) -> None:
     """Name the models that are there, if the one wanted is not."""
-    personal = sorted(file.stem for file in folder.glob("personal/*.safetensors"))
-    if not (folder / name).exists() and personal:
-        both = ", and the global one" if (folder / "model.safetensors").exists() else ", and no global one"
-        raise UserError(f"{folder} has models of {', '.join(personal)}{both}: choose one by client=NAME")
+    if (run.folder / name).exists():
+        return
+    personal = sorted(file.stem for file in run.folder.glob("personal/*.safetensors"))
+    if personal:
+        both = ", and the global one" if (run.folder / "model.safetensors").exists() else ", and no global one"
+        wanted = f"{run.folder} has models of {', '.join(personal)}{both}: choose one by client=NAME"
+        raise UserError(f"there is no model of {client!r}: {wanted}" if client else wanted)
+    if client:
+        if client not in run.config["clients"]:
+            raise unknown("client", client, run.config["clients"])
+        raise UserError(f"{run.config['method']} gives no personal models: leave out the client {client!r}")

@@ -1,12 +1,32 @@
 """Batches of a data set on a device, ready for the network."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from ekiden.base.settings import Hardware
+from ekiden.data import cache
 from ekiden.data.augment import normalise
 from ekiden.data.inputs import Tokens
 from ekiden.data.samples import Dataset, Samples, Subset
+from ekiden.training import frozen
+from ekiden.training.remembered import Answers
+
+
+@dataclass(eq=False)
+class _Held:
+    """Samples on the device, which the entry keeps alive, so that their id stays their own.
+
+    Attributes:
+        answers: of frozen parts, by their keys; None where they are too large to keep.
+    """
+
+    samples: Samples
+    x: Tensor
+    y: Tensor
+    answers: dict[str, Answers | None] = field(default_factory=dict)
 
 
 class Feed:
@@ -21,29 +41,70 @@ class Feed:
         self.dataset = dataset
         self.device = torch.device(hardware.device)
         self._channels_last = hardware.channels_last and len(dataset.shape) == 3
-        self._samples: dict[int, tuple[Samples, Tensor, Tensor]] = {}
+        self._remembers = not hardware.compile
+        self._precision = hardware.precision
+        self._samples: dict[int, _Held] = {}
 
     @property
     def alike(self) -> bool:
         """Whether a sample is always fed alike: nothing is augmented."""
         return not self.dataset.augment.active
 
-    def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
-        Inputs are float32; tokens are int64, cut to the longest text of the batch.
+        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may only say which
+        samples they are: for a network whose frozen part alone reads them (`Network.light`).
         """
-        x, y = self._on_device(subset.samples)
+        held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
-        inputs = x[index]
+        known = self._remembers and (self.alike or not train)
+        if light and known and not isinstance(self.dataset.inputs, Tokens):
+            inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
+        else:
+            inputs, y = self._inputs(held, index, train=train)
+        if known:
+            version = 0 if inputs.is_inference() else inputs._version
+            setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
+        return inputs, y
+
+    def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
+        inputs, y = held.x[index], held.y[index]
         if isinstance(self.dataset.inputs, Tokens):
-            return self._trimmed(inputs, y[index], self.dataset.inputs, train)
+            return self._trimmed(inputs, y, self.dataset.inputs, train)
         if train:
             inputs = self.dataset.augment(inputs)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
         if self._channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs, y[index]
+        return inputs, y
+
+    def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what the frozen part `key` answers to samples `index`, each on its own."""
+        with torch.inference_mode(False), torch.no_grad():  # the answers outlive an evaluation
+
+            def alone(row: int) -> Tensor:
+                return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
+
+            def one(row: int) -> Tensor:
+                return compute(alone(row)).float()
+
+            if key not in held.answers:
+                row = int(index[0])
+                file = cache.folder() / self._name(held, key)
+                held.answers[key] = Answers.of(one(row), alone(row), len(held.samples), file)
+            answers = held.answers[key]
+            if answers is None:
+                return compute(self._inputs(held, index, train=False)[0])
+            return answers.get(index, one)
+
+    def _name(self, held: _Held, key: str) -> str:
+        """Return the name of a file for what a frozen part answers to these samples."""
+        how = f"{self.dataset.mean} {self.dataset.std} {self.device.type} {self._precision} {self._channels_last}"
+        samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
+        return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
 
     def lengths(self, subset: Subset) -> Tensor | None:
         """(n,) lengths of texts, by which batches are put together; None of other samples."""
@@ -60,8 +121,21 @@ class Feed:
         longest = max(2, int(kind.lengths(tokens).max())) if len(tokens) else 2
         return tokens[:, :longest], y[:, :longest] if y.shape == tokens.shape else y
 
-    def _on_device(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Move whole sample sets once; the entry keeps `samples` alive, so that its id stays its own."""
+    def _on_device(self, samples: Samples) -> _Held:
+        """Move whole sample sets once."""
         if id(samples) not in self._samples:
-            self._samples[id(samples)] = (samples, samples.x.to(self.device), samples.y.to(self.device))
-        return self._samples[id(samples)][1:]
+            self._samples[id(samples)] = _Held(samples, samples.x.to(self.device), samples.y.to(self.device))
+        return self._samples[id(samples)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Where a batch comes from."""
+
+    feed: Feed
+    held: _Held
+    index: Tensor
+
+    def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what the frozen part `key` answers to the batch."""
+        return self.feed.answer(self.held, self.index, key, compute)

@@ -150,6 +150,7 @@ def fit(
         Diverged: a loss or a weight became NaN or infinite; says where.
     """
     training, network = bench.training, bench.network
+    light = network.light and (objective is None or objective is cross_entropy)
     objective = objective or loss_of(bench.task)
     network.load(start)
     run = _Run(
@@ -157,7 +158,8 @@ def fit(
         optimizer(network.params, network.grad, training),
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
-        bench.feed.lengths(train),
+        light=light,
+        lengths=bench.feed.lengths(train),
     )
     epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
     first = run.restore(key)
@@ -185,6 +187,7 @@ class _Run:
     optimizer: Optimizer
     total: int
     progress: dict[str, Tensor]
+    light: bool = False  # whether inputs need only say which samples they are
     lengths: Tensor | None = None
     step: int = 0
     score: float = -1.0  # of the best epoch, the higher the better
@@ -223,7 +226,7 @@ class _Run:
         network.module.train(len(train) > 1)
         losses = []
         for rows in islice(_batches(len(train), training.batch_size, self.lengths), self.total - self.step):
-            x, y = bench.feed.batch(train, rows, train=True)
+            x, y = bench.feed.batch(train, rows, train=True, light=self.light)
             draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
             answers = self.taught(objective, x, rows)
             loss = self._gradient(objective, x, y, answers)
@@ -388,7 +391,7 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
     answers, losses = [], []
     with torch.inference_mode(), bench.autocast():
         for start in range(0, len(subset), batch):
-            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False)
+            x, y = bench.feed.batch(subset, slice(start, start + batch), train=False, light=bench.network.light)
             outputs = bench.network.forward(x).float()
             answers.append(task.answers(outputs, full=full))
             losses.append(task.loss(outputs, y))

@@ -1,6 +1,5 @@
 """An `nn.Module` over flat vectors: parameters, gradients and buffers are views of one vector each."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -8,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
+from ekiden.models.split import SplitNetwork
+from ekiden.training import frozen
 from ekiden.training.layout import Layout, layout
 from ekiden.training.weights import Part, Weights
 
@@ -22,7 +23,8 @@ class Network:
         forward: the same, compiled if asked for.
         params: (P,) all trainable parameters.
         grad: (P,) their gradients; `backward` adds into it.
-        buffers: (B,) floating-point buffers and frozen parameters.
+        buffers: (B,) floating-point buffers, and parameters that are not trained now. What `frozen.fix` made a constant
+            is in none of the vectors: it stays in the module.
         counters: (C,) int64 buffers.
         layout: where each tensor is in `params` and `buffers`.
     """
@@ -31,7 +33,7 @@ class Network:
         self.module = module.to(device)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.module) if compiled else self.module
         trainable = [p for p in self.module.parameters() if p.requires_grad]
-        frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        resting = [p for p in self.module.parameters() if not p.requires_grad]
         floats = [b for b in _buffers(self.module) if b.is_floating_point()]
         integers = [b for b in _buffers(self.module) if b.dtype == torch.int64]
         if not trainable:
@@ -42,17 +44,17 @@ class Network:
                     f"the model has a buffer of {buffer.dtype} values, which would not travel: register it as int64, "
                     "or with persistent=False if it never changes"
                 )
-        for tensor in (*trainable, *frozen, *floats):
+        for tensor in (*trainable, *resting, *floats):
             if tensor.dtype != torch.float32:
                 raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
         self.params = _flatten(trainable, trainable[0].device)
         self.grad = torch.zeros_like(self.params)
-        self.buffers = _flatten([*floats, *frozen], self.params.device)
+        self.buffers = _flatten([*floats, *resting], self.params.device)
         self.counters = _flatten(integers, self.params.device, torch.int64)
         self.params.grad = self.grad
-        self._tensors = (trainable, [*floats, *frozen], integers)
+        self._tensors = (trainable, [*floats, *resting], integers)
 
-        self.layout: Layout = layout(self.module, trainable, [*floats, *frozen])
+        self.layout: Layout = layout(self.module, trainable, [*floats, *resting])
         offset = 0
         for parameter in trainable:
             parameter.grad = self.grad[offset : offset + parameter.numel()].view(parameter.shape)
@@ -94,6 +96,11 @@ class Network:
 
         params, buffers, counters = self._tensors
         return Part(entries(params), entries(buffers), entries(counters))
+
+    @property
+    def light(self) -> bool:
+        """Whether samples are read by a frozen part alone, which is asked about each only once."""
+        return type(self.module) is SplitNetwork and frozen.is_asked_once(self.module.features)
 
     def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
@@ -149,13 +156,13 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
 
     Frozen layers keep theirs, and so do parameters of modules without such a method.
     """
-    module = copy.deepcopy(module).cpu()
+    module = frozen.copied(module).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for part in module.modules():
             own = list(part.parameters(recurse=False))
-            frozen = own and not any(p.requires_grad for p in own)
-            if callable(reset := getattr(part, "reset_parameters", None)) and not frozen:
+            keeps = frozen.is_fixed(part) or (own and not any(p.requires_grad for p in own))
+            if callable(reset := getattr(part, "reset_parameters", None)) and not keeps:
                 reset()
     return module
 

@@ -16,7 +16,7 @@ class Weights:
 
     Attributes:
         params: (P,) float32, the trainable parameters in the order of `module.parameters()`.
-        buffers: (B,) float32, what rides along: running statistics and frozen parameters.
+        buffers: (B,) float32, what rides along: running statistics, parameters that are not trained now.
         counters: (C,) int64, e.g. BatchNorm's number of batches seen.
     """
 

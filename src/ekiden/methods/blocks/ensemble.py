@@ -1,6 +1,5 @@
 """Several networks that answer together, as one network."""
 
-import copy
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.training import frozen
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
@@ -85,7 +85,7 @@ def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
     """
     members = []
     for model in models:
-        network = Network(copy.deepcopy(module))
+        network = Network(frozen.copied(module))
         network.load(model)
         members.append(network.module)
     return members

@@ -193,7 +193,9 @@ def _go(
     weights, personal = models_of(state, remote)
     modules.write_models(run_folder, setup.build, build, clients, weights, personal)
     trace = run_folder.trace()
-    return api.Result(state, weights, tuple(personal), tuple(trace.metrics), tuple(trace.ledger), folder, build)
+    models = weights, tuple(personal)
+    config = read_config(folder)
+    return api.Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
 
 
 def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:

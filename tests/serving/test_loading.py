@@ -20,7 +20,7 @@ from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer,
 from tests.conftest import Tiny
 from tests.engine.test_identity import older
 
-DOCS = Path(__file__).parents[1] / "docs" / "loading.md"
+DOCS = Path(__file__).parents[2] / "docs" / "loading.md"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_result_answers_as_it_was_measured(
 
 def test_features_are_taken_as_they_are(blobs: FederatedData, tmp_path: Path) -> None:
     result = run(Average(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
-    with pytest.raises(UserError, match=r"a network of its own \(Tiny\): give it, load_model\(folder, network="):
+    with pytest.raises(UserError, match=r"a network of its own \(Tiny\): give it, network="):
         load_model(tmp_path / "run")
     x = blobs.dataset.test.x
     for given in (Tiny(), Tiny):

@@ -1,0 +1,181 @@
+"""The command line for what comes after a run: `ekiden predict`, `export`, `card`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from torch import nn
+from tyro.conf import Positional
+
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
+from ekiden.cli.console import console, parse
+from ekiden.cli.sweeps import export_metrics
+from ekiden.engine.folder import read_config
+from ekiden.serving import card as cards
+from ekiden.serving import exporting, predictions
+from ekiden.serving.loading import load_model, open_run
+from ekiden.serving.model import ModelSource, not_finished
+from ekiden.serving.reading import column_in
+
+_METRICS = ("", "parquet", "csv", "tensorboard")
+_Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What the model of a run says of files: a class and its probability for each, as a table."""
+
+    run: Positional[Path]
+    """run folder"""
+    files: Positional[tuple[Path, ...]]
+    """what the model takes: images of any size and folders of them, Parquet or CSV files, texts, NumPy arrays (.npy)"""
+    out: _Out = predictions.STDOUT
+    """file to write, .parquet or .csv; -: CSV to the standard output"""
+    client: str = ""
+    """the personal model of this client instead of the global one"""
+    column: str = ""
+    """column of tables that holds the images, texts or arrays; by default that of the run's own tables"""
+    network: str = ""
+    """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
+    overwrite: bool = False
+    """replace the file if it is there"""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The model of a run for other software, or the metrics of runs as one table."""
+
+    paths: Positional[tuple[Path, ...]]
+    """the run folder; for metrics run folders and sweep folders, and maybe the file to write, OUT.parquet or OUT.csv"""
+    to: str = ""
+    """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has deprecated
+    TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv,
+    tensorboard (needs the extra ekiden[tensorboard]); by default what the name of the output says"""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """file or folder to write"""
+    client: str = ""
+    """the personal model of this client instead of the global one"""
+    network: str = ""
+    """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
+    overwrite: bool = False
+    """replace the model that is there; metrics are always replaced"""
+    tensorboard: Path | None = None
+    """the same as --to tensorboard --out FOLDER"""
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """A model card in Markdown: what was trained, on how many samples, how, how good it is, what is not known."""
+
+    run: Positional[Path]
+    """run folder"""
+    out: _Out = predictions.STDOUT
+    """file to write; -: the standard output"""
+    overwrite: bool = False
+    """replace the file if it is there"""
+
+
+def predict(args: Sequence[str]) -> None:
+    """`ekiden predict RUN FILES... [-o OUT]`."""
+    options = parse(PredictOptions, args, "ekiden predict")
+    predictions.check_out(options.out, options.overwrite)
+    model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
+    warn(options.run)
+    column = options.column or column_in(read_config(options.run))
+    count = predictions.predict(model, options.files, options.out, column=column, overwrite=options.overwrite)
+    if options.out != predictions.STDOUT:
+        console.print(f"{count} predictions written to {options.out}", soft_wrap=True, highlight=False)
+
+
+def export(args: Sequence[str]) -> None:
+    """`ekiden export RUN --to onnx -o FILE`, `ekiden export RUN... OUT.parquet`."""
+    options = parse(ExportOptions, args, "ekiden export")
+    to, out = options.to or _said_by(options.out), options.out
+    if to in _METRICS:
+        _export_metrics(options, to)
+        return
+    if to not in (*exporting.FORMATS, "torchscript"):
+        raise unknown("format", to, (*exporting.FORMATS, *_METRICS[1:]))
+    if len(options.paths) != 1 or options.tensorboard:
+        raise UserError(f"name one run folder for --to {to}, and the output by -o")
+    if out is None:
+        raise UserError(f"say what to write: -o {'FOLDER' if to == 'hf' else f'model.{to}'}")
+    (run,) = options.paths
+    network = own_network(options.network, run)
+    done = exporting.export(run, to, out, client=options.client, network=network, overwrite=options.overwrite)
+    warn(run)
+    samples = f"{done.samples} {'test' if done.real else 'made-up'} samples"
+    console.print(
+        f"written to {out}: gives the run's outputs on {samples} (largest difference {done.difference:.1e})",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _said_by(out: Path | None) -> str:
+    """What the name of the output says of its format; "" where that is a table of metrics."""
+    suffix = out.suffix.removeprefix(".") if out else ""
+    return suffix if suffix in (*exporting.FORMATS, *_METRICS) else ""
+
+
+def _export_metrics(options: ExportOptions, to: str) -> None:
+    if options.client or options.network:
+        raise UserError("--client and --network are for models: add --to onnx, pt2 or hf")
+    out, tensorboard = options.out, options.tensorboard
+    if to == "tensorboard":
+        tensorboard, out = tensorboard or out, None
+        if tensorboard is None:
+            raise UserError("say which folder to write: -o FOLDER")
+    elif to and (out or options.paths[-1]).suffix != f".{to}":
+        raise UserError(f"{out or options.paths[-1]} must end in .{to}")
+    export_metrics([*options.paths, *([out] if out else [])], tensorboard)
+
+
+def card(args: Sequence[str]) -> None:
+    """`ekiden card RUN [-o FILE]`."""
+    options = parse(CardOptions, args, "ekiden card")
+    if options.out != predictions.STDOUT:
+        predictions.check_free(Path(options.out), options.overwrite)
+    text = cards.card(open_run(options.run))
+    if options.out == predictions.STDOUT:
+        print(text, end="")
+        return
+    write(Path(options.out), [text.encode()])
+    console.print(f"model card written to {options.out}", soft_wrap=True, highlight=False)
+
+
+def own_network(name: str, run: Path) -> ModelSource | None:
+    """What `--network` names: a module, or a function that makes one, of shape and classes as for `ekiden run --model`.
+
+    Raises:
+        UserError: it is none in a file.
+    """
+    if not name:
+        return None
+    if not outside.is_file(name):
+        raise UserError(f"--network {name!r} names no file: give FILE.py:NAME")
+    outside.trust(name)
+    found = outside.load(name)
+    if isinstance(found, nn.Module):
+        return found
+    config = open_run(run).config
+
+    def make() -> nn.Module:
+        made = outside.call(name, "ekiden.models", tuple(config["input"]["shape"]), len(config["classes"]))
+        if not isinstance(made, nn.Module):
+            raise UserError(f"{name} gives {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    return make
+
+
+def warn(folder: Path) -> None:
+    """Say on the standard error that a run has not ended."""
+    run = open_run(folder)
+    if line := not_finished(run.config, run.state.step):
+        print(line, file=sys.stderr)

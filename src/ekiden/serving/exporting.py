@@ -1,0 +1,281 @@
+"""A trained network as a file for other software, checked before it is put in place."""
+
+import io
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ekiden._version import __version__
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import disk_error, safetensors_chunks, write
+from ekiden.data.inputs import Images, Tokens
+from ekiden.data.tasks import Classification, recorded
+from ekiden.serving.card import card, usage
+from ekiden.serving.loading import load_model, open_run
+from ekiden.serving.model import LoadedModel, ModelSource
+from ekiden.serving.predictions import check_free
+from ekiden.serving.samples import samples_of
+
+FORMATS = ("onnx", "pt2", "hf")
+RELATIVE, ABSOLUTE = 1e-3, 1e-4
+"""How far an output of the exported model may be from ours: ABSOLUTE + RELATIVE · |ours|."""
+_LARGEST = 2**31 - 2**24  # bytes in an ONNX file, which is one protobuf message
+_EXTRA = 'pip install "ekiden[onnx]"'
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file, or the folder.
+        samples: how many samples both models answered.
+        real: whether these are of the run's own test data, or made up.
+        difference: the largest difference between two outputs.
+    """
+
+    path: Path
+    samples: int
+    real: bool
+    difference: float
+
+
+def export(
+    folder: str | os.PathLike[str],
+    to: str,
+    path: str | os.PathLike[str],
+    *,
+    client: str = "",
+    network: ModelSource | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write the model of a run for other software.
+
+    The exported model takes raw samples, any number at a time: scaling is inside. It must give the outputs of
+    `ekiden.load_model` on samples of the run's test data (made-up ones where these are not at hand), to 1e-4 plus one
+    part in a thousand; else nothing is written. No sample is in what is written.
+
+    Args:
+        folder: the run folder.
+        to: onnx: an ONNX file, class names in its metadata. pt2: a program of `torch.export`, which replaces
+            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card.
+        path: the file or folder to write.
+        client: name of a client whose personal model is wanted instead of the global one.
+        network: as in `ekiden.load_model`.
+        overwrite: whether a file, or a folder that an export wrote, is replaced.
+
+    Raises:
+        UserError: the model cannot be exported, answers otherwise when it is, or the output cannot be written.
+    """
+    run, path = Path(folder), Path(path)
+    _check_format(to)
+    _check_target(path, to, overwrite)
+    model = load_model(run, client=client, network=network)
+    x, real = samples_of(run, model)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    makers: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        "onnx": lambda: _onnx(model, unfinished),
+        "pt2": lambda: _pt2(model, unfinished),
+        "hf": lambda: _hf(model, unfinished, run, network),
+    }
+    try:
+        difference = _compared(model, makers[to](), x)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise disk_error(error, path) from None
+    finally:
+        shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
+    return Exported(path, len(x), real, difference)
+
+
+def _check_format(to: str) -> None:
+    if to == "torchscript":
+        raise UserError("PyTorch has deprecated TorchScript: use --to pt2 (torch.export), which replaces it")
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+
+
+def _check_target(path: Path, to: str, overwrite: bool) -> None:
+    if path.is_dir() and to == "hf":
+        ours = overwrite and (path / "config.json").exists() and (path / "model.safetensors").exists()
+        if any(path.iterdir()) and not ours:
+            raise UserError(f"{path} is a folder that is not empty: choose another name")
+        return
+    check_free(path, overwrite)
+
+
+def _compared(model: LoadedModel, exported: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """The largest difference between the outputs of both for samples `x`, and for a single one.
+
+    Raises:
+        UserError: it is larger than allowed.
+    """
+    largest = 0.0
+    for part in (x, x[:1]):
+        with torch.inference_mode():
+            ours, theirs = model(part).float(), exported(part).float()
+        if ours.shape != theirs.shape:
+            raise UserError(f"the exported model gives {tuple(theirs.shape)}, not {tuple(ours.shape)}: nothing written")
+        apart = (ours - theirs).abs()
+        largest = max(largest, float(apart.max()))
+        if not (apart <= ABSOLUTE + RELATIVE * ours.abs()).all():
+            raise UserError(
+                f"the exported model answers otherwise than the run's (outputs differ by up to {largest:.3g}, allowed "
+                f"are {ABSOLUTE:g} + {RELATIVE:g} of the output): nothing written; try another format"
+            )
+    return largest
+
+
+def _example(model: LoadedModel) -> Tensor:
+    """Samples to trace with: zeros, as a traced program may keep them."""
+    if isinstance(model.inputs, Tokens):
+        return torch.ones(2, *model.shape, dtype=torch.int64)
+    return torch.zeros(2, *model.shape, dtype=torch.uint8 if isinstance(model.inputs, Images) else torch.float32)
+
+
+def _traced(model: LoadedModel) -> Any:
+    """The model as a program for any number of samples.
+
+    Raises:
+        UserError: its code depends on values, or does something that cannot be traced.
+    """
+    dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if isinstance(model.inputs, Tokens):
+        dims[1] = torch.export.Dim("length", max=model.shape[0])
+    with _quiet():
+        try:
+            return torch.export.export(_Raw(model), (_example(model),), dynamic_shapes=(dims,), strict=False)
+        except Exception as error:  # of PyTorch's tracer or the user's own code, of all kinds
+            reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+            raise UserError(f"the network cannot be traced by torch.export ({reason})") from error
+
+
+class _Raw(nn.Module):
+    """A model whose scaling is a part of it."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__()
+        self.network = model.network
+        self.scaled = not isinstance(model.inputs, Tokens)
+        if not self.scaled:
+            return
+        unit = 255.0 if isinstance(model.inputs, Images) else 1.0
+        shape = (1, -1, *[1] * (len(model.shape) - 1))
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (model.mean, model.std))
+        self.scale: Tensor
+        self.offset: Tensor
+        self.register_buffer("scale", (1 / (unit * std)).float())
+        self.register_buffer("offset", (-mean / std).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (b, K) for raw samples (b, ...)."""
+        if self.scaled:
+            x = x.float() * self.scale + self.offset
+        out: Tensor = self.network(x)
+        return out
+
+
+def _pt2(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
+    program = _traced(model)
+    extra = {"ekiden.json": json.dumps(about(model))}
+    with _quiet(), file.open("wb") as target:
+        torch.export.save(program, target, extra_files=extra)
+    with _quiet():
+        loaded: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(file.read_bytes())).module()
+    return loaded
+
+
+def _onnx(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
+    try:
+        import onnxruntime  # noqa: PLC0415  (an extra)
+        import onnxscript  # noqa: F401, PLC0415
+    except ImportError:
+        raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
+    size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    if size > _LARGEST:
+        raise UserError(f"the model has {size:,} bytes, an ONNX file holds at most 2 GB: use --to pt2")
+    program = _traced(model)
+    with _quiet():
+        try:
+            made = torch.onnx.export(
+                program, dynamo=True, input_names=["input"], output_names=["output"], verbose=False
+            )
+        except Exception as error:  # of an operator that ONNX lacks; all kinds
+            raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to pt2") from error
+        assert made is not None, "the dynamo exporter returns a program"
+        made.model.metadata_props.update({key: json.dumps(value) for key, value in about(model).items()})
+        made.save(str(file), external_data=False)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+
+
+def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None) -> Callable[[Tensor], Tensor]:
+    folder.mkdir()
+    result = open_run(run, network=network)
+    state = {name: value.detach() for name, value in model.network.state_dict().items()}
+    config = about(model) | {
+        "architectures": [result.config["network"] or result.config["model"]],
+        "id2label": {str(k): name for k, name in enumerate(model.classes)},
+        "label2id": {name: k for k, name in enumerate(model.classes)},
+        "problem_type": _problem(model),
+        "ekiden_version": __version__,
+    }
+    write(folder / "model.safetensors", safetensors_chunks(state, {"format": "pt"}))
+    answers = _pt2(model, folder / "model.pt2")
+    write(folder / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])
+    write(folder / "README.md", [(front_matter(model) + card(result) + usage(model)).encode()])
+    return answers
+
+
+def about(model: LoadedModel) -> dict[str, Any]:
+    """Return what a user of an exported model must know, as plain values."""
+    from ekiden.data.inputs import to_json  # noqa: PLC0415
+
+    return {
+        "classes": list(model.classes),
+        "task": recorded(model.task),
+        "inputs": to_json(model.inputs) | {"shape": list(model.shape)},
+        "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
+    }
+
+
+def front_matter(model: LoadedModel) -> str:
+    """Return what the Hugging Face hub reads at the top of a model card."""
+    tags = ["federated-learning", model.task.kind]
+    if isinstance(model.inputs, Images) and isinstance(model.task, Classification):
+        tags.append("image-classification")
+    return "---\nlibrary_name: ekiden\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n\n"
+
+
+def _problem(model: LoadedModel) -> str:
+    kinds = {"classification": "single_label_classification", "multi-label": "multi_label_classification"}
+    return kinds.get(model.task.kind, model.task.kind)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What PyTorch says of its exporters' insides is for its developers."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,274 @@
+"""From files to samples for a trained model, some at a time, so that any number of files fits into memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data import files as images
+from ekiden.data import frames
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
+from ekiden.data.named import NAMED
+
+_COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
+_TEXTS = frozenset({".txt", ".md"})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples.
+
+    Attributes:
+        files: (b,) the file that each comes from.
+        rows: (b,) its row there; None where the file is the sample.
+        x: (b, ...) samples as the model takes them.
+    """
+
+    files: list[str]
+    rows: list[int | None]
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads what a model takes.
+
+    Attributes:
+        inputs: what a sample is.
+        shape: of one sample.
+        column: of tables, which holds the images, texts or arrays; "": `image`, `text` or `x`.
+        batch: samples at a time.
+    """
+
+    inputs: Inputs
+    shape: tuple[int, ...]
+    column: str = ""
+    batch: int = 256
+
+    def found(self, paths: Sequence[Path]) -> list[Path]:
+        """Return the files that are meant: those in folders, too.
+
+        Raises:
+            UserError: one is not there, or of a kind that the model does not take; or there is none at all.
+        """
+        if not paths:
+            raise UserError(f"name the files to predict: {self._wanted}")
+        return [file for path in paths for file in self._in(path)]
+
+    def holds_many(self, file: Path) -> bool:
+        """Whether a file has rows, each of them a sample."""
+        return file.suffix.lower() in self._many
+
+    def read(self, files: Sequence[Path]) -> Iterator[Batch]:
+        """Yield batches of samples from files that `found` gave, in their order.
+
+        Raises:
+            UserError: a file is broken, or its samples do not fit the model; says which.
+        """
+        single: list[Path] = []
+        for file in files:
+            if not self.holds_many(file):
+                single.append(file)
+            if self.holds_many(file) or len(single) == self.batch:
+                yield from self._alone(single)
+                single = []
+            if self.holds_many(file):
+                yield from self._array(file) if file.suffix.lower() == ".npy" else self._table(file)
+        yield from self._alone(single)
+
+    @property
+    def _single(self) -> frozenset[str]:
+        """How files end that are one sample."""
+        match self.inputs:
+            case Images():
+                return images.SUFFIXES
+            case Tokens():
+                return _TEXTS
+            case _:
+                return frozenset()
+
+    @property
+    def _many(self) -> tuple[str, ...]:
+        """How files end that hold many samples."""
+        match self.inputs:
+            case Images() | Arrays():
+                return *frames.SUFFIXES, ".npy"
+            case _:
+                return frames.SUFFIXES
+
+    @property
+    def _wanted(self) -> str:
+        """The files that the model takes, in words."""
+        single = {"images": "images, folders of images, ", "tokens": "texts (.txt), "}.get(kind(self.inputs), "")
+        return f"{single}tables ({', '.join(self._many)})"
+
+    def _in(self, path: Path) -> list[Path]:
+        if not path.exists():
+            raise UserError(f"there is no file or folder {path}: name {self._wanted}")
+        if path.is_dir():
+            ends = {*self._single, *self._many}
+            below = sorted(file for file in path.rglob("*") if file.suffix.lower() in ends and file.is_file())
+            below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+            if not below:
+                raise UserError(f"{path} holds nothing to predict: this model takes {self._wanted}")
+            return below
+        if path.suffix.lower() not in {*self._single, *self._many}:
+            raise UserError(f"{path} is no file that this model takes: name {self._wanted}")
+        return [path]
+
+    def _alone(self, files: Sequence[Path]) -> Iterator[Batch]:
+        """Files that are one sample each."""
+        if not files:
+            return
+        raw: list[Any] = list(files)
+        if isinstance(self.inputs, Tokens):
+            raw = [_text(file) for file in files]
+        x = self._encoded(raw, [str(file) for file in files])
+        yield Batch([str(file) for file in files], [None] * len(files), x)
+
+    def _array(self, file: Path) -> Iterator[Batch]:
+        """The samples in a NumPy file (n, ...)."""
+        try:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
+        wanted = np.uint8 if isinstance(self.inputs, Images) else np.floating
+        if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
+            kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
+            raise UserError(f"{file} holds {array.dtype} of shape {array.shape}: give {kind} of shape (n, {each})")
+        for start in range(0, len(array), self.batch):
+            x = torch.from_numpy(np.array(array[start : start + self.batch]))
+            x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{file}, row {start}"])
+            yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
+
+    def _table(self, file: Path) -> Iterator[Batch]:
+        """The rows of a Parquet or CSV file."""
+        start = 0
+        for part in _parts(file, self.batch, self._wants()):
+            names = [f"row {start + i} of {file}" for i in range(part.num_rows)]
+            match self.inputs:
+                case Images():
+                    raw: Any = images.images_in(part, self._wants()[0], str(file))
+                case Tokens():
+                    raw = _texts(part, self._wants()[0], names)
+                case Arrays():
+                    raw = _lists(part, self._wants()[0], names)
+                case _:
+                    raw = part
+            x = self._encoded(raw, names)
+            yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
+            start += part.num_rows
+
+    def _wants(self) -> tuple[str, ...]:
+        """The columns of a table that are read; (): all."""
+        if isinstance(self.inputs, Table):
+            return *self.inputs.numeric, *self.inputs.categorical
+        return (self.column or _COLUMNS[kind(self.inputs)],)
+
+    def _encoded(self, raw: Any, names: Sequence[str]) -> Tensor:
+        """Samples as tensors; where one cannot be encoded, the error names it."""
+        try:
+            return self._fitting(self._encode(raw), names)
+        except UserError:
+            if not isinstance(raw, list):
+                raise
+            for item, name in zip(raw, names, strict=True):
+                try:
+                    self._fitting(self._encode([item]), [name])
+                except UserError as error:
+                    if isinstance(item, Path):  # which the message names
+                        raise
+                    raise UserError(f"{name} cannot be used: {error}") from None
+            raise
+
+    def _encode(self, raw: Any) -> Tensor:
+        inputs = self.inputs
+        if not isinstance(inputs, Images):
+            return inputs.encode(raw)
+        if not inputs.size and self.shape[1] == self.shape[2]:  # all images of the run were of this size
+            inputs = replace(inputs, size=self.shape[1])
+        x, channels = inputs.encode(raw), self.shape[0]
+        if x.shape[1] == 1:  # as in training, grey ones spread over three channels
+            return x.expand(-1, channels, -1, -1)
+        if channels == 1 and not (x == x[:, :1]).all():
+            where = f"{raw[0]} is" if isinstance(raw[0], Path) else "the image is"
+            raise UserError(f"{where} in colour, the model was trained on grey images: convert it to grey")
+        return x[:, :channels]
+
+    def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape and not isinstance(self.inputs, Tokens):
+            where = names[0] if len(names) == 1 else f"{names[0]} and following"
+            raise UserError(f"{where}: the model takes samples of shape {self.shape}, not {tuple(x.shape[1:])}")
+        return x
+
+
+def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
+    """Some rows of a table at a time, with these columns. Parquet is read in parts; others at once, as in training.
+
+    Raises:
+        UserError: it cannot be read, or lacks a column.
+    """
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    if file.suffix.lower() != ".parquet":
+        table = frames.arrow(file, str(file))
+        _check_columns(table.column_names, columns, file)
+        table = table.select(list(columns))
+        yield from (table.slice(start, batch) for start in range(0, len(table), batch))
+        return
+    try:
+        with pq.ParquetFile(file) as opened:
+            _check_columns(opened.schema_arrow.names, columns, file)
+            for part in opened.iter_batches(batch, columns=list(columns)):
+                yield pa.Table.from_batches([part])
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})") from None
+
+
+def _check_columns(has: Sequence[str], wanted: Sequence[str], file: Path) -> None:
+    if lacking := [name for name in wanted if name not in has]:
+        hint = "name it by --column" if len(wanted) == 1 else "add it"
+        raise UserError(f"{file} has no column {lacking[0]!r}, it has {', '.join(has)}: {hint}")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is no text in UTF-8: convert or remove it") from None
+
+
+def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:
+    texts = table[column].to_pylist()
+    if odd := next((name for name, text in zip(names, texts, strict=True) if not isinstance(text, str)), None):
+        raise UserError(f"{odd} has no text in column {column!r}: give every row one")
+    return list(texts)
+
+
+def _lists(table: Any, column: str, names: Sequence[str]) -> NDArray[np.float32]:
+    """(n, ...) float32 in a column of lists."""
+    try:
+        found: NDArray[np.float32] = np.array(table[column].to_pylist(), dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"column {column!r}, {names[0]} and following, holds no arrays of one shape ({error})"
+        ) from None
+    return found
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:120]
+
+
+def column_in(config: Mapping[str, Any]) -> str:
+    """Return the column that a run's own tables had the images, texts or arrays in; "" where its plan does not say."""
+    reading = config.get("plan", {}).get("reading", {})
+    named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
+    return next(filter(None, named), NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else "")

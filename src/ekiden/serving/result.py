@@ -1,0 +1,274 @@
+"""What a run gave: its models and numbers, in memory or from a run folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Hardware, Training
+from ekiden.data.samples import Dataset, FederatedData
+from ekiden.engine import machine
+from ekiden.engine.drive import Row
+from ekiden.engine.evaluation import Built, TestSet
+from ekiden.engine.federation import Transfer
+from ekiden.engine.method import State
+from ekiden.engine.modules import as_module
+from ekiden.engine.worker import Setup, Worker
+from ekiden.serving.model import LoadedModel, task_in, wrapped
+from ekiden.training.weights import Weights
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+    from ekiden.data.tensors import Source
+
+Models = tuple[Weights | None, tuple[Weights, ...]]
+"""The global model, where there is one, and the personal ones."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """What a run gave, or has given so far.
+
+    Attributes:
+        state: the last state.
+        metrics: one row a step, see `ekiden.engine.evaluation.TestSet`.
+        ledger: every transfer.
+        folder: the run folder, if there is one.
+        build: makes a network that `weights` fits.
+        config: what was run, as in `config.json`.
+        models: gives `weights` and `personal`.
+    """
+
+    state: State
+    metrics: tuple[Row, ...]
+    ledger: tuple[Transfer, ...]
+    folder: Path | None
+    build: Built
+    config: Mapping[str, Any]
+    models: Callable[[], Models]
+
+    @cached_property
+    def _models(self) -> Models:
+        return self.models()
+
+    @property
+    def weights(self) -> Weights | None:
+        """The global model, or None where the method has only personal ones."""
+        return self._models[0]
+
+    @property
+    def personal(self) -> tuple[Weights, ...]:
+        """One model per client, where the method personalises."""
+        return self._models[1]
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, in their order."""
+        return tuple(self.config["clients"])
+
+    @property
+    def personal_only(self) -> bool:
+        """Whether the clients have models of their own and no common one; read from what was measured."""
+        last = self.metrics[-1] if self.metrics else {}
+        return "consensus" in last and "global_loss" not in last
+
+    @property
+    def headline(self) -> str:
+        """The metric that stands for a step."""
+        return task_in(self.config).headline.name
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model as a module, in evaluation mode. It takes normalised samples; see `load_model`.
+
+        Raises:
+            UserError: the method has only personal models.
+        """
+        if self.weights is None:
+            raise UserError("this method gives no global model: take `personal`, one model per client")
+        return as_module(self.build, self.weights)
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy on the union of all clients' test data after the last step.
+
+        Raises:
+            UserError: that step was not measured, or the task has no accuracy.
+        """
+        if self.metrics and "metric" in self.metrics[-1] and "accuracy" not in self.metrics[-1]:
+            raise UserError(f"this task has no accuracy: take `score`, the {self.metrics[-1]['metric']}")
+        if not self.metrics or "accuracy" not in self.metrics[-1]:
+            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+        return float(self.metrics[-1]["accuracy"])
+
+    @property
+    def score(self) -> float:
+        """The headline metric on the union of all clients' test data after the last step, see `ekiden.run`.
+
+        Raises:
+            UserError: that step was not measured, or the metric is not defined for these data.
+        """
+        row = self.metrics[-1] if self.metrics else {}
+        value = row.get(row.get("metric", "accuracy"))
+        if value is None:
+            raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
+        return float(value)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the models are far worse than guessing at the end; see `ekiden.engine.evaluation.diverged`."""
+        return bool(self.metrics and self.metrics[-1].get("diverged"))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the method moved."""
+        return sum(row.bytes for row in self.ledger)
+
+    def load_model(self, *, client: str = "") -> LoadedModel:
+        """Return the model as a module that takes raw samples; see `ekiden.load_model`.
+
+        Args:
+            client: name of a client whose personal model is wanted instead of the global one.
+
+        Raises:
+            UserError: there is no such model.
+        """
+        if not client:
+            return wrapped(self.model, self.config)
+        if not self.personal:
+            raise UserError("this method gives no personal models: leave out client")
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        return wrapped(as_module(self.build.own, self.personal[self.clients.index(client)]), self.config)
+
+    def history(self) -> "pandas.DataFrame":
+        """Return the metrics as a DataFrame with one row a step, indexed by the step.
+
+        What is known of each client is in columns such as client_accuracy_NAME, what the method noted in columns of its
+        names.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas  # noqa: PLC0415  (an extra)
+        except ImportError:
+            raise UserError('history needs pandas: pip install "ekiden[pandas]"') from None
+        frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
+        return frame.set_index("step") if len(frame) else frame
+
+    def evaluate(self, data: "FederatedData | Dataset | Source | str") -> Row:
+        """Measure the models on other test data.
+
+        Args:
+            data: silos, a data set, its name or path, or (x, y) with raw samples; its test part is measured, of
+                (x, y) all of it. Models of clients need the same silos.
+
+        Returns:
+            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
+
+        Raises:
+            UserError: the data have other classes, samples of another shape, or other silos than the personal models.
+        """
+        from ekiden import api  # noqa: PLC0415  (which imports this module)
+
+        silos = _silos(data, self.config)
+        if self.personal and len(silos.clients) != len(self.clients):
+            raise UserError(
+                f"there is a model for each of {len(self.clients)} clients, the data have {len(silos.clients)}: give "
+                "the clients' silos, or use load_model(client=NAME)"
+            )
+        worker = Worker(_setup(self.build, self.config, silos.dataset), {})
+        silos = replace(silos, dataset=worker.setup.dataset)
+        api.check_model(worker, silos)
+        test = TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
+        return test(self.weights, self.personal, last=True)
+
+    def plot(self, metric: str = "", ax: "Axes | None" = None) -> "Axes":
+        """Draw a metric after each step.
+
+        Args:
+            metric: a column of `history`; by default the headline metric of the run's task.
+            ax: where to draw; by default new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            UserError: no step has this metric.
+        """
+        from matplotlib import pyplot  # noqa: PLC0415  (seconds)
+        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+        metric = metric or self.headline
+        rows = [flat(row, self.clients) for row in self.metrics]
+        found = [(row["step"], row[metric]) for row in rows if metric in row]
+        if not found:
+            raise unknown("metric", metric, {name for row in rows for name in row} - {"step"})
+        axes = ax or pyplot.subplots()[1]
+        axes.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=self.config["method"])
+        axes.set_xlabel("step")
+        axes.set_ylabel(metric.replace("_", " "))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return axes
+
+    def __repr__(self) -> str:
+        """Say what was run, how far it is and what it gave, in three or four lines."""
+        last, config = (self.metrics[-1] if self.metrics else {}), self.config
+        value = last.get(self.headline)
+        measured = "" if value is None else f", {self.headline} {value:.4f}"
+        diverged = " (diverged: far worse than guessing)" if self.diverged else ""
+        lines = [
+            f"{config['method']} on {config['dataset']}: {len(self.clients)} clients, {len(config['classes'])} classes",
+            f"step {self.state.step} of {config['steps']}{measured}{diverged}",
+            f"{self.bytes:,} bytes moved in {sum(not row.missing for row in self.ledger):,} transfers",
+            *([f"run folder: {self.folder}"] if self.folder else []),
+        ]
+        return "\n  ".join(["Result: " + lines[0], *lines[1:]])
+
+
+def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
+    """Return the numbers of a row of metrics by name: those of clients, and what the method noted, too."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+    each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
+    return numbers | {f"client_{metric}_{name}": value for name, value in each if value is not None} | _noted(row)
+
+
+def _noted(row: Row) -> dict[str, float]:
+    """What the method noted of a step, by its name and the client's."""
+    found: dict[str, float | None] = {}
+    for name, value in row.get("notes", {}).items():
+        found |= (
+            {f"{name} {client}": one for client, one in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
+    """What measures the models of a run on the test samples of `dataset`, fed as in training."""
+    given = config["input"]
+    fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
+    hardware = Hardware(**config["hardware"])
+    if machine.missing(hardware.device):
+        hardware = replace(hardware, device="cpu")
+    return Setup(build.method, build.own, fed, Training(**config["training"]), hardware, config["seed"])
+
+
+def _silos(data: Any, config: Mapping[str, Any]) -> FederatedData:
+    """The silos that are meant; what is not divided is held by one."""
+    from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
+
+    if isinstance(data, FederatedData):
+        return data
+    if isinstance(data, str):
+        shape = config["input"]["shape"]
+        data = datasets.load(data, size=shape[-1] if len(shape) == 3 else None)
+    if not isinstance(data, Dataset):
+        data = datasets.from_tensors(data, data, classes=config["classes"])
+    return datasets.split(data, datasets.Iid(), 1, seed=0, val_fraction=0)

@@ -1,0 +1,198 @@
+"""Trackers: programs that draw what a run measures while it goes on. They get each row, and can never end a run."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
+from ekiden.engine.drive import Row
+from ekiden.engine.folder import read_lines
+from ekiden.serving.result import flat
+
+log = logging.getLogger("ekiden")
+Config = Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """What draws a run; `begin` is called before anything else, `end` at last."""
+
+    def begin(self, folder: Path, config: Config) -> int:
+        """Take up the run in `folder`; returns the last step that is known already."""
+        ...
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take what was measured after a step."""
+        ...
+
+    def end(self, model: Path | None) -> None:
+        """The run stands still; `model` is the file of its model, if there is one."""
+        ...
+
+
+class TensorBoard:
+    """Event files in the run folder, in `tensorboard/`: `tensorboard --logdir runs`."""
+
+    def begin(self, folder: Path, config: Config) -> int:
+        """See `Tracker`."""
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
+
+        # What a process before wrote is written again: its last rows may be missing.
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+        rows = "\n".join(f"| {name} | {value} |" for name, value in settings(config).items())
+        self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
+        return 0
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def end(self, model: Path | None) -> None:
+        """See `Tracker`."""
+        if model is not None:
+            self._writer.add_text("model", str(model), 0)
+        self._writer.close()
+
+
+class MLflow:
+    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say; resumed runs go on in theirs."""
+
+    _KEPT = "mlflow.json"
+
+    def begin(self, folder: Path, config: Config) -> int:
+        """See `Tracker`."""
+        from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
+
+        self._client = MlflowClient()
+        kept = folder / self._KEPT
+        if kept.exists():
+            self._run = json.loads(kept.read_text(encoding="utf-8"))["run_id"]
+            self._client.update_run(self._run, status="RUNNING")
+            return max((point.step for point in self._client.get_metric_history(self._run, "bytes")), default=0)
+        made = self._client.create_run(self._experiment(), run_name=folder.name)
+        self._run = made.info.run_id
+        write(kept, [json.dumps({"run_id": self._run}).encode()])
+        for name, value in settings(config).items():
+            self._client.log_param(self._run, name, str(value)[:500])
+        self._client.set_tag(self._run, "run_folder", str(folder.absolute()))
+        return 0
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        for name, value in numbers.items():
+            self._client.log_metric(self._run, _allowed(name), value, step=step)
+
+    def end(self, model: Path | None) -> None:
+        """See `Tracker`."""
+        if model is not None:
+            self._client.set_tag(self._run, "model", str(model.absolute()))
+        self._client.set_terminated(self._run, "KILLED" if model is None else "FINISHED")
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "ekiden")
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+
+TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (MLflow, "mlflow"),
+}
+"""By name: what makes one, and the package that it needs, which is the extra's name too."""
+
+
+def check(names: Sequence[str], folder: Path | None) -> None:
+    """Refuse trackers that cannot work, before anything is written.
+
+    Raises:
+        UserError: an unknown name, a missing package, or a run that is kept nowhere.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        package = TRACKERS[name][1]
+        if find_spec(package) is None:
+            raise UserError(f'tracker {name} needs an extra: pip install "ekiden[{package}]"')
+    if names and folder is None:
+        raise UserError("trackers follow a run that is kept: give folder=")
+
+
+@contextmanager
+def following(
+    names: Sequence[str], folder: Path | None, config: Config, on_step: Callable[[Row], None]
+) -> Iterator[Callable[[Row], None]]:
+    """Give a callable that takes each row once it is safe: `on_step`, and then the trackers."""
+    if not names or folder is None:
+        yield on_step
+        return
+    followers = [_Follower(name, folder, config) for name in names]
+
+    def seen(row: Row) -> None:
+        on_step(row)
+        for follower in followers:
+            follower(row)
+
+    try:
+        yield seen
+    finally:
+        for follower in followers:
+            follower.close()
+
+
+class _Follower:
+    """A tracker that may fail: then one line says so, and the run goes on without it."""
+
+    def __init__(self, name: str, folder: Path, config: Config) -> None:
+        self._name, self._folder, self._config = name, folder, config
+        self._tracker: Tracker | None = None
+        self._failed = False
+        self._last = 0
+
+    def __call__(self, row: Row) -> None:
+        if self._failed:
+            return
+        with self._guarded():
+            rows = [row]
+            if self._tracker is None:
+                self._tracker = TRACKERS[self._name][0]()
+                known = self._tracker.begin(self._folder, self._config)
+                written = read_lines(self._folder / "metrics.jsonl", "step")
+                rows = [each for each in written if known < each["step"] <= row["step"]]
+            for each in rows:
+                self._tracker.step(each["step"], flat(each, tuple(self._config["clients"])))
+            self._last = row["step"]
+
+    def close(self) -> None:
+        with self._guarded():
+            if self._tracker is not None and not self._failed:
+                files = [self._folder / "model.safetensors", self._folder / "personal"]
+                done = self._last >= self._config["steps"]
+                self._tracker.end(next((file for file in files if file.exists()), None) if done else None)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of someone else's program, its disk or its network: all kinds
+            self._failed = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.warning("tracker %s failed and is left out, the run goes on: %s", self._name, reason)
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return what was chosen for a run, by name."""
+    plan = {k: v for k, v in config.get("plan", {}).items() if k in ("partition", "size", "val_fraction")}
+    chosen = {key: config[key] for key in ("method", "dataset", "model", "seed", "steps", "model_bytes")}
+    return {**chosen, "clients": len(config["clients"]), **config["hyperparameters"], **config["training"], **plan}
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it."""
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)

@@ -1,0 +1,176 @@
+"""Frozen parts of a network: values that never change, so that they need not travel, and are known by a digest."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from types import MethodType
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+_FIXED = "_ekiden_fixed"  # names of what were parameters, and of running statistics
+_KEY = "_ekiden_key"  # digest of a part that always gives the same output for the same input
+SOURCE = "_ekiden_source"
+"""attribute of a batch that says which samples it holds; see `Source`"""
+
+
+class Source(Protocol):
+    """Knows where the rows of a batch come from, and what frozen parts have answered to them."""
+
+    def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `compute` gives for the batch, each sample on its own."""
+
+
+def fix(module: nn.Module) -> nn.Module:
+    """Make everything in `module` that needs no gradient a constant of it, in place.
+
+    A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` do without it,
+    copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics, and
+    is asked about a sample only once where samples are not augmented. Modules without frozen parameters stay as they
+    are.
+
+    Returns:
+        The same module.
+    """
+    frozen = {id(p) for p in module.parameters() if not p.requires_grad}
+    if not frozen:
+        return module
+    for part in _still(module, frozen):
+        for inner in part.modules():
+            _note(inner, [n for n in inner._buffers if n not in inner._non_persistent_buffers_set])
+            inner._non_persistent_buffers_set.update(inner._buffers)
+        part.eval()
+        _set(part, "train", _stay)
+    sequences = [
+        m for m in module.modules() if type(m) is nn.Sequential and any(id(p) in frozen for p in m.parameters())
+    ]
+    lengths = {id(m): _leading(m, frozen) for m in sequences}
+    for part in module.modules():
+        names = [n for n, p in part._parameters.items() if p is not None and id(p) in frozen]
+        _note(part, names)
+        for name in names:
+            value = cast(nn.Parameter, part._parameters.pop(name))
+            part.register_buffer(name, value.detach(), persistent=False)
+    for part in module.modules():
+        if "train" in vars(part):
+            setattr(part, _KEY, digest(part))
+            _set(part, "forward", _answer)
+    for part in sequences:
+        if (length := lengths[id(part)]) and "train" not in vars(part):
+            setattr(part, _KEY, digest(part[:length]))
+            part.__dict__["_ekiden_leading"] = length
+            for child in part[:length]:
+                child.eval()
+                _set(child, "train", _stay)
+            _set(part, "forward", _answer_first)
+    return module
+
+
+def is_asked_once(part: nn.Module) -> bool:
+    """Return whether `fix` made this module answer from what is known of samples."""
+    return hasattr(part, _KEY) and "forward" in vars(part)
+
+
+def is_fixed(part: nn.Module) -> bool:
+    """Return whether values of this module itself are constants."""
+    return bool(getattr(part, _FIXED, ()))
+
+
+def fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the constants of `module` that `fix` made, by name."""
+    for path, part in module.named_modules():
+        for name in getattr(part, _FIXED, ()):
+            yield f"{path}.{name}" if path else name, part.get_buffer(name)
+
+
+def digest(module: nn.Module) -> str:
+    """Return what names the constants of `module`: their names, shapes and values; empty where there are none."""
+    found, any_there = hashlib.blake2b(digest_size=16), False
+    for name, tensor in fixed(module):
+        any_there = True
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        if not tensor.is_meta:
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest() if any_there else ""
+
+
+def size(module: nn.Module) -> int:
+    """Return the number of constants."""
+    return sum(tensor.numel() for _, tensor in fixed(module))
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of `module` that shares its constants, which nobody changes."""
+    return copy.deepcopy(module, {id(t): t for _, t in fixed(module)})
+
+
+def _still(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
+    """Yield the largest parts all of whose parameters, at least one, are frozen."""
+    own = list(module.parameters())
+    if own and all(id(p) in frozen for p in own):
+        yield module
+        return
+    for child in module.children():
+        yield from _still(child, frozen)
+
+
+def _leading(sequence: nn.Sequential, frozen: set[int]) -> int:
+    """Return how many of the first members come before the last frozen one that no trained one precedes."""
+    length = 0
+    for i, member in enumerate(sequence, 1):
+        own = list(member.parameters())
+        if any(id(p) not in frozen for p in own):
+            break
+        if own:
+            length = i
+    return length
+
+
+def _note(part: nn.Module, names: Sequence[str]) -> None:
+    if names:
+        setattr(part, _FIXED, (*getattr(part, _FIXED, ()), *names))
+
+
+def _set(part: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    """Give this one module another method; a copy has it too."""
+    part.__dict__[name] = MethodType(function, part)
+
+
+def _stay(part: nn.Module, mode: bool = True) -> nn.Module:
+    """Stay in evaluation mode."""
+    return type(part).train(part, False)
+
+
+def _answer(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Answer from what is known, if these are samples as they are."""
+    forward = type(part).forward
+    if len(args) == 1 and not kwargs and (source := _source(args[0])) is not None:
+        return source.answer(getattr(part, _KEY), lambda x: cast(Tensor, forward(part, x)))
+    return forward(part, *args, **kwargs)
+
+
+def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
+    """Answer for the frozen members at the beginning from what is known; then go through the others."""
+    assert isinstance(part, nn.Sequential)
+    source, length = _source(x), part.__dict__["_ekiden_leading"]
+
+    def first(x: Tensor) -> Tensor:
+        for member in islice(part, length):
+            x = member(x)
+        return x
+
+    x = first(x) if source is None else source.answer(getattr(part, _KEY), first)
+    for member in islice(part, length, None):
+        x = member(x)
+    return x
+
+
+def _source(x: object) -> Source | None:
+    """Return where a batch comes from; None of one that was changed, or whose gradient is wanted."""
+    found = getattr(x, SOURCE, None)
+    if found is None or not isinstance(x, Tensor) or x.requires_grad:
+        return None
+    source, version = found
+    return cast(Source, source) if x.is_inference() or version == x._version else None

@@ -1,0 +1,130 @@
+"""`ekiden predict`: what it says of the test data is what the run reported."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from ekiden import load, load_model, run
+from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
+from ekiden.data.tasks import MultiLabel, Regression, Task
+from ekiden.engine.folder import read_lines
+from ekiden.methods import FedAvg, FedSeq, Local
+from ekiden.serving.predictions import predict
+from ekiden.serving.reading import Reader
+from tests.conftest import Tiny
+
+Command = Callable[..., tuple[int, str]]
+
+
+def reported(folder: Path) -> float:
+    return float(read_lines(folder / "metrics.jsonl")[-1]["accuracy"])
+
+
+def test_pictures_of_any_size_and_mode_are_seen_as_in_training(
+    run_on_pictures: Path, pictures: Path, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "predictions.parquet"
+    assert command("predict", str(run_on_pictures), str(pictures / "test"), "-o", str(out))[0] == 0
+    found = pd.read_parquet(out)
+    truth = [Path(file).parent.name for file in found.file]
+    assert (found.prediction == truth).mean() == reported(run_on_pictures)
+    assert list(found) == ["file", "prediction", "probability_none", "probability_one", "probability_two"]
+    each = found.filter(like="probability").to_numpy()
+    assert np.allclose(each.sum(1), 1, atol=1e-5)
+    assert (found.prediction == np.array(["none", "one", "two"])[each.argmax(1)]).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name]
+
+
+def test_tables_of_images_are_read_by_rows(run_on_digits: Path, tmp_path: Path, command: Command) -> None:
+    test = load("digits").test
+    images = []
+    for x in test.x[:, 0].numpy():
+        buffer = io.BytesIO()
+        Image.fromarray(x).save(buffer, "png")
+        images.append(buffer.getvalue())
+    pq.write_table(pa.table({"picture": images, "other": list(range(len(images)))}), tmp_path / "images.parquet")
+    np.save(tmp_path / "images.npy", test.x.numpy())
+    answers = {}
+    for name, flags in (("images.parquet", ["--column", "picture"]), ("images.npy", [])):
+        code, printed = command("predict", str(run_on_digits), str(tmp_path / name), *flags)
+        assert code == 0, printed
+        answers[name] = pd.read_csv(io.StringIO(printed), dtype={"prediction": str})
+    for found in answers.values():
+        assert (found.prediction.astype(int) == test.y.numpy()).mean() == reported(run_on_digits)
+        assert found.row.tolist() == list(range(len(test)))
+    assert (answers["images.npy"].prediction == answers["images.parquet"].prediction).all()
+
+
+def test_memory_does_not_grow_with_the_number_of_samples(run_on_digits: Path, tmp_path: Path) -> None:
+    model = load_model(run_on_digits)
+    np.save(tmp_path / "many.npy", np.zeros((1000, *model.shape), np.uint8))
+    sizes = [len(batch.x) for batch in Reader(model.inputs, model.shape, batch=64).read([tmp_path / "many.npy"])]
+    assert (max(sizes), sum(sizes)) == (64, 1000)
+
+
+def test_a_personal_model_answers_for_its_client(tmp_path: Path) -> None:
+    silos = split(load("digits"), Iid(), 2, seed=0)
+    run(Local(epochs=1), silos, folder=tmp_path / "run")
+    rows = silos.clients[1].test.rows
+    np.save(tmp_path / "x.npy", silos.dataset.test.x[rows].numpy())
+    model = load_model(tmp_path / "run", client="client-1")
+    predict(model, [tmp_path / "x.npy"], str(tmp_path / "out.csv"))
+    found = pd.read_csv(tmp_path / "out.csv")
+    wanted = read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["clients"][1]
+    assert (found.prediction == silos.dataset.test.y[rows].numpy()).mean() == wanted
+
+
+def numbers(task: Task, y: torch.Tensor, names: tuple[str, ...]) -> FederatedData:
+    """Two silos with 4 numbers each sample."""
+    samples = Samples(torch.randn(len(y), 4, generator=torch.Generator().manual_seed(1)), y)
+    parts = torch.arange(len(y)).chunk(6)
+    clients = (ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3])) for i in (0, 1))
+    return FederatedData(Dataset("numbers", samples, samples, names, task=task), tuple(clients))
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "wanted"),
+    [
+        (Regression(mean=(50.0,), std=(3.0,)), ("age",), ["prediction"]),
+        (Regression(mean=(50.0,), std=(3.0,)), ("a", "b"), ["prediction_a", "prediction_b"]),
+        (MultiLabel(), ("cough", "fever"), ["prediction", "probability_cough", "probability_fever"]),
+    ],
+    ids=["one number", "two numbers", "labels"],
+)
+def test_each_task_has_its_columns(task: Task, names: tuple[str, ...], wanted: list[str], tmp_path: Path) -> None:
+    n = 120
+    y = torch.rand(n, len(names), generator=torch.Generator().manual_seed(2)).round()
+    data = numbers(task, y + 50 if isinstance(task, Regression) else y, names)
+    run(FedAvg(rounds=1, epochs=1), data, torch.nn.Linear(4, len(names)), folder=tmp_path / "run")
+    model = load_model(tmp_path / "run", network=torch.nn.Linear(4, len(names)))
+    x = data.dataset.test.x
+    np.save(tmp_path / "x.npy", x.numpy())
+    predict(model, [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert list(found)[2:] == wanted
+    with torch.no_grad():
+        raw = model(x)
+    if isinstance(task, Regression):
+        expected = (raw * 3 + 50).numpy()
+        assert np.allclose(found[wanted].to_numpy(), expected)
+    else:
+        assert np.allclose(found[wanted[1:]].to_numpy(), raw.sigmoid().numpy())
+        first = [name for name, value in zip(names, raw[0], strict=True) if value >= 0]
+        assert found.prediction[0] == ";".join(first)
+
+
+def test_features_from_python_are_predicted(blobs: FederatedData, tmp_path: Path) -> None:
+    result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
+    x, y = blobs.dataset.test.x, blobs.dataset.test.y
+    np.save(tmp_path / "x.npy", x.numpy().astype(np.float64))
+    predict(load_model(tmp_path / "run", network=Tiny), [tmp_path / "x.npy"], str(tmp_path / "out.parquet"))
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert (found.prediction.astype(int) == y.numpy()).mean() == pytest.approx(result.accuracy, abs=1e-12)

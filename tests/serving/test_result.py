@@ -1,0 +1,108 @@
+"""What a run gave, as an object to look at, draw, measure and load."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+
+from ekiden import FederatedData, UserError, load, open_run, run, split
+from ekiden.data import Iid
+from ekiden.methods import FedAvg, FedSeq, Local
+from tests.conftest import Tiny
+
+mpl.use("Agg")
+
+
+def test_a_folder_opens_as_what_the_run_returned(blobs: FederatedData, tmp_path: Path) -> None:
+    first = run(FedAvg(rounds=3, epochs=1), blobs, Tiny(), folder=tmp_path / "run")
+    again = open_run(tmp_path / "run", network=Tiny)
+    assert (again.metrics, again.ledger, again.accuracy, again.bytes) == (
+        first.metrics,
+        first.ledger,
+        first.accuracy,
+        first.bytes,
+    )
+    assert again.state.step == 3
+    assert {**again.config, **first.config} == again.config
+    assert repr(again) == repr(first)
+    assert first.weights is not None
+    assert again.weights is not None
+    assert torch.equal(again.weights.params, first.weights.params)
+    x = blobs.dataset.test.x
+    with torch.no_grad():
+        assert torch.equal(again.load_model()(x), first.load_model()(x))
+
+
+def test_everything_but_the_models_is_there_without_the_network(blobs: FederatedData, tmp_path: Path) -> None:
+    run(FedAvg(rounds=3, epochs=1), blobs, Tiny(), folder=tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    assert len(opened.history()) == 3
+    with pytest.raises(UserError, match=r"a network of its own \(Tiny\): give it, network="):
+        _ = opened.weights
+
+
+def test_a_killed_step_does_not_count(blobs: FederatedData, tmp_path: Path) -> None:
+    run(FedAvg(rounds=3, epochs=1), blobs, Tiny(), folder=tmp_path / "run", stop_after=2)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(rows[-1].replace(b'"step":2', b'"step":3'))
+    opened = open_run(tmp_path / "run")
+    assert [row["step"] for row in opened.metrics] == [1, 2]
+    assert "step 2 of 3" in repr(opened)
+
+
+def test_history_is_a_frame_and_plot_draws_it(blobs: FederatedData) -> None:
+    result = run(FedAvg(rounds=3, epochs=1), blobs, Tiny())
+    frame = result.history()
+    assert frame.index.tolist() == [1, 2, 3]
+    assert frame.accuracy.tolist() == [row["accuracy"] for row in result.metrics]
+    assert frame["client_accuracy_client-1"].iloc[-1] == result.metrics[-1]["clients"][1]
+    axes = result.plot()
+    assert axes.lines[0].get_xydata().tolist() == [[step, value] for step, value in frame.accuracy.items()]  # type: ignore[union-attr]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "accuracy")
+    assert result.plot("client_worst", axes) is axes
+    with pytest.raises(UserError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
+        result.plot("acuracy")
+
+
+def test_history_says_that_pandas_is_missing(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    result = run(FedSeq(epochs=1), blobs, Tiny())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r'pip install "ekiden\[pandas\]"'):
+        result.history()
+
+
+def test_evaluate_measures_as_the_run_did(run_on_digits: Path) -> None:
+    opened = open_run(run_on_digits)
+    test = load("digits").test
+    silos = split(load("digits"), Iid(), 3, seed=0)
+    wanted = opened.metrics[-1]
+    for data in (silos, silos.dataset, (test.x, test.y), "digits"):
+        assert opened.evaluate(data)["accuracy"] == wanted["accuracy"]
+    row = opened.evaluate(silos)
+    assert {name: row[name] for name in ("loss", "clients", "client_worst")} == {
+        name: wanted[name] for name in ("loss", "clients", "client_worst")
+    }
+    with pytest.raises(UserError, match="cannot take samples of shape"):
+        opened.evaluate((torch.zeros(30, 3, 9, 9, dtype=torch.uint8), torch.zeros(30, dtype=torch.int64)))
+
+
+def test_evaluate_needs_the_silos_of_personal_models(blobs: FederatedData) -> None:
+    result = run(Local(epochs=1), blobs, Tiny())
+    assert result.evaluate(blobs)["accuracy"] == result.accuracy
+    with pytest.raises(UserError, match="a model for each of 4 clients, the data have 1"):
+        result.evaluate(blobs.dataset)
+    with pytest.raises(UserError, match="unknown client 'client-9'"):
+        result.load_model(client="client-9")
+
+
+def test_a_result_tells_what_it_is(blobs: FederatedData, tmp_path: Path) -> None:
+    result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
+    lines = repr(result).splitlines()
+    assert lines[0] == "Result: fedseq on own data: 4 clients, 3 classes"
+    assert lines[1].strip() == f"step 4 of 4, accuracy {result.accuracy:.4f}"
+    assert lines[2].strip() == f"{result.bytes:,} bytes moved in 3 transfers"
+    assert lines[3].strip() == f"run folder: {tmp_path / 'run'}"

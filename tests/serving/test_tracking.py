@@ -1,0 +1,145 @@
+"""Trackers get each committed row, once, and cannot end a run."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ekiden import FederatedData, UserError, run
+from ekiden.engine.folder import read_lines
+from ekiden.methods import FedAvg
+from ekiden.serving import tracking
+from tests.conftest import Tiny
+
+Command = Callable[..., tuple[int, str]]
+METHOD = FedAvg(rounds=3, epochs=1)
+
+
+class Noting:
+    """Notes what it is told."""
+
+    told: list[tuple[str, object]]
+    known = 0
+    fails_at = -1
+
+    def begin(self, folder: Path, config: Mapping[str, object]) -> int:
+        self.told.append(("begin", config["hyperparameters"]))
+        return self.known
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        if step == self.fails_at:
+            raise ConnectionError("the server is away")
+        self.told.append(("step", (step, numbers["accuracy"])))
+
+    def end(self, model: Path | None) -> None:
+        self.told.append(("end", model))
+
+
+@pytest.fixture
+def noting(monkeypatch: pytest.MonkeyPatch) -> type[Noting]:
+    class Fresh(Noting):
+        told: list[tuple[str, object]] = []  # noqa: RUF012
+
+    monkeypatch.setattr(tracking, "TRACKERS", {"noting": (Fresh, "json")})
+    return Fresh
+
+
+def steps(told: list[tuple[str, object]]) -> list[int]:
+    return [value[0] for what, value in told if what == "step"]  # type: ignore[index]
+
+
+def test_each_row_is_told_once_and_then_the_model(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+    result = run(METHOD, blobs, Tiny(), folder=tmp_path / "run", track="noting")
+    rows = [("step", (row["step"], row["accuracy"])) for row in result.metrics]
+    assert result.config["hyperparameters"]["rounds"] == 3
+    assert noting.told == [
+        ("begin", result.config["hyperparameters"]),
+        *rows,
+        ("end", tmp_path / "run" / "model.safetensors"),
+    ]
+
+
+def test_a_run_that_goes_on_tells_what_was_missed(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+    module = Tiny()
+    run(METHOD, blobs, module, folder=tmp_path / "run", track="noting", stop_after=2)
+    assert noting.told[-1] == ("end", None)
+    noting.told.clear()
+    noting.known = 1  # step 2 was lost on the way
+    run(METHOD, blobs, module, folder=tmp_path / "run", track="noting")
+    assert steps(noting.told) == [2, 3]
+
+
+def test_a_tracker_that_fails_is_left_out_with_one_line(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting], caplog: pytest.LogCaptureFixture
+) -> None:
+    noting.fails_at = 2
+    module = Tiny()
+    tracked = run(METHOD, blobs, module, folder=tmp_path / "run", track=["noting"])
+    assert tracked.state.step == 3
+    assert steps(noting.told) == [1]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["tracker noting failed and is left out, the run goes on: the server is away"]
+    plain = run(METHOD, blobs, module, folder=tmp_path / "plain")
+    assert tracked.metrics == plain.metrics
+    files = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "config.json")
+    assert all((tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes() for name in files)
+
+
+def test_tensorboard_draws_what_was_measured(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--clients", "2", "--partition", "iid", "--epochs", "1", "--track", "tensorboard"]
+    code, printed = command("run", "fedseq", *flags)
+    assert code == 0, printed
+    folder = tmp_path / "runs" / "fedseq-digits-seed0"
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    drawn = [(event.step, event.value) for event in events.Scalars("accuracy")]
+    wanted = [(row["step"], row["accuracy"]) for row in read_lines(folder / "metrics.jsonl")]
+    assert drawn == [(step, pytest.approx(value)) for step, value in wanted]
+    assert "settings/text_summary" in events.Tags()["tensors"]
+
+
+def test_mlflow_goes_on_with_its_run(blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    module, folder = Tiny(), tmp_path / "run"
+    run(METHOD, blobs, module, folder=folder, track="mlflow", stop_after=2)
+    result = run(METHOD, blobs, module, folder=folder, track="mlflow")
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("ekiden")
+    (found,) = client.search_runs([experiment.experiment_id])
+    drawn = [(point.step, point.value) for point in client.get_metric_history(found.info.run_id, "accuracy")]
+    assert drawn == [(row["step"], row["accuracy"]) for row in result.metrics]
+    assert (found.data.params["rounds"], found.data.params["method"]) == ("3", "fedavg")
+    assert found.data.tags["model"] == str(folder / "model.safetensors")
+    assert found.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--track", "tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'"),
+        (["--track", "mlflow"], 'tracker mlflow needs an extra: pip install "ekiden[mlflow]"'),
+        (["--track"], "--track"),
+    ],
+)
+def test_trackers_that_cannot_work_are_refused_before_the_run(
+    flags: list[str], wanted: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    code, printed = command("run", "fedseq", *flags)
+    assert (code, printed.count("\n")) == (2, 1)
+    assert wanted in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_needs_a_folder(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="give folder="):
+        run(METHOD, blobs, Tiny(), track="tensorboard" if "tensorboard" in sys.modules else "mlflow")
