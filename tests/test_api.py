@@ -129,7 +129,10 @@ def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
         (((X, Y), 0.5), "split cannot divide by float: give a partition"),
         (((X, Y), "iid", "3"), "clients '3' is of the wrong type: it must be a whole number or None"),
         (((X, Y), "iid", 2.0), "clients 2.0 is of the wrong type"),
-        ((FRAME, "iid"), "train is a DataFrame, which does not say what the label is: name it, as in ekiden.load(frame, "),
+        (
+            (FRAME, "iid"),
+            "train is a DataFrame, which does not say what the label is: name it, as in ekiden.load(frame, ",
+        ),
     ],
 )
 def test_split_refuses_the_rest_in_one_line(arguments: Any, message: str) -> None:

@@ -192,11 +192,14 @@ class Pictures(list):  # each is made when it is decoded
 def build():
     from ekiden.data.decode import decode
     from ekiden.data.inputs import Images
-    train, test = (Raw("made", Pictures(), np.zeros(n, dtype=np.int64)), Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64)))
+    train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64))
+    test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64))
     x = decode([train, test], Images(), cache.room)
-    return Dataset("big", Samples(x[0], torch.arange(n) % 2), Samples(x[1], torch.zeros(1, dtype=torch.int64)), ("a", "b"))
+    y = torch.arange(n) % 2
+    return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
 def own():
-    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("RssAnon")) / 1e3
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3
 before = own()
 for _ in range(2):
     dataset = cache.cached("big", "0" * 8, build)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,9 @@ def test_frames_of_all_libraries(frame: Callable[[Rows], Any]) -> None:
 # Silos
 
 
-def write_silos(folder: Path, suffix: str = ".csv", columns: Sequence[str] = ("age", "sex", "dose", "died")) -> list[str]:
+def write_silos(
+    folder: Path, suffix: str = ".csv", columns: Sequence[str] = ("age", "sex", "dose", "died")
+) -> list[str]:
     paths = []
     for k, name in enumerate(("north", "south")):
         rows = {c: v for c, v in patients(40, seed=k).items() if c in columns}
@@ -341,10 +344,9 @@ def test_a_models_own_tokenizer(tmp_path: Path) -> None:
     assert tokens.encode(["fine film"]).tolist() == [[3, 2]]
     made.add_tokens(["more"])
     made.save(str(tmp_path / "other.json"))
+    other = replace(tokens, tokenizer=str(tmp_path / "other.json"))
     with pytest.raises(UserError, match="holds another tokenizer"):
-        from dataclasses import replace
-
-        replace(tokens, tokenizer=str(tmp_path / "other.json")).encode(["fine"])
+        other.encode(["fine"])
 
 
 def test_texts_without_labels_are_for_language_modelling() -> None:
@@ -447,7 +449,7 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
     rows = {"file": ["scan.nii.gz#2", "scan.nii.gz"] * 5, "label": ["top", "middle"] * 5}
     path = csv(tmp_path / "slices.csv", rows)
-    with pytest.raises(UserError, match="its pixels go from .*: say which values .* by --window LOW HIGH"):
+    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by --window LOW HIGH"):
         load(path, image_column="file")
     data = load(path, image_column="file", window=(0, 1000))
     assert {int(x.max()) for x in data.train.x} == {128, 255}
@@ -506,7 +508,10 @@ def test_silos_from_the_command_line(
     write_silos(tmp_path / "wards")
     code, said = command("run", "fedseq", "--epochs", "1", "--silos", "wards", "--label-column", "died")
     assert code == 0, said
-    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())["clients"].keys() == {"north", "south"}
+    assert json.loads((tmp_path / "runs/fedseq-wards-seed0/config.json").read_text())["clients"].keys() == {
+        "north",
+        "south",
+    }
     code, said = command("data", "--silos", "wards", "--label-column", "died", "--draw", str(tmp_path / "a.png"))
     assert code == 0, said
     assert "north" in said
@@ -527,17 +532,17 @@ def half(rows: Rows) -> Rows:
 P = {k: v for k, v in patients().items() if k in ("age", "sex", "dose", "died")}
 DIED = {"label_column": "died"}
 MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("a label column that is not there", P, {"label_column": "dead"}, "unknown column of .* 'dead': did you mean 'died'"),
-    ("no label column", P, {}, r"has no column 'label': say which one holds the labels .* it has: age, sex, dose, died"),
+    ("a label column that is not there", P, {"label_column": "dead"}, "unknown column of .* 'dead': did you mean 'died'"),  # noqa: E501
+    ("no label column", P, {}, r"has no column 'label': say which one holds the labels .* it has: age, sex, dose, died"),  # noqa: E501
     ("a group column that is not there", P, DIED | {"group_column": "ward"}, "unknown column of .* 'ward'"),
-    ("a missing label", bad(P, died=[None, *P["died"][1:]]), DIED, r"the label in row 0 of .* is missing \(column 'died'\)"),
+    ("a missing label", bad(P, died=[None, *P["died"][1:]]), DIED, r"the label in row 0 of .* is missing \(column 'died'\)"),  # noqa: E501
     ("one class", bad(P, died=["yes"] * 60), DIED, "all labels in .* are 'yes': classification needs two"),
     ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
-    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*--drop-columns"),
-    ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and the label"),
-    ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left that the model could get"),
+    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*--drop-columns"),  # noqa: E501
+    ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and the label"),  # noqa: E501
+    ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left that the model could get"),  # noqa: E501
     ("names as categories", bad(P, sex=[f"person {k}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
-    ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),
+    ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
     ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: say whether"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
     ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "row 0 .* is 0.5, no class"),
@@ -547,17 +552,17 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("an unknown task", P, DIED | {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
-    ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),
+    ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),  # noqa: E501
     ("text and images", P, DIED | {"text_column": "sex", "image_column": "age"}, "give one of --image-column"),
     ("an image column of numbers", P, DIED | {"image_column": "age"}, "'age' of .* holds double: images must be"),
-    ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 of .* names the image .*which is not a file"),
-    ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),
-    ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),
+    ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 of .* names the image .*which is not a file"),  # noqa: E501
+    ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
+    ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
     ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, the data are a table"),
     ("a window of one value", P, DIED | {"window": (1.0,)}, "--window takes two values, low and high"),
     ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range|--min-count 0 is out of range"),
-    ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),
+    ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501
 ]  # fmt: skip
 
 
@@ -577,7 +582,9 @@ def test_mistakes_in_a_table(
     for name, value in options.items():
         values = value if isinstance(value, tuple | list) else [value]
         flags += [f"--{name.replace('_', '-')}", *map(str, values)]
-    code, said = command("run", "fedavg", "--rounds", "1", "--partition", "iid", "--clients", "2", "--data", path, *flags)
+    code, said = command(
+        "run", "fedavg", "--rounds", "1", "--partition", "iid", "--clients", "2", "--data", path, *flags
+    )
     assert code == 2
     assert said.startswith("ekiden: ")
     assert len(said.splitlines()) == 1
@@ -593,7 +600,7 @@ FILES: list[tuple[str, str, bytes, str]] = [
     ("an empty file", "a.csv", b"", "a.csv is empty: it needs a header and rows"),
     ("a header alone", "a.csv", b"age,label\n", "a.csv has no row: it needs"),
     ("a broken line", "a.csv", b"age,label\n1,a\n1,2,3\n", "a.csv cannot be read as CSV.*Expected 2 columns, got 3"),
-    ("another encoding", "a.csv", "n\xe4me,label\n1,a\n".encode("latin-1") + b"1,a\n" * 9, "is not written in UTF-8 .byte 1."),
+    ("another encoding", "a.csv", "n\xe4me,label\n1,a\n".encode("latin-1") + b"1,a\n" * 9, "is not written in UTF-8 .byte 1."),  # noqa: E501
     ("not Parquet", "a.parquet", b"PAR1 no", "a.parquet cannot be read as Parquet"),
     ("a spreadsheet", "a.xlsx", b"PK", "a.xlsx is not a .parquet file, and none of .csv"),
     ("two columns of one name", "a.csv", b"age,age,label\n1,2,a\n", "has two columns called 'age'"),
@@ -621,9 +628,9 @@ def test_mistakes_in_arrays(tmp_path: Path) -> None:
     fails("holds 20 samples and 10 values in 'y'", x=x, y=y[:10])
     fails("has NaN or infinity in sample 3", x=np.where(np.arange(20)[:, None] == 3, np.nan, x), y=y)
     fails("it holds Python objects", x=np.array([{}, {}], dtype=object), y=y)
+    (tmp_path / "c" / "cat").mkdir(parents=True)
+    Image.new("L", (2, 2)).save(tmp_path / "c" / "cat" / "a.png")
     with pytest.raises(UserError, match="is a folder of images, which has no columns"):
-        (tmp_path / "c" / "cat").mkdir(parents=True)
-        Image.new("L", (2, 2)).save(tmp_path / "c" / "cat" / "a.png")
         load(str(tmp_path / "c"), label_column="y")
 
 
@@ -640,7 +647,11 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     fails("two silos are called 'a-north'", north, north)
     fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
     fails("b.csv has the column 'extra', which .* has not", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
-    fails("'age' of .*b.csv holds text .'old' in row 0.*numbers", north, csv(tmp_path / "b.csv", bad(rows, age=["old"] * 40)))
+    fails(
+        "'age' of .*b.csv holds text .'old' in row 0.*numbers",
+        north,
+        csv(tmp_path / "b.csv", bad(rows, age=["old"] * 40)),
+    )
     fails("several silos and --group-column both", north, south, group_column="sex")
     np.savez(tmp_path / "x.npz", x=np.ones((20, 2)), died=np.arange(20) % 2)
     fails("north.csv holds a table, .*x.npz arrays", north, str(tmp_path / "x.npz"))
@@ -667,7 +678,10 @@ def test_a_category_that_training_never_saw_is_one_of_the_others() -> None:
 
 
 def test_networks_that_do_not_read_such_samples_say_so() -> None:
-    table, texts = clinic(patients(), min_count=2), split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2)
+    table, texts = (
+        clinic(patients(), min_count=2),
+        split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2),
+    )
     with pytest.raises(UserError, match=r"mlp reads numbers, these samples are rows of a table: .*table_mlp, table_tr"):
         ekiden.run("fedavg", table, "mlp")
     with pytest.raises(UserError, match=r"table_mlp reads rows of a table, these samples are texts: .*text_mean"):

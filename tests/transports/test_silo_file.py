@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ekiden.api import Result
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
 from ekiden.methods import FedSeq
-from ekiden.api import Result
 from ekiden.transports.flower.session import RemotePlan, run
 from ekiden.transports.flower.silo_file import read
 from tests.transports.fakes import FakeNodes
@@ -141,7 +141,9 @@ def tables(folder: Path) -> list[Path]:
 
 def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
     files = tables(tmp_path)
-    with pytest.raises(UserError, match=r"silos agree on the scaling of a table before they start: run `ekiden silo sums"):
+    with pytest.raises(
+        UserError, match=r"silos agree on the scaling of a table before they start: run `ekiden silo sums"
+    ):
         read(files[0]).load()
     for file in files:
         code, said = command("silo", "sums", str(file))
@@ -182,10 +184,10 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
     with pytest.raises(UserError, match="holds no agreed scaling"):
         read(files[0]).load()
     files[0].write_text(TABLE.format(name="a", more='task = "regression"'))
-    with pytest.raises(UserError, match="unknown entry in .data. of .* 'task'"):
+    with pytest.raises(UserError, match=r"unknown entry in .data. of .* 'task'"):
         read(files[0])
     files[0].write_text(TABLE.format(name="a", more="").replace('"died"', '"dead"'))
-    with pytest.raises(UserError, match="unknown column of .* 'dead': did you mean 'died'"):
+    with pytest.raises(UserError, match=r"unknown column of .* 'dead': did you mean 'died'"):
         read(files[0]).load()
 
 

@@ -40,7 +40,7 @@ def image(item: Path | bytes) -> Image.Image:
 
 
 def _nifti(path: Path) -> NDArray[Any]:
-    """(rows, columns, slices)"""
+    """Return (rows, columns, slices)."""
     try:
         import nibabel  # noqa: PLC0415  (an extra)
     except ImportError:

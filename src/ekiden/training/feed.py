@@ -50,9 +50,7 @@ class Feed:
         """Whether a sample is always fed alike: nothing is augmented."""
         return not self.dataset.augment.active
 
-    def batch(
-        self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
         Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may only say which
