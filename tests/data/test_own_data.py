@@ -711,3 +711,20 @@ def test_data_sets_of_other_libraries() -> None:
     silos = federate([Stream(), torch.utils.data.TensorDataset(torch.randn(30, 4), torch.arange(30) % 2)])
     assert silos.dataset.shape == (4,)
     assert [len(c.train) + len(c.val) for c in silos.clients] == [24, 24]
+
+
+def test_runs_that_read_other_columns_are_not_the_same(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = csv(tmp_path / "a.csv", patients(90))
+    for label in ("cough", "fever"):
+        columns = ("--label-column", label, "--group-column", "ward", "--drop-columns", *others(label))
+        code, said = command("run", "fedseq", "--epochs", "1", "--data", path, *columns)
+        assert code == 0, said
+    code, said = command("report", *map(str, (tmp_path / "runs").iterdir()), "-o", "page")
+    assert code == 0, said
+    assert "left out" not in said
+    code, said = command("compare", *map(str, (tmp_path / "runs").iterdir()))
+    assert "a.csv, cough" in said
+    assert "a.csv, fever" in said
