@@ -45,7 +45,7 @@ def _nifti(path: Path) -> NDArray[Any]:
         import nibabel  # noqa: PLC0415  (an extra)
     except ImportError:
         raise UserError('NIfTI files need the package nibabel: pip install "ekiden[medical]"') from None
-    return np.asarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
+    return np.asarray(nibabel.load(path).dataobj)
 
 
 def _dicom(file: Path | BytesIO, number: int | None) -> Image.Image:

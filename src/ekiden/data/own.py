@@ -220,9 +220,9 @@ def assemble(
             (raw, Samples(y[at + k], y[at + k], domain[at + k], group[at + k])) for k, raw in enumerate(holding.parts)
         ]
         at += len(given)
-        train, test = given if len(given) == 2 else _hold_out(*given[0], chosen)
-        pieces.append(train)
-        tests.append(test)
+        first, second = given if len(given) == 2 else _hold_out(*given[0], chosen)
+        pieces.append(first)
+        tests.append(second)
     tests = [(raw, samples) for raw, samples in tests if len(samples)]
     if not tests:
         raise UserError(

@@ -90,4 +90,5 @@ def reading(columns: dict[str, Any]) -> Reading:
         if name not in names:
             raise unknown("option", name, names)
     several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
-    return Reading(**{k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()})
+    given: dict[str, Any] = {k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()}
+    return Reading(**given)
