@@ -16,7 +16,6 @@ from torch import nn
 
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
-from ekiden.api import Result
 from ekiden.base.seeds import derive
 from ekiden.base.sums import size
 from ekiden.cli.app import main
@@ -28,6 +27,7 @@ from ekiden.engine.store import load, read
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedGram, FedSeq
 from ekiden.methods.fedgram import Handoff
+from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points

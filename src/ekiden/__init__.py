@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
-    from ekiden.experiments.revision import forget, join
+    from ekiden.results.model import LoadedModel
+    from ekiden.results.result import Result
     from ekiden.serving.loading import load_model, open_run
-    from ekiden.serving.model import LoadedModel
-    from ekiden.serving.result import Result
+    from ekiden.serving.revision import forget, join
 
 _WHERE = {
     "Augment": "data.augment",
@@ -22,13 +22,13 @@ _WHERE = {
     "DivergenceWarning": "base.errors",
     "FederatedData": "data",
     "Hardware": "base.settings",
-    "LoadedModel": "serving.model",
-    "Result": "serving.result",
+    "LoadedModel": "results.model",
+    "Result": "results.result",
     "Training": "base.settings",
     "UserError": "base.errors",
     "federate": "data",
-    "forget": "experiments.revision",
-    "join": "experiments.revision",
+    "forget": "serving.revision",
+    "join": "serving.revision",
     "load": "data",
     "load_model": "serving.loading",
     "open_run": "serving.loading",

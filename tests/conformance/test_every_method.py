@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Training, conformance, run
-from ekiden.api import Result
 from ekiden.base.refs import SERVER, Ref
 from ekiden.conformance import Subject
 from ekiden.conformance.subject import files, same
@@ -25,6 +24,7 @@ from ekiden.engine.outline import outline
 from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
 from ekiden.methods.spfl.hosts import HOSTS
+from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
 

@@ -32,8 +32,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pandas.DataFrame(sentences(90)).rename(columns={"label": "mood"}).to_csv(folder / "reviews.csv", index=False)
     x, y = rng.normal(size=(60, 2, 32)).astype(np.float32), np.arange(60) % 2
     np.savez(folder / "signals.npz", x=x, y=y)
-    rows = {"vector": list(x[:, 0]), "kind": [f"kind {k}" for k in y], "site": np.arange(60) % 3}
-    pandas.DataFrame(rows).to_parquet(folder / "embeddings.parquet")
+    columns = {"vector": list(x[:, 0]), "kind": [f"kind {k}" for k in y], "site": np.arange(60) % 3}
+    pandas.DataFrame(columns).to_parquet(folder / "embeddings.parquet")
     listed = []
     for k in range(40):
         file = folder / "photos" / ("cat", "dog")[k % 2] / f"{k}.png"

@@ -17,9 +17,9 @@ import safetensors.torch
 
 from ekiden import Hardware, Training
 from ekiden import run as run_here
-from ekiden.api import Result
 from ekiden.data import load, parse, split
 from ekiden.engine.method import Method
+from ekiden.results.result import Result
 from ekiden.transports.flower import certificates, superlink
 from ekiden.transports.flower import federation as federations
 from tests.warm import ekiden

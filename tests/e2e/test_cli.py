@@ -21,7 +21,6 @@ from PIL import Image
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, federate, run
-from ekiden.api import Result
 from ekiden.base.errors import UserError
 from ekiden.cli.app import COMMANDS, main
 from ekiden.engine.folder import RunFolder, read_lines
@@ -29,6 +28,7 @@ from ekiden.engine.method import Method
 from ekiden.experiments.plan import judge, stored
 from ekiden.experiments.presets import _DATA, PRESETS, preset
 from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.results.result import Result
 from tests.conftest import Tiny
 from tests.warm import ekiden
 

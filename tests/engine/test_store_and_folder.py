@@ -29,9 +29,9 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed, Transfer
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
 from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.modules import read_model
 from ekiden.engine.store import FolderJournal, Store, read
 from ekiden.engine.worker import Client
-from ekiden.experiments.plan import read_model
 from ekiden.methods import FedAvg, FedELMY
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
-from ekiden.api import Result
 from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
@@ -44,6 +43,7 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.api import Result
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.methods import DeepAFL
 from ekiden.methods.deepafl import Residual, Sums, sandwiched
 from ekiden.models import SplitNetwork
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Method, Size
-from ekiden.experiments.plan import Plan, judge, read_model
+from ekiden.engine.modules import read_model
+from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import Ensemble
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.training.network import Network

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
-from ekiden.api import Result
 from ekiden.base.sums import measure, size
 from ekiden.engine.federation import ClientMissing
 from ekiden.engine.method import Size
@@ -22,6 +21,7 @@ from ekiden.methods.fedgram import features_of
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
-from ekiden.api import Result
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.engine.store import Store
 from ekiden.engine.worker import payload_types
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.fedma import Kept, class_mean, own_units
+from ekiden.results.result import Result
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
 from tests.conftest import Tiny

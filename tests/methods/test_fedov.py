@@ -14,7 +14,8 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
-from ekiden.experiments.plan import Plan, judge, read_model
+from ekiden.engine.modules import read_model
+from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.fedov.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.widen import widen

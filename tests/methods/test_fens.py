@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.api import Result
 from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.engine.worker import Client
 from ekiden.methods import FENS
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.fens import Form, Held, Joint, Perceptron, Regression, Stacking, Sums, Weighted, minibatches, ridge
+from ekiden.results.result import Result
 from ekiden.training import fit as fitting
 from ekiden.training.fit import Bench
 from ekiden.training.network import Network

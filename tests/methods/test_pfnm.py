@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.engine.method import Method, Size
-from ekiden.experiments.plan import Plan, judge, read_model
+from ekiden.engine.modules import read_model
+from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import PFNM, Average
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network

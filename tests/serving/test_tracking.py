@@ -9,7 +9,7 @@ import pytest
 from ekiden import FederatedData, UserError, run
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg
-from ekiden.serving import tracking
+from ekiden.results import tracking
 from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from ekiden import Hardware, Training, run
-from ekiden.api import Result
 from ekiden.base.files import safetensors_chunks
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, MOON, DisPFL, FedAvg, FedDC, FedDyn, FedELMY, FedPer, FedSeq, FedTasuki, MetaFed
+from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import session
 from ekiden.transports.flower.courier import Lost

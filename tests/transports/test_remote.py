@@ -12,7 +12,6 @@ import torch
 
 from ekiden import Hardware, Training, load_model
 from ekiden import run as run_here
-from ekiden.api import Result
 from ekiden.base.errors import UserError
 from ekiden.data import load, parse, split
 from ekiden.engine import wire
@@ -34,6 +33,7 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.blocks.rounds import Reply
+from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys, session
 from ekiden.transports.flower import silo_file as silo_toml

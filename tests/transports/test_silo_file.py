@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ekiden.api import Result
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
 from ekiden.methods import FedSeq
+from ekiden.results.result import Result
 from ekiden.transports.flower.session import RemotePlan, run
 from ekiden.transports.flower.silo_file import read
 from tests.transports.fakes import FakeNodes

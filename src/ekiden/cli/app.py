@@ -26,7 +26,7 @@ COMMANDS = {
     "results": "cli.sweeps:list_results",
     "forget": "cli.revision:forget",
     "join": "cli.revision:join",
-    "check": "cli.own:check_method",
+    "check": "conformance.command:check_method",
     "new": "cli.own:new",
     "trust": "cli.own:trust",
     "federation": "cli.federation:federation",

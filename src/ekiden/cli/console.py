@@ -67,3 +67,9 @@ def no_run(action: str, paths: Sequence[Path]) -> UserError:
 def first_line(method: type[Method]) -> str:
     """What the method is, in one sentence."""
     return (method.__doc__ or "").strip().split("\n")[0]
+
+
+def say(text: str) -> None:
+    """Print a line at once, as it is."""
+    console.print(text, soft_wrap=True, highlight=False)
+    console.file.flush()

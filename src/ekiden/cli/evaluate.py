@@ -17,9 +17,10 @@ from ekiden.cli.console import console, parse
 from ekiden.data.tasks import Metric
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
+from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.experiments import summary
-from ekiden.experiments.plan import judge, read_model, stored
+from ekiden.experiments.plan import judge, stored
 
 
 @dataclass(frozen=True)

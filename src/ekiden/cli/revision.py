@@ -7,10 +7,11 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from ekiden import data as datasets
-from ekiden.api import Result
 from ekiden.base import outside
 from ekiden.cli.console import console, parse
-from ekiden.experiments import revision, summary
+from ekiden.experiments import summary
+from ekiden.results.result import Result
+from ekiden.serving import revision
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.presets import PRESETS, preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, method_named
-from ekiden.serving import tracking
+from ekiden.results import tracking
 
 M = TypeVar("M", bound=Method)
 

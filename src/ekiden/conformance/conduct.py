@@ -7,12 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ekiden.api import Result, run
+from ekiden.api import run
 from ekiden.base.settings import Training
 from ekiden.conformance import toy
 from ekiden.conformance.subject import CLIENTS, Broken, Subject, files, same, settings
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 
 _CHANCE = 0.45  # of three classes, the largest holds a third

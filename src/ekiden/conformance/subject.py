@@ -8,12 +8,13 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 import torch
 
-from ekiden.api import Result, run
+from ekiden.api import run
 from ekiden.base.settings import Hardware, Training
 from ekiden.conformance import toy
 from ekiden.conformance.watching import Seen, watched
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
+from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 
 CLIENTS = 4

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.base.seeds import derive
+from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import normalise
+from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, Addable, State
-from ekiden.engine.worker import Setup
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
@@ -25,7 +25,7 @@ from ekiden.training.weights import Weights
 
 K = TypeVar("K")
 T = TypeVar("T")
-A = TypeVar("A", bound=Addable)
+A = TypeVar("A", bound=wire.Addable)
 _CPU = torch.device("cpu")
 Note = float | None | dict[str, float | None]
 """What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
@@ -109,6 +109,26 @@ class Transport(Protocol):
         """Release processes and files."""
 
 
+class Agreed(Protocol):
+    """What the server's side knows of a run's `Setup`."""
+
+    @property
+    def build(self) -> Callable[[], nn.Module]:
+        """Makes the network."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """How samples are fed."""
+
+    @property
+    def training(self) -> Training:
+        """How clients train."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """On what."""
+
+
 class Fed:
     """The federation as a method sees it.
 
@@ -124,7 +144,7 @@ class Fed:
         transport: Transport,
         seed: int,
         note: Callable[[Transfer], None],
-        setup: Setup | None = None,
+        setup: Agreed | None = None,
         *,
         skip: bool = True,
     ) -> None:
@@ -255,7 +275,7 @@ class Fed:
             for client in clients:
                 plus = self.call(task, client, *args, plus)
             return plus
-        total: Addable | None = None
+        total: wire.Addable | None = None
         for ref in [self.call(task, client, *args, None) for client in clients]:
             for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
                 total = part if total is None else total.plus(part)
@@ -321,7 +341,7 @@ class Fed:
         return self._agreed.hardware.autocast()
 
     @property
-    def _agreed(self) -> Setup:
+    def _agreed(self) -> Agreed:
         if self._setup is None:
             raise UserError("this federation was made without a setup: its network is not known")
         return self._setup
@@ -374,9 +394,9 @@ def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
     return value
 
 
-def live_refs(state: State) -> frozenset[Ref[Any]]:
-    """The values that the rest of the run can still ask for."""
-    return frozenset(ref for ref in refs(state) if ref != INITIAL)
+def live_refs(state: Any) -> frozenset[Ref[Any]]:
+    """The values that the rest of a run in this state can still ask for; not those that all derive from the seed."""
+    return frozenset(ref for ref in refs(state) if ref.owner != EVERYONE)
 
 
 def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ...]:

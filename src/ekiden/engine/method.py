@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from torch import nn
 
@@ -11,12 +11,10 @@ from ekiden.base.checks import Checked
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.data.tasks import Need
 from ekiden.engine import wire
+from ekiden.engine.federation import Fed
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-
-if TYPE_CHECKING:
-    from ekiden.engine.federation import Fed
 
 T_co = TypeVar("T_co", covariant=True)
 Task = TypeVar("Task", bound=Callable[..., Any])
@@ -39,13 +37,6 @@ class HasModel(Protocol):
     @property
     def model(self) -> Weights:
         """The model in it."""
-
-
-class Addable(Protocol):
-    """A payload of which only the sum over clients is needed."""
-
-    def plus(self, other: Self, /) -> Self:
-        """The sum of both; the order must not matter."""
 
 
 CLASSES: frozenset[Need] = frozenset({"classes"})
@@ -155,7 +146,7 @@ class Method(Checked, ABC):
         return network
 
     @abstractmethod
-    def run(self, fed: "Fed", s: Any) -> Iterator[State]:
+    def run(self, fed: Fed, s: Any) -> Iterator[State]:
         """The outer loop, from state `s` on; yields the state after each step."""
 
     @abstractmethod

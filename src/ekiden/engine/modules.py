@@ -1,11 +1,16 @@
 """Weights and modules: the initial model of a run, a module that holds weights, and the files of the results."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import nn
 
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged
 from ekiden.engine import wire
 from ekiden.engine.folder import RunFolder
+from ekiden.engine.store import load as load_tensors
 from ekiden.engine.worker import Setup
 from ekiden.training.elastic import adapted
 from ekiden.training.network import Network
@@ -42,3 +47,26 @@ def write_models(
         folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
     if model is not None:
         folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
+
+
+def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
+    """A model that a run wrote.
+
+    Raises:
+        UserError: it is not there (the run has not ended), damaged, or of another network.
+    """
+    file = folder / name
+    module = build()
+    try:
+        module.load_state_dict(load_tensors(file))
+    except FileNotFoundError:
+        models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
+        present = sorted(str(p.relative_to(folder)) for p in models)
+        hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
+        hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
+        raise UserError(f"{folder} has no {name}: {hint}") from None
+    except (SafetensorError, OSError, ValueError, Damaged) as error:
+        raise UserError(f"{file} is damaged or no safetensors file ({error}): run it again") from None
+    except RuntimeError:
+        raise UserError(f"{file} holds another network than the run's: was it replaced?") from None
+    return Network(module).weights()

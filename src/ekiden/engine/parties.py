@@ -8,7 +8,7 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.engine import identity
 from ekiden.engine.method import Method
 
@@ -52,38 +52,6 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
             raise UserError(
                 f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
             )
-
-
-def check_needs(method: Method, dataset: Dataset) -> None:
-    """Refuse a method that needs what the data do not offer.
-
-    Raises:
-        UserError: names the methods that do without.
-    """
-    offers, task = dataset.offers, dataset.task.kind
-    missing = method.needs - offers
-    if not missing:
-        return
-    from ekiden.methods import METHODS  # noqa: PLC0415  (`import ekiden` stays light)
-
-    if "classes" in missing:
-        what = f"{method.title()} needs one class for each sample, the task is {task}"
-    elif "vectors" in missing:
-        what = f"{method.title()} needs one vector of outputs for each sample, the task is {task}"
-    else:
-        what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
-    if (plain := _plain(type(method))) is not None and plain.needs <= offers:
-        raise UserError(f"{what}: leave out the options that ask for it, its defaults do without")
-    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)
-    raise UserError(f"{what}: use one of {others}")
-
-
-def _plain(kind: type[Method]) -> Method | None:
-    """The method with its defaults, if it has some for all fields."""
-    try:
-        return kind()
-    except TypeError:
-        return None
 
 
 def _pool(data: FederatedData) -> tuple[ClientData, ...]:

@@ -12,7 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -30,6 +30,13 @@ _ALIGNMENT = 64  # bytes, PyTorch's own
 
 class WireError(UserError):
     """A payload that cannot be read, or is not what was announced."""
+
+
+class Addable(Protocol):
+    """A payload of which only the sum over clients is needed."""
+
+    def plus(self, other: Self, /) -> Self:
+        """The sum of both; the order must not matter."""
 
 
 def leaves(value: Any) -> Iterator[Any]:

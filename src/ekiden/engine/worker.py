@@ -15,7 +15,7 @@ from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
-from ekiden.engine.method import Addable, Method, Size
+from ekiden.engine.method import Method, Size
 from ekiden.engine.store import TRAINED
 from ekiden.training import fit as fitting
 from ekiden.training import frozen
@@ -25,7 +25,7 @@ from ekiden.training.layout import Layout
 from ekiden.training.network import Network, fresh
 from ekiden.training.weights import Part, Weights
 
-A = TypeVar("A", bound=Addable)
+A = TypeVar("A", bound=wire.Addable)
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
 

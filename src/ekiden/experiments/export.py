@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from ekiden.base.errors import UserError
 from ekiden.experiments.summary import Summary, label
-from ekiden.serving.result import flat
+from ekiden.results.result import flat
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":

@@ -5,14 +5,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from safetensors import SafetensorError
-from torch import nn
-
 from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
 from ekiden.data.inputs import Images
@@ -21,13 +17,11 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.store import load as load_tensors
+from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.experiments.entries import at
 from ekiden.methods import ClosingLap, method_named, name_of
 from ekiden.models import training_part
-from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 M = TypeVar("M", bound=Method)
 TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
@@ -264,28 +258,5 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
-    api.check_model(worker, data)
+    check_model(worker, data)
     return TestSet(worker, data, len(own.clients))
-
-
-def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
-    """A model that a run wrote.
-
-    Raises:
-        UserError: it is not there (the run has not ended), damaged, or of another network.
-    """
-    file = folder / name
-    module = build()
-    try:
-        module.load_state_dict(load_tensors(file))
-    except FileNotFoundError:
-        there = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
-        present = sorted(str(p.relative_to(folder)) for p in there)
-        hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
-        hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
-        raise UserError(f"{folder} has no {name}: {hint}") from None
-    except (SafetensorError, OSError, ValueError, Damaged) as error:
-        raise UserError(f"{file} is damaged or no safetensors file ({error}): run it again") from None
-    except RuntimeError:
-        raise UserError(f"{file} holds another network than the run's: was it replaced?") from None
-    return Network(module).weights()

@@ -6,6 +6,7 @@ from typing import Any
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
+from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
 from ekiden.methods.average import Average
 from ekiden.methods.centralized import Centralized
@@ -154,6 +155,36 @@ def method_of(said: Mapping[str, Any]) -> Method:
     return ClosingLap(method) if said.get("closing_lap") else method
 
 
+def check_needs(method: Method, dataset: Dataset) -> None:
+    """Refuse a method that needs what the data do not offer.
+
+    Raises:
+        UserError: names the methods that do without.
+    """
+    offers, task = dataset.offers, dataset.task.kind
+    missing = method.needs - offers
+    if not missing:
+        return
+    if "classes" in missing:
+        what = f"{method.title()} needs one class for each sample, the task is {task}"
+    elif "vectors" in missing:
+        what = f"{method.title()} needs one vector of outputs for each sample, the task is {task}"
+    else:
+        what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
+    if (plain := _plain(type(method))) is not None and plain.needs <= offers:
+        raise UserError(f"{what}: leave out the options that ask for it, its defaults do without")
+    others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)
+    raise UserError(f"{what}: use one of {others}")
+
+
+def _plain(kind: type[Method]) -> Method | None:
+    """The method with its defaults, if it has some for all fields."""
+    try:
+        return kind()
+    except TypeError:
+        return None
+
+
 __all__ = [
     "DENSE",
     "FENS",
@@ -199,6 +230,7 @@ __all__ = [
     "OTFusion",
     "RegMean",
     "SFedKD",
+    "check_needs",
     "known",
     "method_named",
     "method_of",

@@ -2,37 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import class_mean, owned
+from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.methods.blocks.robust import Rule, combine, refuse
 from ekiden.methods.blocks.rounds import note_apart, shortened
 from ekiden.training.layout import Layout
 from ekiden.training.weights import Weights
 
-Init = Literal["same", "different"]
 Head = Literal["mean", "class-wise", "class-counts"]
-
-
-class Trained(NamedTuple):
-    """What a client sends.
-
-    Attributes:
-        model: its trained model.
-        counts: int64, as much as the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,).
-    """
-
-    model: Weights
-    counts: Annotated[Tensor, OwnSamples]
 
 
 @dataclass(frozen=True)

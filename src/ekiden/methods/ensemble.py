@@ -13,9 +13,9 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init
 from ekiden.methods.blocks.class_wise import owned
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.methods.blocks.one_shot import Init
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 

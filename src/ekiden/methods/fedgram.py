@@ -275,9 +275,9 @@ class FedGram(Method):
             s = self._with_model(fed, s)
             yield s
         if self.personal and not s.personal:
-            assert s.totals is not None, "there is a model"
-            where = None if isinstance(s.totals, Handoff) else s.totals.owner
-            common = self.common(s.totals) if where is None else fed.call(self.share, where, s.totals)
+            t = s.totals
+            assert t is not None, "there is a model"
+            common = self.common(t) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
             yield s.next(personal=tuple(fed.call(self.personalise, client, INITIAL, common) for client in clients))
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:

@@ -18,8 +18,8 @@ from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init
 from ekiden.methods.blocks.ensemble import copies
+from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.fedavg import FedAvg, Server
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean

@@ -15,7 +15,8 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Average, Init, Trained
+from ekiden.methods.average import Average
+from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial

@@ -11,8 +11,8 @@ from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init, Trained
 from ekiden.methods.blocks.matching import Process, class_shares, match
+from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights

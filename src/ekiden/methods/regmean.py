@@ -11,9 +11,10 @@ from ekiden.base.checks import Count, Range
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Average, Init, Trained
+from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import half, length, moments, refuse, whole
 from ekiden.methods.blocks.merging import note_averaged, shares
+from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.training.layout import Layout
 from ekiden.training.weights import Weights
 

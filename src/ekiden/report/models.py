@@ -12,9 +12,10 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data import Dataset, FederatedData, Reading
 from ekiden.engine.evaluation import TestSet
+from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.engine.store import read_trained
-from ekiden.experiments.plan import TaskName, judge, loaded, read_model, stored
+from ekiden.experiments.plan import TaskName, judge, loaded, stored
 from ekiden.experiments.summary import Summary
 from ekiden.training.weights import Weights, mean
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.serving.model import LoadedModel
+from ekiden.results.model import LoadedModel
 
 
 @dataclass(frozen=True)

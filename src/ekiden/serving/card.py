@@ -9,8 +9,8 @@ from ekiden.base import outside
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.experiments.summary import size
-from ekiden.serving.model import LoadedModel, inputs_of, not_finished, task_in
-from ekiden.serving.result import Result, flat
+from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
+from ekiden.results.result import Result, flat
 
 _MOST = 100  # silos that are listed one by one
 

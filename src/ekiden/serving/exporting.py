@@ -20,9 +20,9 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.inputs import Images, Tokens
 from ekiden.data.tasks import Classification, recorded
+from ekiden.results.model import LoadedModel, ModelSource
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.model import LoadedModel, ModelSource
 from ekiden.serving.predictions import check_free
 from ekiden.serving.samples import samples_of
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from ekiden.api import describe_model
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import from_json
@@ -16,14 +15,15 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
-from ekiden.engine.modules import as_module
+from ekiden.engine.modules import as_module, read_model
 from ekiden.engine.networks import Given, Made, Named, Prepared, builder, of_method
+from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
-from ekiden.experiments.plan import read_model, stored
+from ekiden.experiments.plan import stored
 from ekiden.methods import method_of
-from ekiden.serving.model import LoadedModel, ModelSource, task_in, wrapped
-from ekiden.serving.result import Models, Result
+from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped
+from ekiden.results.result import Models, Result
 from ekiden.training import frozen
 
 

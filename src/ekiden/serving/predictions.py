@@ -11,8 +11,8 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
+from ekiden.results.model import LoadedModel
 from ekiden.serving.answers import Answers
-from ekiden.serving.model import LoadedModel
 from ekiden.serving.reading import Batch, Reader
 
 STDOUT = "-"

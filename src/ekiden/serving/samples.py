@@ -9,7 +9,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.inputs import Images, Tokens
 from ekiden.engine.folder import read_config
 from ekiden.experiments.plan import plan_in
-from ekiden.serving.model import LoadedModel
+from ekiden.results.model import LoadedModel
 
 _TRIED = 64
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from ekiden.methods.average import Trained
+from ekiden.methods.blocks.one_shot import Trained
 from ekiden.training.layout import Layout
 
 

@@ -8,7 +8,7 @@ from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init
+from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.fedelmy.diversity import Measure
 from ekiden.methods.fedelmy.fedelmy import FedELMY
 from ekiden.training.weights import Weights, mean

@@ -12,8 +12,8 @@ from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init
 from ekiden.methods.blocks.ensemble import copies
+from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.fedov.outliers import destroy
 from ekiden.training.fit import Forward, Work
 from ekiden.training.network import Network

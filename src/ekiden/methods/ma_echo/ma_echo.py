@@ -14,9 +14,9 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, Method, Model, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.average import Init
 from ekiden.methods.blocks.class_wise import class_mean, owned
 from ekiden.methods.blocks.ensemble import copies
+from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.blocks.projectors import compress, projectors, thin
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.ma_echo.qp import min_norm

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ekiden import api, models
+from ekiden import models
 from ekiden._version import __version__
 from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
@@ -26,8 +26,10 @@ from ekiden.engine.evaluation import Built, divergence
 from ekiden.engine.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
 from ekiden.engine.method import Method, Size, State
 from ekiden.engine.outline import outline
+from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named, written
+from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody
@@ -125,7 +127,7 @@ def run(
     *,
     link: str = "{}",
     poll: float = 1.0,
-) -> api.Result:
+) -> Result:
     """Run `plan` over the silos behind `nodes`, or go on with it, in `folder`.
 
     Args:
@@ -168,7 +170,7 @@ def _go(
     roll: Roll,
     patience: Patience,
     say: Say,
-) -> api.Result:
+) -> Result:
     """All steps that are left, and the models."""
     method, clients, folder, classes = plan.whole, plan.names, run_folder.path, len(agreed.classes)
     total = method.steps(len(clients))
@@ -195,7 +197,7 @@ def _go(
     trace = run_folder.trace()
     models = weights, tuple(personal)
     config = read_config(folder)
-    return api.Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
+    return Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
 
 
 def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:
@@ -299,7 +301,7 @@ def _config(
         "dataset": agreed.dataset,
         "clients": samples,
         "model_bytes": modules.model_bytes(setup),
-        **api.describe_model(setup),
+        **describe_model(setup),
         "digests": {"model": identity.model_digest(setup)},  # not of the data: those are the silos' own
         "remote_plan": plan.to_json(),
     }

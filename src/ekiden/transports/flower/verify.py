@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from ekiden import api
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.base.settings import Hardware
@@ -20,11 +19,11 @@ from ekiden.engine.evaluation import Built, consensus
 from ekiden.engine.federation import Transfer, refs
 from ekiden.engine.folder import Marks, read_config, read_lines
 from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.modules import initial_weights, model_bytes
+from ekiden.engine.modules import initial_weights, model_bytes, read_model
 from ekiden.engine.outline import Outline, outline
+from ekiden.engine.setup import describe_model
 from ekiden.engine.store import read
 from ekiden.engine.worker import Setup
-from ekiden.experiments.plan import read_model
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, keys, reported
@@ -104,7 +103,7 @@ def _follows(setup: Setup) -> dict[str, Any]:
     return {
         "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),
-        **api.describe_model(setup),
+        **describe_model(setup),
         "digests": {"model": identity.model_digest(setup)},
     }
 

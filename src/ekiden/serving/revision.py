@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ekiden.api import Result, check_model, describe
+from ekiden.api import Result, describe
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
@@ -23,12 +23,13 @@ from ekiden.engine.method import State
 from ekiden.engine.modules import initial_weights, write_models
 from ekiden.engine.networks import builder
 from ekiden.engine.parties import check_clients
+from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Worker
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
 from ekiden.methods.fedgram import FedGram, Summing
+from ekiden.results.model import ModelSource
 from ekiden.serving.loading import method_in
-from ekiden.serving.model import ModelSource
 from ekiden.training.weights import Weights
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.simulation import Simulation

@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_lines
-from ekiden.serving.result import flat
+from ekiden.results.result import flat
 
 log = logging.getLogger("ekiden")
 Config = Mapping[str, Any]

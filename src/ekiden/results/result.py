@@ -17,8 +17,9 @@ from ekiden.engine.evaluation import Built, TestSet
 from ekiden.engine.federation import Transfer
 from ekiden.engine.method import State
 from ekiden.engine.modules import as_module
+from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Worker
-from ekiden.serving.model import LoadedModel, task_in, wrapped
+from ekiden.results.model import LoadedModel, task_in, wrapped
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -176,8 +177,6 @@ class Result:
         Raises:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models.
         """
-        from ekiden import api  # noqa: PLC0415  (which imports this module)
-
         silos = _silos(data, self.config)
         if self.personal and len(silos.clients) != len(self.clients):
             raise UserError(
@@ -186,7 +185,7 @@ class Result:
             )
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
         silos = replace(silos, dataset=worker.setup.dataset)
-        api.check_model(worker, silos)
+        check_model(worker, silos)
         test = TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
         return test(self.weights, self.personal, last=True)
 

@@ -1,0 +1,47 @@
+"""`ekiden check`. It lies above the other commands, since the contract speaks of their flags."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+from ekiden.base import outside
+from ekiden.base.errors import UserError
+from ekiden.cli.console import parse, say
+from ekiden.conformance import Finding, check, is_a_frozen_dataclass, line
+from ekiden.methods import method_named
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Check a method against the contract that all methods keep."""
+
+    method: Positional[str]
+    """FILE.py:CLASS, or the name of a method"""
+
+
+def check_method(args: Sequence[str]) -> None:
+    """`ekiden check METHOD`."""
+    name = parse(CheckOptions, args, "ekiden check").method
+    outside.trust(name)
+    try:
+        kind = method_named(name)
+    except UserError as error:
+        if "frozen" not in str(error.__cause__):  # what Python says of a dataclass that derives from a frozen one
+            raise
+        _tell(Finding(is_a_frozen_dataclass.__name__, line(is_a_frozen_dataclass), str(error)))
+        raise UserError(f"{name} breaks the contract; write @dataclass(frozen=True) above the class") from None
+    findings = check(kind, _tell)
+    broken = [finding for finding in findings if finding.broken]
+    if broken:
+        untried = sum(not finding.tried for finding in findings)
+        rest = f"; {untried} could not be tried" if untried else ""
+        raise UserError(f"{name} breaks {len(broken)} of {len(findings)} lines of the contract (listed above){rest}")
+    say(f"{outside.short(name)} keeps the contract")
+
+
+def _tell(finding: Finding) -> None:
+    word = "holds " if finding.holds else "BROKEN" if finding.broken else "untried"
+    say(f"{word:8}{finding.line}")
+    if finding.broken:
+        say(f"        found: {finding.broken}")

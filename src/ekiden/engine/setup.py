@@ -1,0 +1,84 @@
+"""What the parties' setup says of its network, and whether the network fits the data."""
+
+from typing import Any
+
+import torch
+
+from ekiden.base.errors import UserError
+from ekiden.data import inputs
+from ekiden.data.samples import FederatedData, Subset
+from ekiden.data.tasks import Classification, recorded
+from ekiden.engine import networks
+from ekiden.engine.method import Size
+from ekiden.engine.networks import network_name
+from ekiden.engine.worker import Setup, Worker
+from ekiden.training import frozen
+
+
+def describe_model(setup: Setup) -> dict[str, Any]:
+    """Return what `ekiden.load_model` needs to know of a run besides its method and its model file."""
+    dataset = setup.dataset.fed(setup.training)
+    return {
+        "network": network_name(setup.build),
+        **_describe_parts(setup),
+        **({} if dataset.task == Classification() else {"task": recorded(dataset.task)}),
+        "classes": [str(name) for name in dataset.classes],
+        "input": {
+            "shape": list(dataset.shape),
+            "mean": [float(value) for value in dataset.mean],
+            "std": [float(value) for value in dataset.std],
+        },
+        # as in runs begun before there were others
+        **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
+    }
+
+
+def _describe_parts(setup: Setup) -> dict[str, Any]:
+    """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
+    prepared = networks.prepared(setup.build)
+    found: dict[str, Any] = {}
+    if prepared and prepared.train != "all":
+        found["train"] = prepared.train
+    if prepared and prepared.weights:
+        found["weights"] = prepared.weights
+    module = setup.build()
+    if digest := frozen.digest(module):
+        found["frozen"] = {"digest": digest, "values": frozen.size(module)}
+    return found
+
+
+def check_model(worker: Worker, data: FederatedData) -> None:
+    """Refuse a network that does not fit the data.
+
+    Raises:
+        UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
+            declare the head that the method needs; the method cannot treat it.
+    """
+    dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.extra_outputs
+    bench = worker.bench("check")
+    if worker.setup.method.splits_model:
+        _ = worker.network.head
+    try:
+        x, y = bench.feed.batch(
+            Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
+        )
+        with torch.inference_mode():
+            out = worker.network.module.eval()(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
+    wanted = task.output_shape(x, y, dataset.outputs + extra)
+    if not isinstance(out, torch.Tensor) or out.shape != wanted:
+        found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
+        if task.kind != "classification":
+            raise UserError(f"the model gives {found} per sample, {task.kind} with these data needs {wanted[1:]}")
+        raise UserError(
+            f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
+            f"give its last layer {dataset.outputs} outputs"
+        )
+    worker.setup.method.check_network(Size.of(worker.network, dataset.shape))
+
+
+def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
+    """The outputs per sample of the network as the user knows it, without those that the method added."""
+    return (*outputs[:-1], outputs[-1] - extra) if outputs else ()

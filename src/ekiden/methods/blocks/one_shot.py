@@ -1,0 +1,22 @@
+"""What methods share whose clients train once and send what they learned once."""
+
+from typing import Annotated, Literal, NamedTuple
+
+from torch import Tensor
+
+from ekiden.engine.method import OwnSamples
+from ekiden.training.weights import Weights
+
+Init = Literal["same", "different"]
+
+
+class Trained(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        model: its trained model.
+        counts: int64, as much as the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,).
+    """
+
+    model: Weights
+    counts: Annotated[Tensor, OwnSamples]
