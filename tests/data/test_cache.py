@@ -146,3 +146,83 @@ def test_errors_are_not_cached(tmp_path: Path, folder: Path) -> None:
         with pytest.raises(UserError, match="cannot be decoded"):
             load(str(path))
     assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_large_set_stays_on_the_disk(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    from ekiden.data import cache, mapped
+
+    write_folder(tmp_path / "pets", {"cat": 20, "dog": 20})
+    small = load(str(tmp_path / "pets"))
+    assert mapped.place(small.train.x) is None
+    for file in folder.iterdir():
+        file.unlink()
+    monkeypatch.setattr(cache, "LARGE", 100)
+    for _ in range(2):  # decoded, then from the cache
+        large = load(str(tmp_path / "pets"))
+        at = mapped.place(large.train.x)
+        assert at is not None
+        assert at.path.parent == folder
+        assert same(small, large)
+        again = pickle.loads(pickle.dumps(large.train))  # as to a worker process: the place travels, not the images
+        assert torch.equal(again.x, small.train.x)
+        assert len(pickle.dumps(large.train)) < len(pickle.dumps(small.train))
+    assert len(list(folder.iterdir())) == 1  # nothing else is left
+    file = next(folder.iterdir())
+    file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
+    assert same(small, load(str(tmp_path / "pets")))  # made again
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np, torch
+from ekiden.data import cache
+from ekiden.data.files import Raw
+from ekiden.data.samples import Dataset, Samples
+import ekiden
+from ekiden.methods import FedSeq
+n, side = int(sys.argv[1]), 256
+class Pictures(list):  # each is made when it is decoded
+    def __len__(self): return n
+    def __getitem__(self, k):
+        from PIL import Image
+        return Image.fromarray(np.full((side, side, 3), k % 251, dtype=np.uint8))
+def build():
+    from ekiden.data.decode import decode
+    from ekiden.data.inputs import Images
+    train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64))
+    test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64))
+    x = decode([train, test], Images(), cache.room)
+    y = torch.arange(n) % 2
+    return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
+def own():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3
+before = own()
+for _ in range(2):
+    dataset = cache.cached("big", "0" * 8, build)
+    silos = ekiden.split(dataset, "iid", 2, val_fraction=0.0)
+    net = torch.nn.Sequential(torch.nn.AvgPool2d(64), torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    ekiden.run(FedSeq(epochs=1), silos, net, training=ekiden.Training(batch_size=16, select="last"))
+print(dataset.train.x.nbytes / 1e6, own() - before)
+"""
+
+
+@pytest.mark.slow
+def test_training_on_a_large_set_takes_little_memory(tmp_path: Path) -> None:
+    """Memory of the process's own, which the system cannot take back, does not grow with the set: 275 and 826 MB."""
+    import subprocess
+    import sys
+
+    taken = []
+    for n in (1400, 4200):
+        environment = os.environ | {"EKIDEN_CACHE": str(tmp_path / str(n)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", MEMORY, str(n)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        taken.append(list(map(float, done.stdout.split())))
+    (small, little), (large, much) = taken
+    assert large - small > 500  # MB
+    assert much - little < 100

@@ -21,7 +21,7 @@ from tests.data.conftest import noise, png, write, write_folder, write_images
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-def fails(name: object, message: str, **options: int) -> None:
+def fails(name: object, message: str, **options: Any) -> None:
     with pytest.raises(UserError, match=message) as caught:
         load(str(name), **options)
     assert "\n" not in str(caught.value)

@@ -10,6 +10,9 @@ from ekiden.models import Split, SplitNetwork
 
 CIFAR, MNIST, TINY = (3, 32, 32), (1, 28, 28), (3, 64, 64)
 
+OF_IMAGES = models.fitting((3, 64, 64))
+"""networks that take images; those for tables and texts are tried in tests/data/test_own_data.py"""
+
 
 def new(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0) -> SplitNetwork:
     with torch.random.fork_rng(devices=[]):
@@ -46,7 +49,7 @@ def test_buffer_counts() -> None:
     assert sum(b.numel() for b in buffers if b.dtype == torch.float32) == 9_600
     assert sum(b.numel() for b in buffers if b.dtype == torch.int64) == 20
     assert len(buffers) == 60
-    for name in set(models.names()) - {"resnet18"}:
+    for name in set(OF_IMAGES) - {"resnet18"}:
         assert not list(new(name).buffers()), name
 
 
@@ -54,7 +57,7 @@ def test_resnet18_has_60_tensors_before_the_head() -> None:
     assert len(list(new("resnet18").features.parameters())) == 60
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", OF_IMAGES)
 @pytest.mark.parametrize("shape", [(1, 32, 32), (3, 33, 40), (2, 32, 47)])
 def test_head_of_features_is_the_output(name: str, shape: tuple[int, ...]) -> None:
     network = new(name, shape, 7).eval()
@@ -100,7 +103,7 @@ def test_training_step_on_other_shapes(name: str, shape: tuple[int, ...]) -> Non
     logits.sum().backward()
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_weights_depend_on_the_seed_alone(name: str) -> None:
     first, again, other = (new(name, seed=seed).state_dict() for seed in (3, 3, 4))
     assert first.keys() == again.keys()
@@ -109,7 +112,7 @@ def test_weights_depend_on_the_seed_alone(name: str) -> None:
     assert not torch.equal(first[head], other[head])
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_signal_reaches_the_output(name: str) -> None:
     """At the start, logits of different inputs differ by more than rounding."""
     network = new(name).eval()
@@ -280,9 +283,11 @@ def test_too_small_images(name: str, side: int) -> None:
         assert f"{name}," not in text.split("one of")[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(models.names()) - {"mlp", "mlp_ma_echo"}))
+@pytest.mark.parametrize("name", sorted(set(OF_IMAGES) - {"mlp", "mlp_ma_echo"}))
 def test_convolutions_refuse_features(name: str) -> None:
-    with pytest.raises(UserError, match=r"needs images.*\(64,\): use --model with one of mlp, mlp_ma_echo$"):
+    with pytest.raises(
+        UserError, match=r"needs images.*\(64,\): use --model with one of mlp, mlp_ma_echo, cnn_signal$"
+    ):
         models.build(name, (64,), 10)
 
 

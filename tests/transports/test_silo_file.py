@@ -184,10 +184,10 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
     with pytest.raises(UserError, match="holds no agreed scaling"):
         read(files[0]).load()
     files[0].write_text(TABLE.format(name="a", more='task = "regression"'))
-    with pytest.raises(UserError, match="unknown entry in .data. of .* 'task'"):
+    with pytest.raises(UserError, match=r"unknown entry in .data. of .* 'task'"):
         read(files[0])
     files[0].write_text(TABLE.format(name="a", more="").replace('"died"', '"dead"'))
-    with pytest.raises(UserError, match="unknown column of .* 'dead': did you mean 'died'"):
+    with pytest.raises(UserError, match=r"unknown column of .* 'dead': did you mean 'died'"):
         read(files[0]).load()
 
 

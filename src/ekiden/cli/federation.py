@@ -122,8 +122,8 @@ def agree(args: Sequence[str]) -> None:
     made = silo_file.agree_on(options.sums)
     write(options.out, [json.dumps(to_json(made), indent=1).encode()])
     _say(
-        f"wrote {options.out}: {len(made.numeric)} columns of numbers, {len(made.categorical)} of categories; give it to "
-        'all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
+        f"wrote {options.out}: {len(made.numeric)} columns of numbers, {len(made.categorical)} of categories; "
+        'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
     )
 
 

@@ -139,7 +139,8 @@ def _load(path: Path) -> Dataset | None:
     if not path.is_file():
         return None
     try:
-        tensors, total = {}, 0
+        tensors: dict[str, Any] = {}
+        total = 0
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             described = json.loads(file.read(length))

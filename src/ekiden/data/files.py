@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError, unknown
@@ -53,7 +52,7 @@ class Raw:
     """
 
     source: str
-    images: Sequence[bytes | Path | Image | None] | Any
+    images: Any
     label: NDArray[Any]
     domain: NDArray[Any] | None = None
     group: NDArray[Any] | None = None

@@ -1,4 +1,4 @@
-"""Tables of all kinds as Arrow tables: Parquet, CSV, Feather files; frames of pandas and polars; Hugging Face data sets."""
+"""Tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of Hugging Face."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ def is_frame(source: Any) -> bool:
     return any(_is(source, library, name) for library, name in kinds)
 
 
-def arrow(source: Any, what: str) -> Any:
+def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each library)
     """Return a `pyarrow.Table` for a path, a frame, or a dict of columns.
 
     Raises:

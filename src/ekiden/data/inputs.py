@@ -1,6 +1,6 @@
 """What samples are, and how raw ones become tensors: images, rows of a table, tokens, arrays.
 
-Each kind is a small dataclass of plain values. A run folder keeps it, so that files given later become the same tensors.
+Each kind is a small dataclass of plain values. A run folder keeps it: files given later become the same tensors.
 """
 
 import json
@@ -24,8 +24,8 @@ class Images(Checked):
 
     Attributes:
         size: side in pixels that all are brought to; 0: they keep theirs.
-        fit: how. stretch: both sides are scaled to `size`. crop: the shorter side is scaled to `size`, then the middle is
-            cut out.
+        fit: how. stretch: both sides are scaled to `size`. crop: the shorter side is scaled to `size`, then the middle
+            is cut out.
         window: the values of the file that become 0 and 255, for pixels of more than 8 bits; (): those of the file's
             type.
     """
@@ -146,7 +146,7 @@ class Tokens(Checked):
 
 @dataclass(frozen=True)
 class Arrays(Checked):
-    """Numbers of one shape: signals (channels, time), embeddings (d,), or whatever a tensor holds; float32, used as is."""
+    """Numbers of one shape: signals (channels, time), embeddings (d,), or any others; float32, used as they are."""
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, ...) float32 for an array, or a path of arrays.
@@ -206,7 +206,7 @@ def _tuples(value: Any) -> Any:
 
 
 def terms(inputs: Inputs) -> str:
-    """What parties must agree on, as text: a tokenizer is known by its digest, wherever its file lies. "" where plain."""
+    """What parties must agree on, as text; "" where plain. A tokenizer is known by its digest, wherever its file is."""
     if isinstance(inputs, Tokens) and inputs.digest:
         inputs = replace(inputs, tokenizer="model")
     if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says it, as in older runs

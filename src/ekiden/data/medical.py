@@ -40,12 +40,12 @@ def image(item: Path | bytes) -> Image.Image:
 
 
 def _nifti(path: Path) -> NDArray[Any]:
-    """(rows, columns, slices)"""
+    """Return (rows, columns, slices)."""
     try:
         import nibabel  # noqa: PLC0415  (an extra)
     except ImportError:
         raise UserError('NIfTI files need the package nibabel: pip install "ekiden[medical]"') from None
-    return np.asarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
+    return np.asarray(nibabel.load(path).dataobj)
 
 
 def _dicom(file: Path | BytesIO, number: int | None) -> Image.Image:

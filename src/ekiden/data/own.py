@@ -220,9 +220,9 @@ def assemble(
             (raw, Samples(y[at + k], y[at + k], domain[at + k], group[at + k])) for k, raw in enumerate(holding.parts)
         ]
         at += len(given)
-        train, test = given if len(given) == 2 else _hold_out(*given[0], chosen)
-        pieces.append(train)
-        tests.append(test)
+        first, second = given if len(given) == 2 else _hold_out(*given[0], chosen)
+        pieces.append(first)
+        tests.append(second)
     tests = [(raw, samples) for raw, samples in tests if len(samples)]
     if not tests:
         raise UserError(
@@ -277,8 +277,8 @@ def labels(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[T
     chosen = like.task if like is not None else named(task) if task else _guess(raws)
     if not isinstance(chosen, LanguageModelling) and raws[0].kind == "tokens" and not raws[0].targets:
         raise UserError(
-            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=), or learn the "
-            "texts themselves by --task language-modelling"
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=), "
+            "or learn the texts themselves by --task language-modelling"
         )
     match chosen:
         case LanguageModelling():
@@ -290,9 +290,8 @@ def labels(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[T
                 raise UserError("classification has one label a sample: name one --label-column, or --task multi-label")
             whole = [_whole(part, raw) for part, raw in zip(parts, raws, strict=True)]
             names = like.classes if like is not None else raws[0].classes
-            if names or raws[0].kind == "images":
-                if any(p.dtype.kind != "i" for p in whole) or not like:
-                    return *class_codes(whole, names, source), chosen
+            if (names or raws[0].kind == "images") and (like is None or any(p.dtype.kind != "i" for p in whole)):
+                return *class_codes(whole, names, source), chosen
             y, classes = codes([p.astype(np.str_) for p in whole], names, "label", source)
             if len(classes) < 2:
                 raise UserError(f"all labels in {source} are {classes[0]!r}: classification needs two classes or more")
@@ -320,8 +319,8 @@ def _guess(raws: Sequence[Raw]) -> Task:
     if all(part.dtype.kind in "if" for part in parts) and len(different) > _MANY and not raws[0].classes:
         shown = raws[0].targets[0] if raws[0].targets else "label"
         raise UserError(
-            f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: say whether they are "
-            "numbers to predict, --task regression, or classes, --task classification"
+            f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: say "
+            "whether they are numbers to predict, --task regression, or classes, --task classification"
         )
     return Classification()
 

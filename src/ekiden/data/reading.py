@@ -32,8 +32,8 @@ class Reading(Checked):
     categorical_columns: tuple[str, ...] = ()
     """columns of numbers that are codes of categories, such as postcodes"""
     min_count: Count = 10
-    """fewest rows of a silo about which anything is told when silos agree on the scaling of a table: a column with fewer
-    values, or a category with fewer rows, is not told of"""
+    """fewest rows of a silo about which anything is told when silos agree on the scaling of a table: a column with
+    fewer values, or a category with fewer rows, is not told of"""
     fit: Literal["stretch", "crop"] = "stretch"
     """how images come to --size: both sides are scaled, or the shorter side, and the middle is cut out"""
     window: tuple[float, ...] = ()
@@ -90,4 +90,5 @@ def reading(columns: dict[str, Any]) -> Reading:
         if name not in names:
             raise unknown("option", name, names)
     several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
-    return Reading(**{k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()})
+    given: dict[str, Any] = {k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()}
+    return Reading(**given)

@@ -83,8 +83,8 @@ class Sums:
         n, total, squares = self.values[name]
         if not n:
             raise UserError(
-                f"no silo has enough values in column {name!r} to tell of it: leave it out by --drop-columns {name}, or "
-                "lower --min-count"
+                f"no silo has enough values in column {name!r} to tell of it: leave it out by --drop-columns "
+                f"{name}, or lower --min-count"
             )
         mean = total / n
         variance = squares / n - mean * mean
@@ -232,8 +232,8 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
         )
     if extra:
         raise UserError(
-            f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which {first} has "
-            f"not: leave out by --drop-columns {' '.join(extra[:_SHOWN])}"
+            f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which "
+            f"{first} has not: leave out by --drop-columns {' '.join(extra[:_SHOWN])}"
         )
 
 
@@ -248,8 +248,8 @@ def _kind(name: str, parts: Sequence[Any], sources: Sequence[str], categorical: 
             text, other = (source, known[0][1]) if kind == "names" else (known[0][1], source)
             part = parts[list(sources).index(text)]
             raise UserError(
-                f"column {name!r} of {text} holds text ({_first_text(part[name])}), that of {other} numbers: correct it, "
-                f"or take it as categories everywhere by --categorical-columns {name}"
+                f"column {name!r} of {text} holds text ({_first_text(part[name])}), that of {other} numbers: "
+                f"correct it, or take it as categories everywhere by --categorical-columns {name}"
             )
     return known[0][0] if known else ""
 

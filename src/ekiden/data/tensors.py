@@ -300,7 +300,7 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
 def _collect(pairs: Pairs, what: str, task: Task | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     names: tuple[str, ...] = ()
     try:
-        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else list(pairs)
+        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
         xs, ys = [x for x, _ in items], [y for _, y in items]
         if ys and all(isinstance(y, str) for y in ys):
             labels, names = by_name(ys, what)

@@ -33,8 +33,8 @@ class Plan(Checked, Generic[M]):
 
     method: M
     data: str = "digits"
-    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet, CSV),
-    or arrays (.npz, safetensors)"""
+    """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet,
+    CSV), or arrays (.npz, safetensors)"""
     partition: str = "auto"
     """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: natural with --silos or
     --group-column, by domain where the data have domains, else dirichlet:0.5"""

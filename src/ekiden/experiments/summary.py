@@ -351,4 +351,5 @@ def _data(config: dict[str, Any]) -> str:
     dataset = config["dataset"]
     name = Path(dataset).name if Path(dataset).is_absolute() else dataset
     own = ", personal models on own data" if plan.get("evaluate_on") == "own" else ""
+    name += "".join(f", {label}" for label in plan.get("reading", {}).get("label_column", ()))
     return f"{name}, {len(config['clients'])} clients{partition}, {outside.short(config['model'])}{tuning}{own}"

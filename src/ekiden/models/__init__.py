@@ -133,11 +133,12 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         )
     builder, smallest = _NETWORKS[name]
     if not _fits(name, shape):
-        size = f" of at least {smallest}x{smallest} pixels" if smallest > 1 else ""
+        size = f"images of at least {smallest}x{smallest} pixels" if smallest > 1 else "images"
+        size = f"signals of {SHORTEST} values or more" if name == "cnn_signal" else size
         others = ", ".join(fitting(shape, inputs))
         larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"{name} needs images{size}, these samples have shape {shape}: use --model with one of {others}{larger}"
+            f"{name} needs {size}, these samples have shape {shape}: use --model with one of {others}{larger}"
         )
     return builder(shape, classes)
 

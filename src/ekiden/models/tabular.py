@@ -48,7 +48,7 @@ class MlpFeatures(nn.Module):
 
 
 class TransformerFeatures(nn.Module):
-    """FT-Transformer (Gorishniy et al., 2021, https://arxiv.org/abs/2106.11959): a token for each column, then attention.
+    """A token for each column, then attention: FT-Transformer (Gorishniy et al., 2021, https://arxiv.org/abs/2106.11959).
 
     The number x of column j becomes x w_j + b_j. A further token gathers what the head gets.
     """

@@ -198,7 +198,8 @@ def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _alike(config: Mapping[str, Any]) -> str:
     """All that makes a run, but the seed and what does not change its result."""
-    plan = {k: v for k, v in config.get("plan", {}).items() if k in ("data", "size", "val_fraction")}
+    named = ("data", "silos", "reading", "task", "size", "val_fraction")
+    plan = {k: v for k, v in config.get("plan", {}).items() if k in named}
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
     plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
     fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]

@@ -422,8 +422,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
 def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
     """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it.
 
-    Texts of similar `lengths` (n,) come together: each window of so many batches is sorted, then the
-    batches are shuffled.
+    Texts of similar `lengths` (n,) come together: each window of batches is sorted, then the batches are shuffled.
     """
     order = torch.randperm(n)
     cuts = [size * i for i in range(1, batches(n, size))]

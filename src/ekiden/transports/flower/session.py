@@ -343,8 +343,8 @@ def agree(
                 )
         if one.inputs != hellos[name].inputs:
             raise UserError(
-                f"{first} and {name} read or scale their samples in different ways: use the same columns and options in "
-                "[data] of all silos, and the same data.agreed"
+                f"{first} and {name} read or scale their samples in different ways: use the same columns and "
+                "options in [data] of all silos, and the same data.agreed"
             )
     inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
     model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model

@@ -152,8 +152,8 @@ class SiloFile:
             if found.least:
                 raise UserError(
                     f"{self.path}: silos agree on the scaling of a table before they start: run `ekiden silo sums "
-                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the coordinator, then name its file "
-                    "by data.agreed"
+                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the coordinator, then "
+                    "name its file by data.agreed"
                 )
             found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
         mine = [c for c in found.clients if c.name == self.name] or list(found.clients)
@@ -282,11 +282,11 @@ def _section(path: Path, name: str, kind: type[T], values: object) -> T:
             raise unknown(f"entry in [{name}] of {path}", key, known)
         example = getattr(default, key)
         if isinstance(example, tuple):
-            value = [value] if isinstance(value, str) and key.endswith("_column") else value
+            several = [value] if isinstance(value, str) and key.endswith("_column") else value
             wanted, what = ((int, float), "numbers") if key == "window" else ((str,), "texts")
-            if not isinstance(value, Sequence) or isinstance(value, str) or any(type(v) not in wanted for v in value):
+            if not isinstance(several, list) or any(type(v) not in wanted for v in several):
                 raise UserError(f"{path}: {name}.{key} must be a list of {what}, not {value!r}")
-            given[key] = tuple(value)
+            given[key] = tuple(several)
         elif type(value) is type(example) or (isinstance(example, float) and type(value) is int):
             given[key] = value
         else:
@@ -351,8 +351,8 @@ def agree_on(files: Sequence[Path]) -> Table:
             here, there = set(getattr(told[0], what)), set(getattr(one, what))
             if odd := sorted(here ^ there):
                 raise UserError(
-                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give all silos the "
-                    "same columns"
+                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give "
+                    "all silos the same columns"
                 )
     names = [name for name in told[0].values if name in told[0].missing]  # the others are targets
     return agree(Table(tuple(sorted(names)), tuple(sorted(told[0].categories))), told)

@@ -1,0 +1,68 @@
+"""Every command and every line of Python on docs/own-data.md, typed in."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from tests.data.test_own_data import patients, sentences
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the page names."""
+    folder = tmp_path_factory.mktemp("page")
+    rng = np.random.default_rng(0)
+    pandas.DataFrame(patients(120)).to_csv(folder / "patients.csv", index=False)
+    (folder / "wards").mkdir()
+    for k, name in enumerate(("north", "south")):
+        rows = {c: v for c, v in patients(40, seed=k).items() if c in ("age", "sex", "dose", "died")}
+        pandas.DataFrame(rows).to_csv(folder / "wards" / f"{name}.csv", index=False)
+    found = re.search(r"```toml\n(\[silos\].*?)```", PAGE, re.DOTALL)
+    assert found
+    (folder / "wards.toml").write_text(found[1])
+    pandas.DataFrame(sentences(90)).rename(columns={"label": "mood"}).to_csv(folder / "reviews.csv", index=False)
+    x, y = rng.normal(size=(60, 2, 32)).astype(np.float32), np.arange(60) % 2
+    np.savez(folder / "signals.npz", x=x, y=y)
+    columns = {"vector": list(x[:, 0]), "kind": [f"kind {k}" for k in y], "site": np.arange(60) % 3}
+    pandas.DataFrame(columns).to_parquet(folder / "embeddings.parquet")
+    listed = []
+    for k in range(40):
+        file = folder / "photos" / ("cat", "dog")[k % 2] / f"{k}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20 + k, 40, 3), dtype=np.uint8)).save(file)
+        listed.append((f"photos/{file.parent.name}/{file.name}", file.parent.name, f"scanner {k % 4 // 2}"))
+    pandas.DataFrame(listed, columns=["file", "kind", "scanner"]).to_csv(folder / "photos.csv", index=False)
+    return folder
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 12
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_run(
+    line: str, files: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    name, *words = shlex.split(line)
+    assert name == "ekiden"
+    code, said = command(*words)
+    assert code == 0, said
+
+
+@pytest.mark.usefixtures("no_data")
+def test_the_python_runs(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(files)
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "own-data.md", "exec"), {})
+    assert capsys.readouterr().out == "regression ('age', 'dose')\n"
