@@ -124,6 +124,12 @@ class SiloFile:
         else:
             own = self.beside(self.data.path)
             found = load(str(own) if own.exists() else self.data.path, size=self.data.size or None)
+        task = found.task if isinstance(found, Dataset) else found.dataset.task
+        if task.kind != "classification":
+            raise UserError(
+                f"{self.path}: the labels are of {task.kind}; runs between machines train classification only: run it in "
+                "simulation, or give classes"
+            )
         if isinstance(found, Dataset):
             found = _in_order(found, self.data.classes)
             found = split(found, Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
