@@ -184,13 +184,13 @@ def test_what_labels_look_like() -> None:
     assert inferred(torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]]), x) == MultiLabel()
     assert inferred(torch.zeros(4, 5, 5).long(), torch.zeros(4, 1, 5, 5)) == Segmentation()
     tokens = torch.randint(1, 9, (4, 6), generator=DRAW)
-    assert inferred(tokens, tokens) == LanguageModelling(vocabulary=int(tokens.max()) + 1)
+    assert inferred(tokens, tokens) == LanguageModelling()
 
 
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (torch.zeros(4), None, r'integers, one class a sample; numbers to predict need task="regression"'),
+        (torch.zeros(4), None, r'integers, one class a sample; numbers to predict need --task regression'),
         (torch.eye(4).long(), None, r"of one-hot rows, y.argmax\(1\).*multi-label"),
         (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of sample 2"),
         (torch.tensor([[0, 2]] * 4), "multi-label", "a row of 0 and 1 for each of 4 samples"),
@@ -300,3 +300,4 @@ def test_all_kinds_are_here(tmp_path: Any) -> None:
     made: Callable[..., Dataset] = from_tensors
     tokens = torch.randint(1, 9, (10, 6), generator=DRAW)
     assert made((tokens, tokens)).outputs == int(tokens.max()) + 1
+    assert made((tokens, tokens), task="language-modelling").outputs == int(tokens.max()) + 1

@@ -11,9 +11,11 @@ from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS
 from tests.methods.problems import Problem, problems
+from tests.tools import task_table
 
 FAST = {"fedelmyparallel", "fedseq", "fedtasuki", "metafed", "ensemble", "fedavg", "scaffold", "moon", "local"}
 """what is tried each time on all tasks; all methods on language modelling, whose network is the smallest"""
+MOST = {"rounds": 3, "epochs": 6, "warmup": 6, "peers": 2, "batch": 64}
 LEARNS = {"training": Training(lr=0.02, batch_size=8), "hardware": Hardware(threads=1), "seed": 3}
 
 
@@ -22,8 +24,7 @@ def short(kind: type[Method]) -> Method:
     method, fewer = kind(), {}
     for field in fields(method):
         value, name = getattr(method, field.name), field.name
-        most = 3 if name == "rounds" else 2 if name == "peers" else 64 if name == "batch" else 6 if "steps" in name else 0
-        most = most or (6 if name in ("epochs", "warmup") else 40 if name.endswith("epochs") else 0)
+        most = MOST.get(name, 6 if "steps" in name else 40 if name.endswith("epochs") else None)
         if type(value) is int and most:
             fewer[name] = min(value, most)
     return replace(method, **fewer)
@@ -98,3 +99,9 @@ def test_a_method_that_trains_beats_its_own_start(kind: type[Method], name: str)
         if last["loss"] < 0.995 * before:
             return
     raise AssertionError(f"loss {last['loss']:.3f} where it began with {before:.3f}")
+
+
+def test_the_page_has_the_tables_of_today() -> None:
+    page = task_table.PAGE.read_text(encoding="utf-8")
+    assert page == task_table.renewed(page), "python -m tests.tools.task_table"
+    assert "| fedelmy | yes | yes | yes | yes | yes | yes |" in page

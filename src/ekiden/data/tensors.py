@@ -137,7 +137,8 @@ def federate(
     parts, order, meant = _labelled(sources, classes, task)
     train, held = parts[: len(silos)], parts[len(silos) :]
     if not held:
-        train, held = map(list, zip(*(_hold_out(s, f"silo {i}", scaled(meant, s.y)) for i, s in enumerate(train)), strict=True))
+        both = [_hold_out(s, f"silo {i}", scaled(meant, s.y)) for i, s in enumerate(train)]
+        train, held = map(list, zip(*both, strict=True))
     dataset = _dataset(
         _concat(train), _concat(held), name="own data", classes=order, mean=mean, std=std, augment=augment, task=meant
     )
@@ -208,8 +209,8 @@ def _labelled(
         # One silo alone may look like something else: of two labels, each sample may have one.
         found = [Classification() if part.classes else inferred(part.y, part.x) for part in raw]
         wanted = next((one for one in found if not isinstance(one, Classification)), found[0])
-        if isinstance(wanted, LanguageModelling):
-            wanted = LanguageModelling(vocabulary=max(int(max(part.y.max(), part.x.max())) for part in raw) + 1)
+    if isinstance(wanted, LanguageModelling) and not wanted.vocabulary and classes is None:
+        wanted = replace(wanted, vocabulary=max(int(max(part.y.max(), part.x.max())) for part in raw) + 1)
     meant: Task = wanted
     parts = [replace(part, y=meant.labels(part.y, len(part.x), what)) for part, what in zip(raw, sources, strict=True)]
     if isinstance(meant, Classification):
