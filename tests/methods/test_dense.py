@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.data import federate
+from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
 from ekiden.engine.modules import as_module
 from ekiden.methods import DENSE, dense
@@ -128,11 +129,11 @@ def test_steps_of_the_student() -> None:
 def test_the_student_walks_the_whole_pool_in_each_epoch(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    def spy(task: Classification, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         seen.append(len(teacher))
-        return softened(teacher, student, temperature)
+        return softened(teacher, outputs, temperature)
 
-    monkeypatch.setattr(dense, "softened", spy)
+    monkeypatch.setattr(Classification, "distance", spy)
     state = run(small(distill_epochs=3), blobs, Tiny, **settings()).state
     assert isinstance(state, Distilled)
     assert state.pool is not None

@@ -81,9 +81,9 @@ def from_tensors(
         UserError: no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do not fit.
     """
     sources = {"train": train} | ({} if test is None else {"test": test})
-    parts, names, meant = _labelled(sources, classes, task, train=1)
+    parts, names, meant = _labelled(sources, classes, task)
     if len(parts) == 1:
-        parts = _hold_out(parts[0], "train", meant)
+        parts = _hold_out(parts[0], "train", scaled(meant, parts[0].y))
     return _dataset(parts[0], parts[1], name=name, classes=names, mean=mean, std=std, augment=augment, task=meant)
 
 
@@ -146,10 +146,11 @@ def federate(
     sources: dict[str, Source] = {f"silo {i}": silo for i, silo in enumerate(silos)}
     sources |= {f"test set {i}": own for i, own in enumerate(tests or ())}
     sources |= {} if test is None else {"test": test}
-    parts, order, meant = _labelled(sources, classes, task, train=len(silos))
+    parts, order, meant = _labelled(sources, classes, task)
     train, held = parts[: len(silos)], parts[len(silos) :]
     if not held:
-        train, held = map(list, zip(*(_hold_out(s, f"silo {i}", meant) for i, s in enumerate(train)), strict=True))
+        both = [_hold_out(s, f"silo {i}", scaled(meant, s.y)) for i, s in enumerate(train)]
+        train, held = map(list, zip(*both, strict=True))
     dataset = _dataset(
         _concat(train), _concat(held), name="own data", classes=order, mean=mean, std=std, augment=augment, task=meant
     )
@@ -213,7 +214,7 @@ def _dataset(
         raise UserError(
             f"training samples are {_kind(train)}, test samples {_kind(test)}: give both one shape and type."
         )
-    return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment(), task)
+    return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment(), scaled(task, train.y))
 
 
 def _kind(s: Samples) -> str:
@@ -242,15 +243,14 @@ def _ranges(parts: list[Samples]) -> list[Rows]:
 
 
 def _labelled(
-    sources: Mapping[str, Source], classes: Sequence[str] | None, task: Task | str | None, *, train: int
+    sources: Mapping[str, Source], classes: Sequence[str] | None, task: Task | str | None
 ) -> tuple[list[Samples], tuple[str, ...], Task]:
     """The samples of all sources with labels of one meaning, what their outputs are called, and the task.
 
     Args:
-        sources: by what messages call them; the first `train` are for training.
+        sources: by what messages call them.
         classes: names, if the user has some.
         task: the task, its name, or None.
-        train: how many of the sources are for training.
     """
     wanted = named(task) if isinstance(task, str) else task
     raw = [_samples(source, what, wanted) for what, source in sources.items()]
@@ -258,8 +258,8 @@ def _labelled(
         # One silo alone may look like something else: of two labels, each sample may have one.
         found = [Classification() if part.classes else inferred(part.y, part.x) for part in raw]
         wanted = next((one for one in found if not isinstance(one, Classification)), found[0])
-        if isinstance(wanted, LanguageModelling):
-            wanted = LanguageModelling(vocabulary=max(int(max(part.y.max(), part.x.max())) for part in raw) + 1)
+    if isinstance(wanted, LanguageModelling) and not wanted.vocabulary and classes is None:
+        wanted = replace(wanted, vocabulary=max(int(max(part.y.max(), part.x.max())) for part in raw) + 1)
     meant: Task = wanted
     parts = [replace(part, y=meant.labels(part.y, len(part.x), what)) for part, what in zip(raw, sources, strict=True)]
     if isinstance(meant, Classification):
@@ -268,7 +268,6 @@ def _labelled(
     if len({part.y.shape[1:] for part in parts}) > 1:
         shapes = ", ".join(f"{what}: {tuple(part.y.shape)}" for what, part in zip(sources, parts, strict=True))
         raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
-    meant = scaled(meant, torch.cat([part.y for part in parts[:train]]))
     names = names_of(meant, torch.cat([part.y for part in parts]), classes)
     return [replace(part, classes=names) for part in parts], names, meant
 

@@ -169,8 +169,9 @@ def _unmeasurable(scores: Scores) -> float:
 
 
 def value_of(run: Summary, key: str) -> float | None:
-    """A number of the last row: by its key, or a metric among all those measured; the headline for `accuracy` where the
-    task has none.
+    """A number of the last row, or a metric among all those measured; None where there is none.
+
+    Where the task has no accuracy, `accuracy` is the headline metric.
     """
     row = run.last
     if key == "accuracy" and row.get(key) is None:

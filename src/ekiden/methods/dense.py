@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.base.checks import Count, NonNegative, Positive, Range
-from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
@@ -119,7 +118,7 @@ class DENSE(Method):
                 answers, own = teacher(x).float(), student(x).float()
             loss = self.ce * fed.task.mean_loss(answers, wanted)
             loss = loss + self.bn * statistics.loss(len(teacher.members))
-            return loss + self.adv * disagreement(fed.task, answers, own)
+            return loss + self.adv * disagreement(answers, own, fed.task.kind)
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
@@ -155,14 +154,14 @@ class DENSE(Method):
         return clients * model
 
 
-def disagreement(task: Task, teacher: Tensor, student: Tensor) -> Tensor:
+def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:
     """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
 
     Of labels likewise; of numbers minus the mean squared difference, of which no more than 1 counts.
     """
-    if task.kind == "regression":
+    if kind == "regression":
         return -(teacher - student).square().clamp(max=1).mean()
-    if task.kind == "multi-label":
+    if kind == "multi-label":
         distance = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction="none")
         return -(distance * ((teacher > 0) != (student > 0))).mean()
     differ = teacher.argmax(1) != student.argmax(1)

@@ -1,14 +1,14 @@
 """MetaFed: knowledge handed round a ring, then distilled into a personal model at each client."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.data.tasks import Task
+from ekiden.data.tasks import Classification, Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
 from ekiden.engine.worker import Client
@@ -116,7 +116,7 @@ class Distillation:
 
     teacher: Split
     weight: float
-    task: Task
+    task: Task = field(default_factory=Classification)
 
     @property
     def teachers(self) -> tuple[Forward]:

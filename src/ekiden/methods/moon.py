@@ -27,7 +27,7 @@ from ekiden.methods.blocks.rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
-from ekiden.training.fit import Forward, Objective, teachers_of
+from ekiden.training.fit import Forward, Objective, cross_entropy, teachers_of
 from ekiden.training.weights import Weights
 
 
@@ -123,7 +123,7 @@ class Contrast:
     previous: Sequence[Split]
     mu: float
     temperature: float
-    base: Objective
+    base: Objective = cross_entropy
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

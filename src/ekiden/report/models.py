@@ -72,7 +72,7 @@ def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Readi
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
-    """By class, and by domain where there are any: test samples and headline metric (of personal models, their mean)."""
+    """By class, and by domain where there are any: test samples and headline metric, of personal models the mean."""
     scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
     kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
     found: dict[str, Mapping[str, tuple[int, float]]] = {}

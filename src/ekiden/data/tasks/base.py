@@ -17,8 +17,10 @@ IGNORED = -100
 """A label that does not count, where labels are per pixel or token; as in PyTorch."""
 
 _ROW = frozenset(
-    ("step", "loss", "bytes", "forward", "backward", "clients", "metric", "metrics", "groups", "confusion")
-    + ("notes", "parameters", "consensus", "diverged")
+    [
+        *("step", "loss", "bytes", "forward", "backward", "notes", "parameters", "consensus", "diverged"),
+        *("clients", "metric", "metrics", "groups", "confusion"),
+    ]
 )
 """What else a row of metrics holds."""
 

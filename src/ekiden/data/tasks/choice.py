@@ -52,7 +52,7 @@ def inferred(y: Tensor, x: Tensor) -> Task:
     if whole and y.ndim == 3 and y.dtype != torch.bool:
         return Segmentation()
     if whole and y.ndim == 2 and x.shape == y.shape and not x.is_floating_point():
-        return LanguageModelling(vocabulary=max(int(y.max()), int(x.max())) + 1)
+        return LanguageModelling()
     return Classification()
 
 
