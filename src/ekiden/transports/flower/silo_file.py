@@ -147,12 +147,6 @@ class SiloFile:
             UserError: they cannot be read, there is nothing to train on, or the silos did not agree on the scaling.
         """
         found = self._call() if self.data.python else self.read()
-        task = found.task if isinstance(found, Dataset) else found.dataset.task
-        if task.kind != "classification":
-            raise UserError(
-                f"{self.path}: the labels are of {task.kind}; runs between machines train classification only: run it in "
-                "simulation, or give classes"
-            )
         if isinstance(found, Dataset):
             found = _in_order(found, self.data.classes)
             if found.least:
@@ -169,7 +163,10 @@ class SiloFile:
         if not len(client.train):
             raise UserError(f"{self.path}: the silo has no training sample")
         if found.dataset.task.kind != "classification":
-            raise UserError(f"{self.path}: runs between machines are of classes, not of {found.dataset.task.kind}")
+            raise UserError(
+                f"{self.path}: the labels are of {found.dataset.task.kind}; runs between machines train classification "
+                "only: run it in simulation, or give classes"
+            )
         return found.dataset, client
 
     def sums(self) -> Sums:
