@@ -552,7 +552,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
      "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
     ("text among several labels", P, {"label_column": ("died", "age")}, "'died' .* holds string: with several"),
-    ("an unknown task", P, DIED | {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
+    ("an unknown task", P, DIED | {"task": "regression2"}, "unknown task 'regression2': did you mean 'regression'"),
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
     ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),  # noqa: E501
