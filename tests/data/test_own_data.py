@@ -419,13 +419,13 @@ def test_deep_images_keep_their_range(tmp_path: Path) -> None:
         (tmp_path / "xy"[k % 2]).mkdir(exist_ok=True)
         ramp = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)  # 12 bits in 16
         Image.fromarray(ramp).save(tmp_path / "xy"[k % 2] / f"{k}.{('png', 'tiff')[k % 2]}")
-    with pytest.raises(UserError, match=r"16 bits and values up to 4095 only.* --window 0 4095"):
+    with pytest.raises(UserError, match=r"16 bits and values up to 4095 only.* --pixel-window 0 4095"):
         load(str(tmp_path))
-    data = load(str(tmp_path), window=(0, 4095))
+    data = load(str(tmp_path), pixel_window=(0, 4095))
     assert (
         sorted(set(data.train.x[0].flatten().tolist())) == np.unique(np.rint(ramp * (255 / 4095))).astype(int).tolist()
     )
-    assert load(str(tmp_path), window=(0, 100)).train.x[0].flatten()[2:].min() == 255
+    assert load(str(tmp_path), pixel_window=(0, 100)).train.x[0].flatten()[2:].min() == 255
 
 
 def test_images_named_by_a_table(tmp_path: Path) -> None:
@@ -452,9 +452,9 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
     rows = {"file": ["scan.nii.gz#2", "scan.nii.gz"] * 5, "label": ["top", "middle"] * 5}
     path = csv(tmp_path / "slices.csv", rows)
-    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by --window LOW HIGH"):
+    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by --pixel-window LOW HIGH"):
         load(path, image_column="file")
-    data = load(path, image_column="file", window=(0, 1000))
+    data = load(path, image_column="file", pixel_window=(0, 1000))
     assert {int(x.max()) for x in data.train.x} == {128, 255}
     assert data.classes == ("middle", "top")
     with pytest.raises(UserError, match="it has 3 slices, there is no slice 3"):
@@ -552,7 +552,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
      "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
     ("text among several labels", P, {"label_column": ("died", "age")}, "'died' .* holds string: with several"),
-    ("an unknown task", P, DIED | {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
+    ("an unknown task", P, DIED | {"task": "regression2"}, "unknown task 'regression2': did you mean 'regression'"),
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
     ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),  # noqa: E501
@@ -563,7 +563,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
     ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, the data are a table"),
-    ("a window of one value", P, DIED | {"window": (1.0,)}, "--window takes two values, low and high"),
+    ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "--pixel-window takes two values, low and high"),
     ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range|--min-count 0 is out of range"),
     ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501
 ]  # fmt: skip

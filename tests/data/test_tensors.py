@@ -141,7 +141,7 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
         (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"x of shape \(3,\)"),
         (lambda: from_tensors((torch.zeros(3, 2).long(), torch.zeros(3).long())), "int64 x .* uint8 images"),
         (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(3))), "float32 y .* must hold 3 integers"),
-        (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(4).long())), r"y of shape \(4,\): it must hold 3"),
+        (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(4).long())), r"3 samples and 4 labels: it must hold 3"),
         (lambda: from_tensors((torch.zeros(3, 2), torch.eye(3).long())), r"y of shape \(3, 3\)"),
         (lambda: from_tensors((torch.zeros(3, 2), torch.tensor([0, -1, 0]))), "label -1"),
         (lambda: from_tensors(features(), classes=("a", "b")), "label 4 has no name among the 2 classes"),

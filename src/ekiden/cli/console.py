@@ -28,7 +28,7 @@ _LISTS = (
     "--feature-columns",
     "--drop-columns",
     "--categorical-columns",
-    "--window",
+    "--pixel-window",
     "--track",
 )
 # Labels, paths and names of classes may hold square brackets and colons.

@@ -234,7 +234,8 @@ def assemble(
         Samples(
             tensor,
             tensor if isinstance(chosen, LanguageModelling) else torch.cat([s.y for _, s in side]),
-            *(_joined([getattr(s, field) for _, s in side]) for field in ("domain", "group")),
+            _joined([s.domain for _, s in side]),
+            _joined([s.group for _, s in side]),
             classes,
         )
         for tensor, side in zip(x, (pieces, tests), strict=True)

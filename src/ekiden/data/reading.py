@@ -36,7 +36,7 @@ class Reading(Checked):
     fewer values, or a category with fewer rows, is not told of"""
     fit: Literal["stretch", "crop"] = "stretch"
     """how images come to --size: both sides are scaled, or the shorter side, and the middle is cut out"""
-    window: tuple[float, ...] = ()
+    pixel_window: tuple[float, ...] = ()
     """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
     tokenizer: str = ""
     """what cuts texts into tokens: words, which needs no agreement, or a folder with the tokenizer.json of a model; by
@@ -45,8 +45,10 @@ class Reading(Checked):
     """most tokens of a text; the rest is cut off"""
 
     def __post_init__(self) -> None:
-        if self.window and (len(self.window) != 2 or not self.window[0] < self.window[1]):
-            raise UserError(f"--window takes two values, low and high, not {' '.join(map(str, self.window))}")
+        if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
+            raise UserError(
+                f"--pixel-window takes two values, low and high, not {' '.join(map(str, self.pixel_window))}"
+            )
         if sum(map(bool, (self.image_column, self.text_column, self.array_column))) > 1:
             raise UserError("give one of --image-column, --text-column and --array-column: a sample is of one kind")
         if named := [c for c in self.drop_columns if c in self.feature_columns]:
@@ -76,7 +78,7 @@ class Reading(Checked):
         """What images become."""
         if self.fit == "crop" and not size:
             raise UserError("--fit crop needs the --size to cut out")
-        return Images(size or 0, self.fit, self.window)
+        return Images(size or 0, self.fit, self.pixel_window)
 
 
 def reading(columns: dict[str, Any]) -> Reading:

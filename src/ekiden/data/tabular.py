@@ -166,7 +166,7 @@ def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
 
-def reencode(x: Tensor, before: Table, after: Table) -> Tensor:
+def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     """(n, d) float64 rows that were not scaled yet, scaled."""
     rows, n = x.numpy(), len(before.numeric)
     known = [np.array(["", *names], dtype=np.str_) for names in before.vocabularies]
@@ -385,7 +385,7 @@ def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
     dataset, before = fed.dataset, fed.dataset.inputs
     train, test = dataset.train, dataset.test
     if isinstance(before, Table) and isinstance(after, Table):
-        train, test = (replace(s, x=reencode(s.x, before, after)) for s in (train, test))
+        train, test = (replace(s, x=encode_again(s.x, before, after)) for s in (train, test))
 
     def moved(part: Subset) -> Subset:
         return Subset(train if part.samples is dataset.train else test, part.rows)

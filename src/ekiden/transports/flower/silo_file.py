@@ -286,7 +286,7 @@ def _section(path: Path, name: str, kind: type[T], values: object) -> T:
         example = getattr(default, key)
         if isinstance(example, tuple):
             several = [value] if isinstance(value, str) and key.endswith("_column") else value
-            wanted, what = ((int, float), "numbers") if key == "window" else ((str,), "texts")
+            wanted, what = ((int, float), "numbers") if key == "pixel_window" else ((str,), "texts")
             if not isinstance(several, list) or any(type(v) not in wanted for v in several):
                 raise UserError(f"{path}: {name}.{key} must be a list of {what}, not {value!r}")
             given[key] = tuple(several)
