@@ -1,6 +1,7 @@
 """Networks that others trained: read without executing or unpickling anything, and refused in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ekiden.models.pretrained import load_weights
 from ekiden.models.split import SplitNetwork
 
 
-def network(classes: int) -> SplitNetwork:
+def network(classes: int) -> Any:
     return SplitNetwork(nn.Linear(4, 6), nn.Linear(6, classes))
 
 
@@ -24,8 +25,8 @@ def test_values_are_read_by_name_and_a_head_of_another_size_is_left_out(
     save_file(dict(source.state_dict()), tmp_path / "w.safetensors")
     own = target.head.weight.detach().clone()
     load_weights(target, tmp_path / "w.safetensors")
-    assert torch.equal(target.features.weight, source.features.weight)  # type: ignore[arg-type]
-    assert torch.equal(target.head.weight, own)  # type: ignore[arg-type]
+    assert torch.equal(target.features.weight, source.features.weight)
+    assert torch.equal(target.head.weight, own)
     assert "no head of this size" in caplog.text
 
 

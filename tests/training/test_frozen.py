@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ class Counting(nn.Linear):
 ASKED: list[int] = []
 
 
-def network(seed: int = 0) -> SplitNetwork:
+def network(seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         features = nn.Sequential(Counting(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
@@ -53,7 +54,7 @@ def network(seed: int = 0) -> SplitNetwork:
         return module
 
 
-def frozen_head(seed: int = 0) -> nn.Module:
+def frozen_head(seed: int = 0) -> Any:
     return frozen.fix(freeze(network(seed), "head"))
 
 
@@ -76,6 +77,7 @@ def test_frozen_values_are_in_no_vector_and_no_state_dict() -> None:
 def test_frozen_norms_and_dropout_stay_in_evaluation_mode_also_in_copies() -> None:
     module = frozen_head()
     wanted = network().eval()(x := torch.randn(8, 4))
+    each: Any
     for each in (module, frozen.copied(module), copy.deepcopy(module)):
         each.train()
         assert each.training
@@ -101,7 +103,7 @@ def test_a_partly_frozen_sequence_keeps_training_what_is_not() -> None:
 
 def test_new_values_are_drawn_for_what_is_trained_only() -> None:
     module = frozen_head()
-    other = fresh(module, 5)
+    other: Any = fresh(module, 5)
     assert frozen.digest(other) == frozen.digest(module) != frozen.digest(frozen_head(1))
     assert not torch.equal(other.head.weight, module.head.weight)
 

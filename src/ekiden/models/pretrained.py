@@ -94,7 +94,7 @@ def _plain(conv: nn.Conv2d) -> nn.Module:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return tuple(value) if isinstance(value, tuple | list) else (value, value)  # type: ignore[return-value]
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)
 
 
 class Encoder(nn.Module):
@@ -184,7 +184,7 @@ def causal(source: str, texts: Tokens) -> SplitNetwork:
         UserError: transformers is not installed, there is no such network, or it has another vocabulary.
     """
     transformers = _transformers()
-    model = _loaded(transformers.AutoModelForCausalLM, source, {})
+    model: Any = _loaded(transformers.AutoModelForCausalLM, source, {})
     head, body = model.get_output_embeddings(), model.base_model
     if not isinstance(head, nn.Linear):
         raise UserError(f"hf:{source} has no linear head: choose another causal language model")

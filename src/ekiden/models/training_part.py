@@ -201,7 +201,9 @@ def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[
 
 def _adaptable(module: nn.Module) -> bool:
     kind = type(module)
-    return kind is nn.Linear or (kind is nn.Conv2d and module.groups == 1) or kind.__name__ == "Conv1D"
+    if kind is nn.Conv2d:
+        return bool(module.groups == 1)
+    return kind is nn.Linear or kind.__name__ == "Conv1D"
 
 
 def _zero(layer: nn.Module) -> None:

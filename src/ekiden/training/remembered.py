@@ -67,7 +67,7 @@ class Answers:
     def get(self, index: Tensor, compute: Callable[[int], Tensor]) -> Tensor:
         """Return the answers (b, ...) to samples `index` (b,); `compute` makes that to one sample, (1, ...)."""
         rows = index.cpu()
-        missing = torch.unique(rows[~self.known[rows]])  # type: ignore[no-untyped-call]
+        missing = torch.unique(rows[~self.known[rows]])
         if len(missing):
             began = time.monotonic()
             for row in missing.tolist():
