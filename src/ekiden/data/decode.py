@@ -161,8 +161,8 @@ def _plain(image: Image.Image, window: tuple[float, ...]) -> tuple[Image.Image, 
         low, high = float(values.min()), float(values.max())
         if low < 0 or high > 255 or 0 < high <= 1:
             raise UserError(
-                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --pixel-window LOW "
-                "HIGH"
+                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --pixel-window "
+                "LOW HIGH"
             )
     if image.mode.startswith("I"):  # 16 bits; Pillow would clip at 255 instead of scaling
         values = np.asarray(image).astype(np.int64)
