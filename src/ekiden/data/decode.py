@@ -68,7 +68,8 @@ def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Te
     if deep and max(deep) < _FEW << 8 and not images.window:
         raise UserError(
             f"images in {parts[0].source} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
-            f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 {max(deep)}"
+            f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 "
+            f"{max(deep)}"
         )
     return out
 
@@ -160,7 +161,8 @@ def _plain(image: Image.Image, window: tuple[float, ...]) -> tuple[Image.Image, 
         low, high = float(values.min()), float(values.max())
         if low < 0 or high > 255 or 0 < high <= 1:
             raise UserError(
-                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --pixel-window LOW HIGH"
+                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --pixel-window "
+                "LOW HIGH"
             )
     if image.mode.startswith("I"):  # 16 bits; Pillow would clip at 255 instead of scaling
         values = np.asarray(image).astype(np.int64)
