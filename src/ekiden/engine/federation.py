@@ -109,7 +109,7 @@ class Transport(Protocol):
         """Release processes and files."""
 
 
-class Agreed(Protocol):
+class SharedSetup(Protocol):
     """What the server's side knows of a run's `Setup`."""
 
     @property
@@ -144,7 +144,7 @@ class Fed:
         transport: Transport,
         seed: int,
         note: Callable[[Transfer], None],
-        setup: Agreed | None = None,
+        setup: SharedSetup | None = None,
         *,
         skip: bool = True,
     ) -> None:
@@ -341,7 +341,7 @@ class Fed:
         return self._agreed.hardware.autocast()
 
     @property
-    def _agreed(self) -> Agreed:
+    def _agreed(self) -> SharedSetup:
         if self._setup is None:
             raise UserError("this federation was made without a setup: its network is not known")
         return self._setup
