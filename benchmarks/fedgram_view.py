@@ -80,7 +80,7 @@ def alike(a: Tensor, b: Tensor) -> float:
 
     def correlation(x: Tensor, y: Tensor) -> Tensor:
         x, y = (t.flatten(1) - t.flatten(1).mean(1, keepdim=True) for t in (x.float(), y.float()))
-        return (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1))
+        return F.cosine_similarity(x, y)
 
     return float(torch.maximum(correlation(a, b), correlation(a.flip(3), b)).mean())
 

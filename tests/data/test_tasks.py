@@ -106,6 +106,7 @@ def test_metrics_of_labels_are_those_of_scikit_learn(labels: Scores) -> None:
 def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
     y = 50 + 20 * torch.randn(N, 2, generator=DRAW)
     task = scaled(Regression(), y)
+    assert isinstance(task, Regression)
     assert torch.tensor(task.mean) == pytest.approx(y.mean(0))
     outputs = task.standardised(y) + 0.3 * torch.randn(N, 2, generator=DRAW)
     found = scores(task, outputs, y, 2)

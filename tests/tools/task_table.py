@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from ekiden.data.tasks import KINDS
-from ekiden.engine.method import Need
+from ekiden.data.tasks import KINDS, Need
 from ekiden.methods import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"

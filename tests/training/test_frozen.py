@@ -59,7 +59,7 @@ def frozen_head(seed: int = 0) -> Any:
 
 
 def test_a_network_without_frozen_parts_is_left_alone() -> None:
-    module = network()
+    module: Any = network()
     before = dict(vars(module.features[1]))
     assert frozen.fix(module) is module
     assert vars(module.features[1]).keys() == before.keys()

@@ -175,7 +175,7 @@ class Task(Checked, ABC):
             return own
         if self.metric and self.metric not in known:
             raise unknown(f"metric of {self.kind}", str(self.metric), tuple(known))
-        return known[self.metric] if self.metric else self.metrics[0]
+        return known[str(self.metric)] if self.metric else self.metrics[0]
 
     @property
     def measures_all(self) -> bool:
