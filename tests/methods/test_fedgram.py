@@ -368,3 +368,8 @@ def test_personal_heads_are_counted(shape: Any) -> None:
     sums = 8 * 4 + 4 * 16 + size(3, 20)
     assert result.bytes == (3 if shape == "chain" else 4) * (sums + common)
     assert method.cost(4, Size.of(network(method), (4,))) == result.bytes
+
+
+def test_a_run_folder_of_before_personal_heads_is_the_same_run() -> None:
+    assert "personal" not in METHOD.settings()
+    assert replace(METHOD, personal=True).settings()["personal"] is True

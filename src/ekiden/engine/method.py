@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from torch import nn
@@ -133,6 +133,9 @@ class Method(Checked, ABC):
     averages: ClassVar[bool] = True
     """Whether it may combine several models, value by value: all but methods that hand one model on, or train apart."""
 
+    later: ClassVar[tuple[str, ...]] = ()
+    """Fields that the method got when run folders of it existed: with their default, they stand in no folder."""
+
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
 
@@ -190,6 +193,11 @@ class Method(Checked, ABC):
     def changes_network(self) -> bool:
         """Whether the result fits another network than the clients' own."""
         return type(self).result_network is not Method.result_network
+
+    def settings(self) -> dict[str, Any]:
+        """The hyperparameters as run folders and agreements hold them."""
+        usual = {f.name: f.default for f in fields(self) if f.name in self.later}
+        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -179,7 +179,7 @@ class Plan(Checked, Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         name = name_of(type(self.method))
-        values = asdict(self) | {"method": name, "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": name, "hyperparameters": self.method.settings()}
         if code := outside.digests((name, self.model, self.data, self.metric)):
             values["code"] = code
         values["reading"] = self.reading.chosen()

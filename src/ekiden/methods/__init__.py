@@ -1,7 +1,6 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from ekiden.base.errors import UserError, unknown
@@ -140,7 +139,7 @@ def written(method: Method) -> dict[str, Any]:
     """What a run folder says of a method; `method_of` reads it."""
     lap = isinstance(method, ClosingLap)
     inner = method.method if isinstance(method, ClosingLap) else method
-    said = {"method": name_of(type(inner)), "hyperparameters": asdict(inner)}
+    said = {"method": name_of(type(inner)), "hyperparameters": inner.settings()}
     return said | {"closing_lap": True} if lap else said
 
 

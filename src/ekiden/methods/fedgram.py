@@ -143,6 +143,7 @@ class FedGram(Method):
     """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
 
     skips: ClassVar[bool] = True  # a hop is left out
+    later: ClassVar[tuple[str, ...]] = ("personal",)
 
     @property
     def needs(self) -> frozenset[Need]:

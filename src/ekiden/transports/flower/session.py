@@ -105,7 +105,7 @@ class RemotePlan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        values = asdict(self) | {"method": self.method.title(), "hyperparameters": asdict(self.method)}
+        values = asdict(self) | {"method": self.method.title(), "hyperparameters": self.method.settings()}
         defaults = {"closing_lap": False, "train": "all", "weights": ""}
         for name, default in defaults.items():  # as in runs that were begun before there was a choice
             if values[name] == default:
@@ -353,7 +353,7 @@ def agree(
         run_id,
         __version__,
         plan.method.title(),
-        asdict(plan.method),
+        plan.method.settings(),
         asdict(plan.training),
         model,
         one.dataset,
