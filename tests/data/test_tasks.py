@@ -106,6 +106,7 @@ def test_metrics_of_labels_are_those_of_scikit_learn(labels: Scores) -> None:
 def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
     y = 50 + 20 * torch.randn(N, 2, generator=DRAW)
     task = scaled(Regression(), y)
+    assert isinstance(task, Regression)
     assert torch.tensor(task.mean) == pytest.approx(y.mean(0))
     outputs = task.standardised(y) + 0.3 * torch.randn(N, 2, generator=DRAW)
     found = scores(task, outputs, y, 2)
@@ -190,7 +191,7 @@ def test_what_labels_look_like() -> None:
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (torch.zeros(4), None, r'integers, one class a sample; numbers to predict need --task regression'),
+        (torch.zeros(4), None, r"integers, one class a sample; numbers to predict need --task regression"),
         (torch.eye(4).long(), None, r"of one-hot rows, y.argmax\(1\).*multi-label"),
         (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of sample 2"),
         (torch.tensor([[0, 2]] * 4), "multi-label", "a row of 0 and 1 for each of 4 samples"),

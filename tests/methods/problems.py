@@ -86,8 +86,11 @@ def segmentation() -> Problem:
     """Which pixels are ink, seen through a blur."""
     x, _ = digits()
     blurred = nn.functional.avg_pool2d(x[:, None], 3, stride=1, padding=1)
-    features = lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())  # noqa: E731
-    return Problem(divided(blurred, (x > 0.5).long()), lambda: SplitNetwork(features(), nn.Conv2d(8, 2, 1)))
+
+    def network() -> nn.Module:
+        return SplitNetwork(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), nn.Conv2d(8, 2, 1))
+
+    return Problem(divided(blurred, (x > 0.5).long()), network)
 
 
 def language() -> Problem:

@@ -152,7 +152,7 @@ def task_in(config: Mapping[str, Any]) -> Task:
 
 def headline(run: Summary) -> Metric:
     """The headline metric of a run, by its last row that was measured."""
-    row = next((row for row in reversed(run.metrics) if "loss" in row), {})
+    row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "loss" in row), {})
     return metric_named(run.config, str(row.get("metric", "accuracy")))
 
 
