@@ -198,7 +198,7 @@ def test_what_labels_look_like() -> None:
         (torch.zeros(4, 2, 2).long() - 1, "segmentation", "label -1: give classes from 0 on, or -100"),
         (torch.zeros(4, 2, 2), "segmentation", "float32 y of shape"),
         (torch.zeros(4).long(), "language-modelling", "at least two each"),
-        (torch.zeros(4).long(), "regresion", "did you mean.*regression"),
+        (torch.zeros(4).long(), "regressing", "did you mean.*regression"),
         (torch.randn(3), "regression", "4 samples and 3 labels"),
     ],
 )

@@ -35,6 +35,7 @@ class Toy:
     trainings: list[Training] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     accuracies: Callable[[Weights], float] = lambda model: 0.0
+    loss: Objective = cross_entropy
 
     def steps(self, epochs: int) -> int:
         return epochs * self.speed

@@ -138,6 +138,8 @@ def test_one_client_keeps_its_model_and_inits_differ(blobs: FederatedData) -> No
 
 def test_the_client_counts_its_training_samples(blobs: FederatedData) -> None:
     class Stub(Quadratic):
+        n = 7
+
         def class_counts(self) -> torch.Tensor:
             return torch.tensor([4, 0, 3])
 

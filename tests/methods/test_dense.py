@@ -14,7 +14,7 @@ from ekiden.data import federate
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
 from ekiden.engine.modules import as_module
-from ekiden.methods import DENSE, dense
+from ekiden.methods import DENSE
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, batches, softened
@@ -86,6 +86,7 @@ def test_a_teacher_that_comes_three_times_guides_the_generator_as_it_does_once()
         feed=lambda raw, draw: raw,
         autocast=nullcontext,
         work=Work(),
+        task=Classification(),
     )
     member, student = (Tiny().eval().requires_grad_(False) for _ in range(2))
     once, thrice = (
@@ -199,9 +200,9 @@ def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[torch.dtype] = []
     softly = softened
 
-    def spy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    def spy(task: Classification, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
-        return softly(teacher, student, temperature)
+        return softly(teacher, outputs, temperature)
 
     precise = SampleGenerator.forward
 
@@ -210,7 +211,7 @@ def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(made.dtype)
         return made
 
-    monkeypatch.setattr(dense, "softened", spy)
+    monkeypatch.setattr(Classification, "distance", spy)
     monkeypatch.setattr(SampleGenerator, "forward", forward)
     hardware = Hardware(threads=1, precision="bf16")
     half = run(small(epochs=1, distill_epochs=1), images(), lenet, **(settings() | {"hardware": hardware}))

@@ -15,6 +15,7 @@ from ekiden import FederatedData, Hardware, Result, Training, UserError, run
 from ekiden.base.refs import Ref
 from ekiden.base.settings import batches
 from ekiden.data import federate
+from ekiden.data.tasks import Classification, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.worker import Client, Setup, Worker
@@ -148,6 +149,7 @@ class Silo:
 
     n: int
     training: Training = field(default_factory=lambda: Training(tail=0.25))
+    task: Task = field(default_factory=Classification)
     factors: list[float | None] = field(default_factory=list)
     selects: list[str] = field(default_factory=list)
 

@@ -92,9 +92,8 @@ _MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat m
 _COST = (
     "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; of "
     "personal models it is their mean. Own test data: each client's, on test data of its own kind, averaged over the "
-    "clients. "
-    "Forward and backward: samples that went through a network, which is compute whatever the machine. Means over the "
-    "seeds, ± standard deviation."
+    "clients. Forward and backward: samples that went through a network, which is compute whatever the machine. Means "
+    "over the seeds, ± standard deviation."
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
 _GROUPS = "The first seed of each method."

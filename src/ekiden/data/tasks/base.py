@@ -173,9 +173,10 @@ class Task(Checked, ABC):
             if own.name in known or own.name in _ROW or not own.name.isidentifier():
                 raise UserError(f"a metric of your own cannot be called {own.name!r}: give it another name")
             return own
-        if self.metric and self.metric not in known:
-            raise unknown(f"metric of {self.kind}", str(self.metric), tuple(known))
-        return known[str(self.metric)] if self.metric else self.metrics[0]
+        name = str(self.metric)
+        if name and name not in known:
+            raise unknown(f"metric of {self.kind}", name, tuple(known))
+        return known[name] if name else self.metrics[0]
 
     @property
     def measures_all(self) -> bool:
