@@ -63,7 +63,7 @@ def run(
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
     train: str = "all",
-    weights: str | os.PathLike[str] = "",
+    pretrained: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Result:
@@ -94,7 +94,7 @@ def run(
         train: what of the model is trained: "all"; "head"; "last:2", the last two blocks and the head; or
             "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
             travel, and stays in evaluation mode.
-        weights: safetensors file with the values of the model, by its names.
+        pretrained: safetensors file with the values of the model, by its names.
         track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
             fails is left out with a warning in the log.
         metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
@@ -136,7 +136,7 @@ def steps(
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
     train: str = "all",
-    weights: str | os.PathLike[str] = "",
+    pretrained: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
 ) -> Generator[Result, None, None]:
@@ -173,7 +173,7 @@ def _prepared(
     keep_trained: bool,
     evaluate_on: EvaluateOn,
     train: str,
-    weights: str | os.PathLike[str],
+    pretrained: str | os.PathLike[str],
     track: str | Sequence[str],
     metric: str | Metric | Callable[[Tensor, Tensor], Any],
 ) -> "_Prepared":
@@ -188,7 +188,7 @@ def _prepared(
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
-    build = builder(model, data, seed, method, train, models.located_file(weights))
+    build = builder(model, data, seed, method, train, models.located_file(pretrained))
     hardware = resolve(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"

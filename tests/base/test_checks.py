@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ekiden import Augment, Hardware, Training, UserError
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, checked
-from ekiden.data import Dirichlet, Pathological
+from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import METHODS, FedELMY, FedSeq, FedTasuki, MAEcho
@@ -21,7 +21,7 @@ from tests.conformance.ridge import Ridge
 
 KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware, *HOSTS)
 SETTINGS: list[Checked] = [kind() for kind in KINDS]
-SETTINGS += [Plan(FedSeq()), RemotePlan(FedSeq())]
+SETTINGS += [Plan(FedSeq()), RemotePlan(FedSeq()), Reading()]
 WRONG: dict[object, list[object]] = {
     int: ["3", 3.5, True, None, [1], float("nan")],
     float: ["x", "0.1", True, None, float("nan"), float("inf"), -float("inf"), 10**400],
@@ -29,6 +29,7 @@ WRONG: dict[object, list[object]] = {
     str: [3, None, True, ["a"], b"a"],
     Literal: ["no such choice", None, 1, True],
     tuple: ["0.5", 0.5, None, [float("nan")], ["x"], {"a": 1}],
+    tuple[str, ...]: [3, None, [3], {"a": 1}],
 }
 
 
@@ -36,7 +37,7 @@ def base(hint: object) -> object:
     """What kind of check a hint asks for."""
     if get_origin(hint) is Annotated:
         return base(get_args(hint)[0])
-    return get_origin(hint) or hint
+    return hint if hint in WRONG else get_origin(hint) or hint
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: type(settings).__name__)
@@ -56,7 +57,7 @@ def test_every_field_of_a_method_can_be_checked() -> None:
     for settings in SETTINGS:
         for f in fields(settings):  # type: ignore[arg-type]
             hint = get_type_hints(type(settings), include_extras=True)[f.name]
-            known = base(hint) in WRONG or hint in (Training, Hardware) or None.__class__ in get_args(hint)
+            known = base(hint) in WRONG or hint in (Training, Hardware, Reading) or None.__class__ in get_args(hint)
             assert known or f.name == "method", f"{type(settings).__name__}.{f.name}: {hint}"
 
 

@@ -1,6 +1,5 @@
 """What holds for every method of the library, measured without knowing any of them."""
 
-import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -249,22 +248,3 @@ def test_passes_that_a_task_does_by_itself_are_in_the_metrics(blobs: FederatedDa
     test_every_pass_at_a_client_is_counted(Ridge)
     row = plain(Ridge).metrics[-1]
     assert (row["forward"], row["backward"]) == (sum(len(client.train) for client in blobs.clients), 0)
-
-
-ROOMS = ("base", "data", "models", "training", "engine", "methods")
-"""Each may use itself and those before it."""
-
-
-@pytest.mark.parametrize("room", ["engine", "methods"])
-def test_rooms_use_only_those_below(room: str) -> None:
-    below = tuple(f"ekiden.{name}" for name in ROOMS[: ROOMS.index(room) + 1])
-    for file in (ROOT / "src" / "ekiden" / room).rglob("*.py"):
-        for name in imported(file):
-            assert not name.startswith("ekiden") or name.startswith(below), f"{file.name} imports {name}"
-
-
-def imported(file: Path) -> list[str]:
-    nodes = list(ast.walk(ast.parse(file.read_text())))
-    return [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)] + [
-        a.name for n in nodes if isinstance(n, ast.Import) for a in n.names
-    ]

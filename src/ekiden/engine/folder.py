@@ -44,7 +44,7 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "classes": list,
     "input": dict,
     "train": str,
-    "weights": str,
+    "pretrained": str,
     "frozen": dict,
     "inputs": dict,
     "task": dict,

@@ -63,23 +63,23 @@ class Prepared:
 
     Attributes:
         build: makes the network.
-        weights: safetensors file with its values; empty: they stay.
+        pretrained: safetensors file with its values; empty: they stay.
         train: what is trained, see `models.training_part`.
         seed: from which adapters are drawn.
     """
 
     build: Callable[[], nn.Module]
-    weights: str
+    pretrained: str
     train: str
     seed: int
 
     def __call__(self) -> nn.Module:
         named = isinstance(self.build, Named) and (
-            self.weights or self.train != "all" or models.is_pretrained(self.build.name)
+            self.pretrained or self.train != "all" or models.is_pretrained(self.build.name)
         )
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
-        key = f"{self} {Path(self.weights).stat().st_mtime_ns if Path(self.weights).is_file() else 0}"
+        key = f"{self} {Path(self.pretrained).stat().st_mtime_ns if Path(self.pretrained).is_file() else 0}"
         if key not in _made:  # reading a large file again and again takes long
             _made.clear()
             _made[key] = self.make()
@@ -88,8 +88,8 @@ class Prepared:
     def make(self) -> nn.Module:
         """Make it."""
         module = self.build()
-        if self.weights:
-            models.load_weights(module, Path(self.weights))
+        if self.pretrained:
+            models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "adapters"))
             return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
@@ -122,7 +122,7 @@ def builder(
     seed: int,
     method: Method,
     train: str = "all",
-    weights: str = "",
+    pretrained: str = "",
 ) -> Callable[[], nn.Module]:
     """What makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
@@ -136,7 +136,7 @@ def builder(
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
         build = Named(name, shape, classes, seed, dataset.inputs)
     training_part.check(train, method.title(), averages=method.averages)
-    return of_method(Prepared(build, weights, train, seed), method, shape, classes, seed)
+    return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed)
 
 
 def of_method(

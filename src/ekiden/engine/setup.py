@@ -39,8 +39,8 @@ def _describe_parts(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if prepared and prepared.train != "all":
         found["train"] = prepared.train
-    if prepared and prepared.weights:
-        found["weights"] = prepared.weights
+    if prepared and prepared.pretrained:
+        found["pretrained"] = prepared.pretrained
     module = setup.build()
     if digest := frozen.digest(module):
         found["frozen"] = {"digest": digest, "values": frozen.size(module)}

@@ -51,7 +51,7 @@ class Plan(Checked, Generic[M]):
     TOML file that names them"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
-    weights: str = ""
+    pretrained: str = ""
     """safetensors file with the network's values, by its names; a head of another size is left out"""
     train: str = "all"
     """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
@@ -88,7 +88,7 @@ class Plan(Checked, Generic[M]):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
         training_part.parsed(self.train)
-        object.__setattr__(self, "weights", models.located_file(self.weights))
+        object.__setattr__(self, "pretrained", models.located_file(self.pretrained))
         object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
 
@@ -172,7 +172,7 @@ class Plan(Checked, Generic[M]):
             keep_trained=self.keep_trained,
             evaluate_on=self.evaluate_on,
             train=self.train,
-            weights=self.weights,
+            pretrained=self.pretrained,
             track=track,
         )
 
@@ -184,7 +184,7 @@ class Plan(Checked, Generic[M]):
             values["code"] = code
         values["reading"] = self.reading.chosen()
         # As in runs begun before there was a choice.
-        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "weights"):
+        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "pretrained"):
             if not values[later]:
                 del values[later]
         for name, usual in (("evaluate_on", "all"), ("task", "auto"), ("train", "all")):
@@ -251,7 +251,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     Raises:
         UserError: the network does not fit `data`.
     """
-    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.weights)
+    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.pretrained)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
     # Fed as in training: the network knows no other scale of the pixels.

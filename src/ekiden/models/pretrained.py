@@ -279,9 +279,11 @@ def load_weights(module: nn.Module, file: Path) -> None:
         with safe_open(file, framework="pt") as opened:
             found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise UserError(f"--weights: there is no file {file}") from None
+        raise UserError(f"--pretrained: there is no file {file}") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"--weights {file} is no safetensors file, or damaged ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"--pretrained {file} is no safetensors file, or damaged ({str(error).splitlines()[0]})"
+        ) from None
     own = module.state_dict()
     foreign = [n for n in found if n not in own and not n.startswith("head.")]
     lacking = [n for n in own if n not in found and not n.startswith("head.")]
@@ -289,7 +291,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
     if foreign or lacking or unlike:
         parts = (("has unknown values", foreign), ("lacks", lacking), ("has another shape of", unlike))
         what = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
-        raise UserError(f"--weights {file} {what}: it is of another network than --model")
+        raise UserError(f"--pretrained {file} {what}: it is of another network than --model")
     if any(n not in found or found[n].shape != own[n].shape for n in own if n.startswith("head.")):
         _tell(f"{file} has no head of this size: the head begins with new values")
         found = {n: t for n, t in found.items() if not n.startswith("head.")}

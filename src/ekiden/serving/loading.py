@@ -129,7 +129,7 @@ def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str,
         return config
     plan = stored(folder)
     data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.weights)
+    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.pretrained)
     return config | describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
@@ -158,7 +158,7 @@ def _own(
         return _Unknown(config["model"])
     else:
         build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return Prepared(build, config.get("weights", ""), config.get("train", "all"), seed)
+    return Prepared(build, config.get("pretrained", ""), config.get("train", "all"), seed)
 
 
 @dataclass(frozen=True)

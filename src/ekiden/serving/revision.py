@@ -313,8 +313,8 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
     model: str | ModelSource = plan.model if plan else network or config["model"]
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has a network of its own ({config['model']}): give it as `network`")
-    train, weights = config.get("train", "all"), config.get("weights", "")
-    build = builder(model, data, config["seed"], method, train, weights)
+    train, pretrained = config.get("train", "all"), config.get("pretrained", "")
+    build = builder(model, data, config["seed"], method, train, pretrained)
     hardware = resolve(plan.hardware if plan else Hardware(**config["hardware"]), config["workers"], build)
     return Setup(method, build, data.dataset, Training(**config["training"]), hardware, config["seed"])
 

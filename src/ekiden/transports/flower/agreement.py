@@ -56,7 +56,7 @@ class Agreement:
         skips: whether the run goes on without silos that do not answer.
         closing_lap: whether the classifier is refitted after the method's last step.
         train: what of the network is trained.
-        weights: name of the file with the network's values; empty: none.
+        pretrained: name of the file with the network's values; empty: none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
     """
@@ -80,7 +80,7 @@ class Agreement:
     skips: bool = False
     closing_lap: bool = False
     train: str = "all"
-    weights: str = ""
+    pretrained: str = ""
     values: str = ""
     inputs: str = ""
 
@@ -97,7 +97,7 @@ class Agreement:
     @property
     def pretrained(self) -> bool:
         """Whether the network has values that do not follow from the seed."""
-        return self.train != "all" or bool(self.weights) or models.is_pretrained(self.model)
+        return self.train != "all" or bool(self.pretrained) or models.is_pretrained(self.model)
 
     def text(self) -> str:
         """As JSON, the same text for the same terms."""
@@ -145,7 +145,7 @@ class Agreement:
             UserError: what is trained is no part of a network, or not one that the method can treat.
         """
         training_part.check(self.train, method.title(), averages=method.averages)
-        model, weights = self.model, self.weights
+        model, weights = self.model, self.pretrained
         if pretrained is not None:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
@@ -186,7 +186,7 @@ def parse(text: str) -> Agreement:
             and len(agreement.keys) in (0, len(agreement.clients))
             and type(agreement.sealed) is type(agreement.skips) is type(agreement.closing_lap) is bool
             and bool(agreement.keys) >= agreement.sealed
-            and type(agreement.train) is type(agreement.weights) is type(agreement.values) is str
+            and type(agreement.train) is type(agreement.pretrained) is type(agreement.values) is str
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
             and type(agreement.inputs) is str
@@ -240,7 +240,7 @@ def _own(name: str, folder: Path) -> Path:
 
 
 _ABSENT = object()
-_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "weights": "", "values": "", "inputs": ""}
+_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "pretrained": "", "values": "", "inputs": ""}
 
 
 def _same_kind(value: object, example: object) -> bool:

@@ -92,7 +92,7 @@ def check_size(file: SiloFile, agreed: Agreement) -> None:
     Raises:
         UserError: says both sizes.
     """
-    with nullcontext() if agreed.pretrained else torch.device("meta"):  # the silo's own copy is as large as it is
+    with nullcontext() if agreed.has_values else torch.device("meta"):  # the silo's own copy is as large as it is
         module = agreed.builder(agreed.build_method(), file.pretrained_folder)()
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     if size > file.limits.model_bytes:
@@ -108,7 +108,7 @@ def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
     Raises:
         UserError: they differ, or the silo does not have them.
     """
-    if agreed.pretrained and (own := identity.values_digest(setup.build())) != agreed.values:
+    if agreed.has_values and (own := identity.values_digest(setup.build())) != agreed.values:
         raise UserError(
             f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): "
             "install the same at all parties"

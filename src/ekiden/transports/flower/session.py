@@ -57,7 +57,7 @@ class RemotePlan(Checked, Generic[M]):
     """names of the silos, separated by commas, in the order that methods see"""
     model: str = "auto"
     """network (see `ekiden list`); auto: the one fit for the data"""
-    weights: str = ""
+    pretrained: str = ""
     """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
     train: str = "all"
     """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
@@ -83,7 +83,7 @@ class RemotePlan(Checked, Generic[M]):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
         training_part.parsed(self.train)
-        object.__setattr__(self, "weights", models.located_file(self.weights))
+        object.__setattr__(self, "pretrained", models.located_file(self.pretrained))
         object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
         names = self.names
@@ -106,7 +106,7 @@ class RemotePlan(Checked, Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         values = asdict(self) | {"method": self.method.title(), "hyperparameters": self.method.settings()}
-        defaults = {"closing_lap": False, "train": "all", "weights": ""}
+        defaults = {"closing_lap": False, "train": "all", "pretrained": ""}
         for name, default in defaults.items():  # as in runs that were begun before there was a choice
             if values[name] == default:
                 del values[name]
@@ -369,10 +369,10 @@ def agree(
         plan.absent == "skip",
         plan.closing_lap,
         plan.train,
-        plan.weights,
+        plan.pretrained,
         inputs=one.inputs,
     )
-    if not agreed.pretrained:
+    if not agreed.has_values:
         return agreed
     return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))
 
