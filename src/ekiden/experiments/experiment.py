@@ -310,7 +310,7 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     known = settings.common() | settings.hyperparameters(kind)
     for layer in layers:
         for name, value in layer.items():
-            if name in known:
+            if name in known and name != "metric":  # `_cell` reads that
                 merged[name] = value
             elif name not in _ROW and ("method" in layer or name not in settings.known_anywhere()):
                 raise unknown(f"setting of {kind.title()}", name, known)

@@ -95,7 +95,7 @@ class Agreement:
         return dict(zip(self.clients, self.keys, strict=False))
 
     @property
-    def pretrained(self) -> bool:
+    def has_values(self) -> bool:
         """Whether the network has values that do not follow from the seed."""
         return self.train != "all" or bool(self.pretrained) or models.is_pretrained(self.model)
 
