@@ -326,7 +326,7 @@ def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = Tru
     """What a run folder says of a run; without digests of data and model, which take time, if nobody keeps them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
-    found = {"digests": {"data": identity.data_digests(clients), "model": identity.model_digest(setup)}}
+    found = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)} if digests else None
     return {
         **written(setup.method),
         "steps": setup.method.steps(len(clients)),
@@ -339,7 +339,7 @@ def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = Tru
         "model_bytes": model_bytes(setup),
         **describe_model(setup),
         **describe_samples(setup),
-        **(found if digests else {}),
+        **({"digests": found} if found else {}),
     }
 
 

@@ -91,7 +91,7 @@ class Prepared:
         if self.pretrained:
             models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "adapters"))
+            torch.default_generator.manual_seed(derive(self.seed, "adapters"))  # they are made on the CPU
             return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
 
 
