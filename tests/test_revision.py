@@ -181,7 +181,7 @@ def test_features_of_a_network_are_measured_again_as_before(tmp_path: Path) -> N
     go(five(), replace(METHOD, features="network"), folder=tmp_path / "run")
     result = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
     same(result, alone(*rest("client-2"), features="network"))
-    with pytest.raises(UserError, match=r"the frozen part of the network differ from those of .*: give the same network"):
+    with pytest.raises(UserError, match=r"the frozen part of the network differ from .*: give the same network"):
         ekiden.forget(tmp_path / "run", "client-3", five(), network=Wider)
     batches = [[x.tolist() for x, _ in client_at(step).batches(shuffle=False)] for step in (0, 3)]
     assert batches[0] == batches[1]
