@@ -34,7 +34,7 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "classes"),
-    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith("cifar") else []) for s in SETS],
+    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(("cifar", "mnist")) else []) for s in SETS],
 )
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
     """CIFAR is slow: 60,000 images each, decoded as those of MNIST; `test_cifar10` reads it too."""
