@@ -302,3 +302,11 @@ def test_all_kinds_are_here(tmp_path: Any) -> None:
     tokens = torch.randint(1, 9, (10, 6), generator=DRAW)
     assert made((tokens, tokens)).outputs == int(tokens.max()) + 1
     assert made((tokens, tokens), task="language-modelling").outputs == int(tokens.max()) + 1
+
+
+@pytest.mark.parametrize("task", [Segmentation(), LanguageModelling()])
+def test_tasks_without_vectors_say_so(task: Task) -> None:
+    with pytest.raises(UserError, match="no vector of outputs"):
+        task.targets(torch.zeros(2, 3), 4)
+    with pytest.raises(UserError, match="no vector of outputs"):
+        task.drawn(2, 4, torch.Generator())

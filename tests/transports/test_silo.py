@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden._version import __version__
+from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
@@ -22,7 +23,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys
-from ekiden.transports.flower.agreement import Agreement, no_samples
+from ekiden.transports.flower.agreement import Agreement, no_samples, own_network
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
 from ekiden.transports.flower.shelf import Shelf, drop_old_runs
 from ekiden.transports.flower.silo import Silo
@@ -321,3 +322,16 @@ def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
     part = Part("client-1", "0-0-train", len(value))
     found = said(file, task(model=Ref("client-1", "0-0-train"), extra=value, parts=(part,)))
     assert "value '0-0-train' of client-1: message holds NaN or infinity" in found
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:/etc/secret", "hf:../secret", "hf:..", "hf:", "hf:/", "hf:.", "timm:resnet18", "hf:a\0b"]
+)
+def test_a_run_cannot_name_another_folder_of_a_silo(name: str, tmp_path: Path) -> None:
+    """Only what lies in the folder that the silo names, by the last part of the name."""
+    (tmp_path / "secret").mkdir()
+    folder = tmp_path / "pretrained"
+    (folder / "mine").mkdir(parents=True)
+    with pytest.raises(UserError):
+        own_network(name, folder)
+    assert own_network("hf:/elsewhere/mine", folder) == f"hf:{folder / 'mine'}"

@@ -140,13 +140,16 @@ class Task(Checked, ABC):
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """The mean distance () of a batch's outputs from a teacher's, which distillation minimises, differentiable."""
 
-    @abstractmethod
     def targets(self, y: Tensor, outputs: int) -> Tensor:
         """What least squares brings the outputs to (b, K), where there is one vector of outputs for each sample."""
+        raise self._no_vectors()
 
-    @abstractmethod
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
         """Labels (n, ...) at random, on the CPU, where there is one vector of outputs for each sample."""
+        raise self._no_vectors()
+
+    def _no_vectors(self) -> UserError:
+        return UserError(f"{self.kind} has no vector of outputs for each sample: let the method say `needs = VECTORS`")
 
     @abstractmethod
     def guess(self, outputs: int) -> float:

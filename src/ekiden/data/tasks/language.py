@@ -84,14 +84,6 @@ class LanguageModelling(Task):
         """T² times the mean over places of the Kullback-Leibler divergence of the softened tokens; see `Task`."""
         return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
 
-    def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """None: no method is let through that asks for it."""
-        raise NotImplementedError
-
-    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """None: no method is let through that asks for it."""
-        raise NotImplementedError
-
     def guess(self, outputs: int) -> float:
         """Ln K."""
         return log(outputs)

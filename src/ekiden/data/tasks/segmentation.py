@@ -73,14 +73,6 @@ class Segmentation(Task):
         student, taught = (each.movedim(1, -1).flatten(0, -2) for each in (outputs, teacher))
         return measures.divergence(student, taught, temperature)
 
-    def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """None: no method is let through that asks for it."""
-        raise NotImplementedError
-
-    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """None: no method is let through that asks for it."""
-        raise NotImplementedError
-
     def guess(self, outputs: int) -> float:
         """Ln K."""
         return log(outputs)
