@@ -110,6 +110,21 @@ def copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(t): t for _, t in fixed(module)})
 
 
+class Copies:
+    """Makes a network once and gives copies of it: to draw the values of a large one again takes far longer."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        """Call `build`, which gives the same network each time, when the first one is needed."""
+        self._build = build
+        self._first: nn.Module | None = None
+
+    def __call__(self) -> nn.Module:
+        """A copy of the network."""
+        if self._first is None:
+            self._first = self._build()
+        return copied(self._first)
+
+
 def _still(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
     """Yield the largest parts all of whose parameters, at least one, are frozen."""
     own = list(module.parameters())

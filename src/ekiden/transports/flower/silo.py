@@ -18,6 +18,7 @@ from ekiden.engine.store import FolderJournal
 from ekiden.engine.worker import Job, Outcome, Worker, task_of
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
+from ekiden.training.frozen import Copies
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
@@ -159,6 +160,7 @@ class Silo:
         policy.check_data(file, terms, held)
         dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=type(dataset.augment)(**terms.augment))
         setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
+        setup = replace(setup, build=Copies(setup.build))  # each message needs several
         policy.check_size(file, terms)
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
