@@ -26,7 +26,7 @@ from ekiden.engine.method import on_client
 from ekiden.engine.store import load, read
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedGram, FedSeq
-from ekiden.methods.fedgram import Handoff
+from ekiden.methods.fedgram.handed import Handoff
 from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

@@ -17,7 +17,7 @@ from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram
 from ekiden.methods.blocks import gaussian_heads as heads
-from ekiden.methods.fedgram import features_of
+from ekiden.methods.fedgram.features import features_of
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU

@@ -26,7 +26,7 @@ from ekiden.methods.feddyn import FedDyn
 from ekiden.methods.fedelmy.fedelmy import FedELMY
 from ekiden.methods.fedelmy.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedfisher import FedFisher
-from ekiden.methods.fedgram import FedGram
+from ekiden.methods.fedgram.fedgram import FedGram
 from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova

@@ -27,7 +27,9 @@ from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Worker
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
-from ekiden.methods.fedgram import FedGram, Summing
+from ekiden.methods.fedgram import revision
+from ekiden.methods.fedgram.fedgram import FedGram
+from ekiden.methods.fedgram.handed import Summing
 from ekiden.results.model import ModelSource
 from ekiden.serving.loading import method_in
 from ekiden.training.weights import Weights
@@ -108,7 +110,9 @@ def forget(
     _check_data(run, held)
     about = {"forgot": client, "from": run.folder.name}
     target = Path(out) if out else _beside(run, f"without-{client}")
-    return _revised(run, held, order, network, target, about, lambda m, fed, s: m.forget(fed, s, client, order[-1]))
+    return _revised(
+        run, held, order, network, target, about, lambda m, fed, s: revision.forget(m, fed, s, client, order[-1])
+    )
 
 
 def join(
@@ -144,7 +148,9 @@ def join(
     _check_data(run, held)
     about = {"joined": client, "from": run.folder.name}
     target = Path(out) if out else _beside(run, f"with-{client}")
-    return _revised(run, held, (*run.order, client), network, target, about, lambda m, fed, s: m.join(fed, s, client))
+    return _revised(
+        run, held, (*run.order, client), network, target, about, lambda m, fed, s: revision.join(m, fed, s, client)
+    )
 
 
 def _finished(folder: str | os.PathLike[str]) -> _Finished:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,77 +11,22 @@ from torch import Tensor, nn
 from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
-from ekiden.base.sums import Sums, measure, size, widest
+from ekiden.base.sums import Sums, measure, size
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
-from ekiden.models.patch_filters import PatchSums
+from ekiden.methods.fedgram import features as fixed
+from ekiden.methods.fedgram.features import features_of
+from ekiden.methods.fedgram.handed import Common, Handoff, PatchMoments, Settled, Summing
 from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, WholeFeatures
-from ekiden.training import frozen
-from ekiden.training.network import Network, trial
+from ekiden.models.whole import PatchFeatures, WholeFeatures
+from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-
-Settled = tuple[Tensor, ...]
-"""What the first client settles of the features; see `WholeFeatures.tell`."""
-Kind = Literal["auto", "patches", "random", "network"]
 
 _IMAGE = 16  # pixels a side that make patches worth while
 _SAMPLES = 1024  # from which the first client settles the features
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
-_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-class Handoff(NamedTuple):
-    """What a client hands to the next one.
-
-    Attributes:
-        settled: what the first client settled of the features.
-        sums: over the samples of all clients so far.
-    """
-
-    settled: Settled
-    sums: Sums
-
-
-class Common(NamedTuple):
-    """What a client needs for a head of its own: the head of all, for standardised features; float32.
-
-    Attributes:
-        settled: what the first client settled of the features.
-        mean: (D,) μ of the features of all clients.
-        scale: (D,) 1/σ, or 0.
-        weight: (K, D).
-        bias: (K,).
-    """
-
-    settled: Settled
-    mean: Tensor
-    scale: Tensor
-    weight: Tensor
-    bias: Tensor
-
-
-class PatchMoments(NamedTuple):
-    """Second moments of all clients' patches of each size."""
-
-    parts: tuple[PatchSums, ...]
-
-    def plus(self, other: "PatchMoments") -> "PatchMoments":
-        """Those of the patches of both."""
-        return PatchMoments(tuple(a.plus(b) for a, b in zip(self.parts, other.parts, strict=True)))
-
-
-@dataclass(frozen=True)
-class Summing(State):
-    """The state with what has been added up; there is no model before the last step."""
-
-    model: Ref[Weights] | Weights | None = None
-    moments: Ref[PatchMoments] | PatchMoments | None = None
-    totals: Ref[Handoff] | Handoff | None = None
-    settled: Ref[Settled] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +50,7 @@ class FedGram(Method):
     Personal heads are ridge regression towards the head of all; the papers have none.
     """
 
-    features: Kind = "auto"
+    features: Literal["auto", "patches", "random", "network"] = "auto"
     """φ: answers to patches of the first client's images, random units of the inputs, or the features of the network as
     it is given and random units of these; auto: patches for images of 16 pixels a side or more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
@@ -156,8 +101,7 @@ class FedGram(Method):
             raise UserError(f"--patch {self.patch!r} is no size of patches: write 6, or several as in 5,8")
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the head of all: leave out --head {self.head}")
-        if self.bytes != "M" and not _BUDGET.fullmatch(self.bytes):
-            raise UserError(f"--bytes {self.bytes!r} is no size: write M, a share as in 5%, or a size as in 250kB")
+        fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -175,63 +119,24 @@ class FedGram(Method):
 
     def _features(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> WholeFeatures:
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        room = fixed.Room(self.width, self.bytes, model, classes)
         if self.features == "network":
-            return self._frozen(as_split(network).features, shape, classes, model)
+            return fixed.frozen_network(as_split(network).features, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
-            return self._patches(shape, classes, model)
-        inputs = torch.Size(shape).numel()
-        width = self._width(model, classes, each=4, fixed=8 * inputs)
-        return RandomReLU(inputs, width, direct=2 * inputs <= width)
+            return self._patches(shape, room)
+        return fixed.random_units(torch.Size(shape).numel(), room)
 
-    def _patches(self, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
-        # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+    def _patches(self, shape: tuple[int, ...], room: fixed.Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
-        together, filter_ = 2 * self.pool**2, shape[0] * max(sizes) ** 2 + 4
-        width = self._width(model, classes, each=4 + -(-filter_ // together), fixed=8 * shape[0])
         return PatchFeatures(
             shape,
-            width,
+            fixed.patch_room(shape[0], max(sizes), self.pool, room),
             sizes,
             pool=self.pool,
             mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
             threshold=self.threshold,
             root=self.root,
         )
-
-    def _frozen(self, network: nn.Module, shape: tuple[int, ...], classes: int, model: int) -> WholeFeatures:
-        with torch.no_grad():
-            inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
-        width = self._width(model, classes, each=4, fixed=4 * inputs)
-        if width < inputs:
-            least = size(classes, inputs) + 8 * inputs
-            raise UserError(
-                f"the network has {inputs} features, and --{'width' if self.width else 'bytes'} leaves room for "
-                f"{width}: give --width {inputs} or --bytes {least}B, or more"
-            )
-        return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
-
-    def _width(self, model: int, classes: int, each: int, fixed: int) -> int:
-        """D: what was asked for, or what fits into the budget with `each` bytes more a feature and `fixed` more in all.
-
-        Raises:
-            UserError: not even one feature fits.
-        """
-        if self.width:
-            return self.width
-        found = widest(budget := self.budget(model), classes, each, fixed)
-        if found < 1:
-            least = size(classes, 1) + each + fixed
-            raise UserError(f"--bytes {self.bytes} ({budget} bytes) has room for no feature: give {least}B or more")
-        return found
-
-    def budget(self, model: int) -> int:
-        """Bytes that a hand-off may have, where the user's network has `model`."""
-        if self.bytes == "M":
-            return model
-        found = _BUDGET.fullmatch(self.bytes)
-        assert found is not None, "checked"
-        number, unit = float(found[1]), found[2]
-        return int(model * number / 100 if unit == "%" else number * _UNITS[unit])
 
     def start(self) -> Summing:
         """Nothing added up."""
@@ -253,7 +158,7 @@ class FedGram(Method):
             client = order[s.step - before]
             s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
             yield s
-        yield from self._end(fed, s, fed.clients)
+        yield from self.finish(fed, s, fed.clients)
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
         order, before = fed.order(self.order), self._passes(1)
@@ -268,9 +173,9 @@ class FedGram(Method):
             settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
-        yield from self._end(fed, s, fed.clients)
+        yield from self.finish(fed, s, fed.clients)
 
-    def _end(self, fed: Fed, s: Summing, clients: Sequence[str]) -> Iterator[State]:
+    def finish(self, fed: Fed, s: Summing, clients: Sequence[str]) -> Iterator[State]:
         """The solution and, where they are wanted, the personal heads of `clients`."""
         if s.model is None:
             s = self._with_model(fed, s)
@@ -288,36 +193,6 @@ class FedGram(Method):
         if isinstance(s.totals, Handoff):
             return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals))
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
-
-    def forget(self, fed: Fed, s: Summing, client: str, heir: str) -> Iterator[State]:
-        """The outer loop of forgetting `client`, from the last state of a run: two steps, and personal heads.
-
-        The client measures its sums again, and whoever holds the totals takes them out. If that is the client itself,
-        it hands the rest to `heir`.
-        """
-        if isinstance(s.totals, Handoff):  # a star
-            own = fed.get(fed.call(self.measure, client, INITIAL, s.totals.settled, None))
-            s = s.next(model=None, totals=Handoff(s.totals.settled, s.totals.sums.minus(own)))
-        else:
-            assert s.totals is not None, "a run that has ended has totals"
-            holder = s.totals.owner
-            part = fed.call(self.measure, client, INITIAL, fed.call(self.tell, holder, s.totals), None)
-            rest = fed.call(self.without, holder, s.totals, part)
-            s = s.next(model=None, totals=fed.call(self.keep, heir, rest) if holder == client else rest)
-        s = replace(s, personal=())
-        yield s
-        yield from self._end(fed, s, [name for name in fed.clients if name != client])
-
-    def join(self, fed: Fed, s: Summing, client: str) -> Iterator[State]:
-        """The outer loop of adding `client`, from the last state of a run: one more hop or reply, and the solution."""
-        if isinstance(s.totals, Handoff):  # a star
-            own = fed.get(fed.call(self.measure, client, INITIAL, s.totals.settled, None))
-            s = s.next(model=None, totals=Handoff(s.totals.settled, s.totals.sums.plus(own)))
-        else:
-            s = s.next(model=None, totals=fed.sum(self.add, [client], INITIAL, None, plus=s.totals))
-        s = replace(s, personal=())
-        yield s
-        yield from self._end(fed, s, fed.clients)
 
     @on_client
     def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
@@ -454,11 +329,6 @@ class FedGram(Method):
         if star:
             return clients * each + (clients + 1) * moments
         return (clients - 1) * each + (clients * moments if clients > 1 else 0)
-
-
-def features_of(network: nn.Module) -> WholeFeatures:
-    """The features of a network that `FedGram.own_network` made."""
-    return cast(WholeFeatures, as_split(network).features)
 
 
 def own_sums(client: Client, features: WholeFeatures) -> Sums:

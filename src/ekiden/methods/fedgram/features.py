@@ -1,0 +1,105 @@
+"""FedGram: its fixed features, and how many of them a hand-off has room for."""
+
+import re
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from ekiden.base.errors import UserError
+from ekiden.base.sums import size, widest
+from ekiden.models.split import as_split
+from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+from ekiden.training import frozen
+from ekiden.training.network import trial
+
+_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def check_bytes(text: str) -> None:
+    """Refuse what is no size.
+
+    Raises:
+        UserError: says how to write one.
+    """
+    if text != "M" and not _WRITTEN.fullmatch(text):
+        raise UserError(f"--bytes {text!r} is no size: write M, a share as in 5%, or a size as in 250kB")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a hand-off has room for.
+
+    Attributes:
+        width: D, where the user chose it; 0: as many features as fit into the bytes.
+        text: the bytes as the user wrote them: M, a share of M, or a size.
+        model: M, bytes of a model of the user's network.
+        classes: K.
+    """
+
+    width: int
+    text: str
+    model: int
+    classes: int
+
+    @property
+    def bytes(self) -> int:
+        """How many a hand-off may have."""
+        if self.text == "M":
+            return self.model
+        found = _WRITTEN.fullmatch(self.text)
+        assert found is not None, "checked"
+        number, unit = float(found[1]), found[2]
+        return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
+
+    def features(self, each: int, fixed: int) -> int:
+        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
+
+        Raises:
+            UserError: not even one feature fits.
+        """
+        if self.width:
+            return self.width
+        found = widest(self.bytes, self.classes, each, fixed)
+        if found < 1:
+            least = size(self.classes, 1) + each + fixed
+            raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has room for no feature: give {least}B or more")
+        return found
+
+
+def random_units(inputs: int, room: Room) -> RandomReLU:
+    """Random units of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
+    width = room.features(each=4, fixed=8 * inputs)
+    return RandomReLU(inputs, width, direct=2 * inputs <= width)
+
+
+def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
+    """D of features of patches of at most `size` pixels a side."""
+    # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+    together, filter_ = 2 * pool**2, channels * size**2 + 4
+    return room.features(each=4 + -(-filter_ // together), fixed=8 * channels)
+
+
+def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:
+    """The features of a network as it is, and random units of these.
+
+    Raises:
+        UserError: there is no room for all features of the network.
+    """
+    with torch.no_grad():
+        inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
+    width = room.features(each=4, fixed=4 * inputs)
+    if width < inputs:
+        least = size(room.classes, inputs) + 8 * inputs
+        raise UserError(
+            f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves room for "
+            f"{width}: give --width {inputs} or --bytes {least}B, or more"
+        )
+    return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
+
+
+def features_of(network: nn.Module) -> WholeFeatures:
+    """The features of a network that `FedGram.own_network` made."""
+    return cast(WholeFeatures, as_split(network).features)
