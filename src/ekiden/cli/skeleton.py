@@ -1,4 +1,4 @@
-"""The files that a method of one's own begins with: the method, its test, its page."""
+"""The files that a new method of your own starts with: the method, its test, its page."""
 
 import importlib.util
 import keyword
@@ -13,14 +13,14 @@ def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
     """Write NAME.py, test_NAME.py and NAME.md into `folder`.
 
     Args:
-        folder: where to.
-        name: of the method, as half_seq, half-seq or HalfSeq.
+        folder: the folder that gets the files.
+        name: the method's name, as half_seq, half-seq or HalfSeq.
 
     Returns:
         The files, and the name of the class.
 
     Raises:
-        UserError: `name` cannot name a module, or a file is there already; then nothing is written.
+        UserError: `name` cannot name a module, or a file exists already; nothing is written then.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     kind = name if "_" not in name and name[:1].isupper() else "".join(p[:1].upper() + p[1:] for p in module.split("_"))
@@ -40,7 +40,7 @@ def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
     return files, kind
 
 
-_METHOD = '''"""KIND: a method to begin with. Replace what is in `run` and `train` by your own."""
+_METHOD = '''"""KIND: a method to start from. Replace the bodies of `run` and `train`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,17 +106,35 @@ def test_three_clients_receive_two_models() -> None:
 
 _PAGE = """# KIND
 
-What it does, in two sentences. Where it is published: authors, title, venue, year, link.
+Say in two or three sentences what the method does. Then name its source: authors, venue, year, link.
+
+## When to use it
+
+For which data, networks and budgets it is meant, and when another method is better.
+
+## Command
 
 ```sh
 ekiden run MODULE.py:KIND --data digits --clients 10 --seeds 0 1 2
 ```
 
-**Bytes.** (N - 1)·M: each of the N clients but the first receives a model of M bytes.
+## Cost
 
-**What matters in practice.** Which hyperparameters to choose first, and from which values.
+(N - 1)·M bytes: each of the N clients but the first receives a model of M bytes.
 
-**Departures from the paper.** Where the code does otherwise, and why.
+## Settings
 
-**Results.** Numbers from finished runs, with the command that made them, next to the printed ones.
+Which hyperparameters to choose first, and from which values.
+
+## Results
+
+Numbers from finished runs, with the command that made them, next to the printed ones.
+
+## Paper and code
+
+Where paper, released code and this method differ, and why.
+
+## What is not known
+
+What was not run or could not be found out.
 """
