@@ -20,10 +20,10 @@ from ekiden.base.seeds import derive
 from ekiden.base.sums import size
 from ekiden.cli.app import main
 from ekiden.engine import wire
-from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import on_client
 from ekiden.engine.store import load, read
+from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedGram, FedSeq
 from ekiden.methods.fedgram.handed import Handoff

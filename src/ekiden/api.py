@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
@@ -25,25 +27,48 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.machine import resolve
-from ekiden.engine.method import Method
+from ekiden.engine.method import Method, State
 from ekiden.engine.modules import model_bytes
 from ekiden.engine.networks import builder, network_name
 from ekiden.engine.parties import check_clients, holders
+from ekiden.engine.run import End, Run, last
 from ekiden.engine.setup import check_model, describe_model
-from ekiden.engine.worker import Setup, Watch, Worker, payload_types, tasks
+from ekiden.engine.tasks import payload_types, tasks
+from ekiden.engine.transport import Transport
+from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import check_needs
 from ekiden.results import tracking
 from ekiden.results.result import Result
+from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.processes import Processes, refuse_within_worker
-from ekiden.transports.local.run import End, Simulated, last
-from ekiden.transports.local.simulation import Executor
+from ekiden.transports.local.simulation import Executor, Simulation
 
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+Absent = Callable[[int, str], bool]
+"""(step, client): whether that client does not answer in that step."""
 __all__ = ["Result", "describe", "run", "steps"]
 
 
+def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Let a function of what `prepare` gives take the arguments of `prepare`, which then stand in one place."""
+
+    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
+        @wraps(function)
+        def prepared(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(prepare(*args, **kwargs))
+
+        own = signature(function).return_annotation
+        prepared.__signature__ = signature(prepare).replace(return_annotation=own)  # type: ignore[attr-defined]
+        return prepared
+
+    return decorate
+
+
 @checked("method", "data", "metric")
-def run(
+def _prepared(
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source],
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
@@ -59,14 +84,50 @@ def run(
     on_step: Callable[[Row], None] = lambda row: None,
     stop_after: CountOrZero | None = None,
     processes: bool | None = None,
-    absent: Callable[[int, str], bool] = lambda step, client: False,
+    absent: Absent | None = None,
+    transport: MakesTransport | None = None,
     keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
     train: str = "all",
     pretrained: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
-) -> Result:
+) -> "_Prepared":
+    """Check all that can be checked before the first step; see `run`."""
+    refuse_within_worker()
+    path = None if folder is None else Path(folder)
+    trackers = (track,) if isinstance(track, str) else tuple(track)
+    tracking.check(trackers, path)
+    method, data = _method(method, data), _measured(_data(data), metric)
+    check_needs(method, data.dataset)
+    for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
+        payload_types(method, task)
+    clients = holders(method, data)
+    check_clients(clients, method)
+    method.check([c.name for c in clients])
+    build = builder(model, data, seed, method, train, models.located_file(pretrained))
+    hardware = resolve(hardware or Hardware(), workers, build)
+    setup = Setup(
+        method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
+    )
+    worker = Worker(setup, {c.name: c for c in clients}, watch)
+    check_model(worker, data)
+    label = model if isinstance(model, str) else f"{type(model).__name__}"
+    described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
+    if evaluate_on != "all":  # as in runs that were begun before there was a choice
+        described["evaluate_on"] = evaluate_on
+    described |= {"workers": workers, "evaluate_every": evaluate_every}
+    if transport is None:
+        parallel = workers > 1 if processes is None else processes
+        transport = _Here(worker, workers if parallel else 0, absent or nobody)
+    elif workers > 1 or processes or absent or watch:
+        raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
+    test = TestSet(worker, data, len(clients), evaluate_on)
+    return _Prepared(worker, data, test, transport, path, described, on_step, stop_after, trackers)
+
+
+@_with_arguments_of(_prepared)
+def run(prepared: "_Prepared") -> Result:  # noqa: D417  (whose arguments are those of `_prepared`)
     """Run a method over silos that are simulated on this machine.
 
     Args:
@@ -87,7 +148,9 @@ def run(
         on_step: called after each step with the row of metrics.
         stop_after: stop after so many steps, to go on later.
         processes: use worker processes even if there is one worker, or never.
-        absent: which clients do not answer in which step, to try a method with.
+        absent: which clients do not answer in which step, to try a method with: (step, client) -> bool.
+        transport: how tasks reach clients, in place of `workers`: makes an `ekiden.transports.Transport` of your own
+            from an `ekiden.transports.Start` (docs/own-transport.md).
         keep_trained: keep in the folder, at each client, the models that its last task trained.
         evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
             time. With "own", the models that clients trained last in the step are measured too, before any averaging.
@@ -107,39 +170,15 @@ def run(
     Warns:
         DivergenceWarning: the result is far worse than guessing.
     """
-    given = _prepared(**locals())
-    result = given.result(last(given.ends()))
-    dataset, lr = given.data.dataset, given.setup.training.lr
+    result = prepared.result(last(prepared.ends()))
+    dataset, lr = prepared.data.dataset, prepared.worker.setup.training.lr
     if result.metrics and (line := divergence(result.metrics[-1], dataset.task.guess(dataset.outputs), lr)):
         warnings.warn(line, DivergenceWarning, stacklevel=3)
     return result
 
 
-@checked("method", "data", "metric")
-def steps(
-    method: Method | type[Method] | str,
-    data: FederatedData | Sequence[Source],
-    model: str | nn.Module | Callable[[], nn.Module] = "auto",
-    *,
-    training: Training | None = None,
-    hardware: Hardware | None = None,
-    seed: CountOrZero = 0,
-    folder: str | os.PathLike[str] | None = None,
-    workers: Count = 1,
-    evaluate_every: Count = 1,
-    config: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
-    on_step: Callable[[Row], None] = lambda row: None,
-    stop_after: CountOrZero | None = None,
-    processes: bool | None = None,
-    absent: Callable[[int, str], bool] = lambda step, client: False,
-    keep_trained: bool = False,
-    evaluate_on: EvaluateOn = "all",
-    train: str = "all",
-    pretrained: str | os.PathLike[str] = "",
-    track: str | Sequence[str] = (),
-    metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
-) -> Generator[Result, None, None]:
+@_with_arguments_of(_prepared)
+def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
     The arguments are those of `ekiden.run`. The loop may be left at any time: worker processes end, and a run folder
@@ -151,72 +190,34 @@ def steps(
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
     """
-    return _prepared(**locals()).results()
+    return prepared.results()
 
 
-def _prepared(
-    method: Method | type[Method] | str,
-    data: FederatedData | Sequence[Source],
-    model: str | nn.Module | Callable[[], nn.Module],
-    training: Training | None,
-    hardware: Hardware | None,
-    seed: int,
-    folder: str | os.PathLike[str] | None,
-    workers: int,
-    evaluate_every: int,
-    config: Mapping[str, Any] | None,
-    watch: Watch | None,
-    on_step: Callable[[Row], None],
-    stop_after: int | None,
-    processes: bool | None,
-    absent: Callable[[int, str], bool],
-    keep_trained: bool,
-    evaluate_on: EvaluateOn,
-    train: str,
-    pretrained: str | os.PathLike[str],
-    track: str | Sequence[str],
-    metric: str | Metric | Callable[[Tensor, Tensor], Any],
-) -> "_Prepared":
-    """Check all that can be checked before the first step; the arguments are those of `run`."""
-    refuse_within_worker()
-    trackers = (track,) if isinstance(track, str) else tuple(track)
-    tracking.check(trackers, None if folder is None else Path(folder))
-    method, data = _method(method, data), _measured(_data(data), metric)
-    check_needs(method, data.dataset)
-    for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
-        payload_types(method, task)
-    clients = holders(method, data)
-    check_clients(clients, method)
-    method.check([c.name for c in clients])
-    build = builder(model, data, seed, method, train, models.located_file(pretrained))
-    hardware = resolve(hardware or Hardware(), workers, build)
-    setup = Setup(
-        method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
-    )
-    worker = Worker(setup, {c.name: c for c in clients}, watch)
-    check_model(worker, data)
-    label = model if isinstance(model, str) else f"{type(model).__name__}"
-    described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
-    if evaluate_on != "all":  # as in runs that were begun before there was a choice
-        described["evaluate_on"] = evaluate_on
-    described |= {"workers": workers, "evaluate_every": evaluate_every}
-    parallel = workers > 1 if processes is None else processes
-    test = TestSet(worker, data, len(clients), evaluate_on)
-    path = None if folder is None else Path(folder)
-    return _Prepared(
-        setup,
-        data,
-        worker,
-        test,
-        path,
-        described,
-        workers if parallel else 0,
-        evaluate_every,
-        absent,
-        on_step,
-        stop_after,
-        trackers,
-    )
+def nobody(step: int, client: str) -> bool:
+    """Nobody is absent."""
+    return False
+
+
+@dataclass(frozen=True)
+class _Here:
+    """Makes the transport of clients on this machine.
+
+    Attributes:
+        worker: what executes tasks in this process.
+        processes: worker processes; 0: all in this one.
+        absent: which clients do not answer in which step.
+    """
+
+    worker: Worker
+    processes: int
+    absent: Absent
+
+    def __call__(self, start: Start) -> Transport:
+        """Go on from `start`."""
+        executor: Executor = InProcess(self.worker)
+        if self.processes:
+            executor = Processes(start.setup, start.clients, self.processes)
+        return Simulation(executor, start, self.absent)
 
 
 @dataclass(frozen=True)
@@ -225,42 +226,41 @@ class _Prepared:
 
     Attributes:
         described: the configuration, as the folder keeps it.
-        processes: worker processes; 0: all in this one.
     """
 
-    setup: Setup
-    data: FederatedData
     worker: Worker
+    data: FederatedData
     test: TestSet
+    transport: MakesTransport
     folder: Path | None
     described: Mapping[str, Any]
-    processes: int
-    evaluate_every: int
-    absent: Callable[[int, str], bool]
     on_step: Callable[[Row], None]
     stop_after: int | None
     trackers: tuple[str, ...]
 
     def ends(self) -> Generator[End, None, End]:
         """Where the run stands after each step; returns where it ends."""
-        setup, held = self.setup, self.worker.clients
+        setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
         folder = RunFolder(self.folder, self.described) if self.folder else None
-        with closing(folder) if folder else nullcontext():
-            executor: Executor = Processes(setup, held, self.processes) if self.processes else InProcess(self.worker)
-            following = tracking.following(self.trackers, self.folder, self.described, self.on_step)
-            with closing(executor), following as on_step:
-                simulated = Simulated(
-                    setup,
-                    tuple(held),
-                    executor,
-                    self.test,
-                    folder,
-                    self.evaluate_every,
-                    self.absent,
-                    on_step,
-                    self.stop_after,
-                )
-                return (yield from simulated.steps())
+
+        def begun(state: State, written: Mapping[str, str] | None) -> Transport:
+            return self.transport(Start(setup, held, state, place, written))
+
+        following = tracking.following(self.trackers, self.folder, self.described, self.on_step)
+        with closing(folder) if folder else nullcontext(), following as on_step:
+            every = self.described["evaluate_every"]
+            run = Run(
+                setup,
+                tuple(held),
+                begun,
+                self.test.with_trained,
+                self.test.build,
+                folder,
+                every,
+                on_step,
+                stop_after=self.stop_after,
+            )
+            return (yield from run.steps())
 
     def results(self) -> Generator[Result, None, None]:
         """What the run has given after each step."""

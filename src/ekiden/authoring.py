@@ -5,8 +5,9 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Task
-from ekiden.engine.federation import ClientMissing, Fed
+from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Client
 from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights, mean

@@ -17,9 +17,9 @@ from ekiden.conformance import Subject
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.subject import settings as small_settings
 from ekiden.conformance.watching import watched, watched_fits
-from ekiden.engine.federation import live_refs
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import outline
+from ekiden.engine.transport import live_refs
 from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
 from ekiden.methods.spfl.hosts import HOSTS

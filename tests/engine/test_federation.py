@@ -12,9 +12,9 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.engine.drive import told
-from ekiden.engine.federation import ClientMissing, Fed, Request, Transfer, in_order, refs, resolve
+from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
-from ekiden.engine.wire import size
+from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.training.fit import Work
 from ekiden.training.weights import Weights, mean
@@ -26,7 +26,7 @@ M = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8
 
 
 @dataclass
-class Desk:
+class Desk(Transport):
     """A transport without clients: a value is what `values` says, all else is noted."""
 
     values: dict[Ref[Any], Any] = field(default_factory=dict)
@@ -40,17 +40,8 @@ class Desk:
             raise ClientMissing(f"{ref.owner} is away")
         return self.values[ref]
 
-    def size(self, ref: Ref[Any]) -> int:
-        return size(self.value(ref))
-
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         return Work()
-
-    def written(self) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def federation(

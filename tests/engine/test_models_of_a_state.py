@@ -4,8 +4,8 @@ from typing import Any, NamedTuple, cast
 
 from ekiden.base.refs import Ref
 from ekiden.engine.drive import models
-from ekiden.engine.federation import Transport
 from ekiden.engine.method import State
+from ekiden.engine.transport import Transport
 from ekiden.training.weights import Weights
 from tests.methods.toys import weights
 

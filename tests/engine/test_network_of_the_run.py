@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data.augment import Augment
-from ekiden.engine.federation import Fed, Transport
+from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Client, Setup
 from ekiden.methods import Average
 from ekiden.training.network import Network

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ekiden import Training
 from ekiden.base.refs import Ref
-from ekiden.engine import wire
-from ekiden.engine.federation import Fed, Request, Transfer, resolve
+from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State
-from ekiden.engine.worker import task_of
+from ekiden.engine.tasks import task_of
+from ekiden.engine.transport import Request, Transfer, Transport, resolve
 from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights
 
@@ -81,7 +81,7 @@ def toy_q(**changes: Any) -> list[Toy]:
     return [quadratic(1, 1, **changes), quadratic(2, -1, **changes)]
 
 
-class Table:
+class Table(Transport):
     """A transport that does each task at once on the toy of that name."""
 
     def __init__(self, method: Method, toys: dict[str, Toy], initial: Weights) -> None:
@@ -96,20 +96,8 @@ class Table:
     def value(self, ref: Ref[Any]) -> Any:
         return self.initial if ref == INITIAL else self.values[ref]
 
-    def size(self, ref: Ref[Any]) -> int:
-        return wire.size(self.value(ref))
-
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         return Work()
-
-    def written(self) -> None:
-        """Nothing is written."""
-
-    def settle(self) -> None:
-        """Nothing to drop."""
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def play(

@@ -16,9 +16,9 @@ from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.watching import watched
-from ekiden.engine.federation import ClientMissing
 from ekiden.engine.method import Method, Size
 from ekiden.engine.outline import outline
+from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
 from ekiden.experiments import settings
 from ekiden.experiments.plan import Plan, from_json

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.engine.federation import ClientMissing
 from ekiden.engine.method import Method, Size
+from ekiden.engine.transport import ClientMissing
 from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, Local
 from ekiden.methods.blocks.rounds import participants
 from ekiden.training.network import Network

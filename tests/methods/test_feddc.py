@@ -7,8 +7,8 @@ import torch
 
 from ekiden import FederatedData, Training, run
 from ekiden.engine import wire
-from ekiden.engine.federation import Transfer
 from ekiden.engine.method import Size
+from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Client
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.feddc import Drifting

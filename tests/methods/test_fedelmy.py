@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.base.refs import Ref
-from ekiden.engine.federation import Fed, Transport
+from ekiden.engine.federation import Fed
+from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.methods.fedelmy import diversity

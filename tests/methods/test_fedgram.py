@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.base.sums import measure, size
-from ekiden.engine.federation import ClientMissing
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
+from ekiden.engine.transport import ClientMissing
 from ekiden.methods import FedGram
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.fedgram.features import features_of

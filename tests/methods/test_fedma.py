@@ -13,7 +13,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.engine.store import Store
-from ekiden.engine.worker import payload_types
+from ekiden.engine.tasks import payload_types
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.fedma import Kept, class_mean, own_units
 from ekiden.results.result import Result

@@ -6,7 +6,8 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.refs import Ref
-from ekiden.engine.federation import Fed, Transfer
+from ekiden.engine.federation import Fed
+from ekiden.engine.transport import Transfer
 from ekiden.methods import FedSeq
 from tests.methods.rounds import Table, quadratic, weights
 

@@ -13,8 +13,9 @@ from ekiden import FederatedData, Training, UserError, run
 from ekiden.base.refs import Ref
 from ekiden.data import federate
 from ekiden.engine import wire
-from ekiden.engine.federation import Fed, Transfer
+from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
+from ekiden.engine.transport import Transfer
 from ekiden.methods import MetaFed
 from ekiden.methods.metafed import Distillation, distillation_weight
 from ekiden.models.split import as_split

@@ -13,9 +13,9 @@ from ekiden import Training
 from ekiden.base.settings import Hardware
 from ekiden.cli.console import parse
 from ekiden.cli.runs import RunOptions
-from ekiden.engine.federation import Transfer
 from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
+from ekiden.engine.transport import Transfer
 from ekiden.experiments.comparison import Published
 from ekiden.experiments.plan import Plan
 from ekiden.experiments.summary import summarise

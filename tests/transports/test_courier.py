@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from ekiden.base.errors import UserError
-from ekiden.engine.federation import ClientMissing
+from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower.courier import Courier, Crossing, Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 

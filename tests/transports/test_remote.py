@@ -15,9 +15,9 @@ from ekiden import run as run_here
 from ekiden.base.errors import UserError
 from ekiden.data import load, parse, split
 from ekiden.engine import wire
-from ekiden.engine.federation import ClientMissing
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
+from ekiden.engine.transport import ClientMissing
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import (
     METHODS,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from ekiden.base.errors import UserError
 from ekiden.conformance.subject import Broken, Subject
 from ekiden.engine.method import Method
-from ekiden.engine.worker import payload_types, tasks
+from ekiden.engine.tasks import payload_types, tasks
 
 _WRONG: dict[Any, tuple[object, ...]] = {
     int: ("3", 3.5, True, None, nan),

@@ -11,7 +11,7 @@ from torch import nn
 
 from ekiden.base.refs import Ref
 from ekiden.engine import wire
-from ekiden.engine.federation import Request
+from ekiden.engine.transport import Request
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.fit import Bench, Work

@@ -8,9 +8,10 @@ from math import inf
 from typing import Any, Protocol
 
 from ekiden.base.refs import SERVER, Ref
-from ekiden.engine.federation import ClientMissing, Fed, Note, Transfer, Transport, live_refs
+from ekiden.engine.federation import Fed, Note
 from ekiden.engine.folder import Marks, RunFolder, Trace
 from ekiden.engine.method import HasModel, Method, Model, State
+from ekiden.engine.transport import ClientMissing, Transfer, Transport, live_refs
 from ekiden.engine.worker import Setup
 from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
@@ -21,6 +22,10 @@ _TOLD = 3
 
 Row = Mapping[str, Any]
 """What is measured after a step: one JSON line of metrics.jsonl."""
+
+
+Loop = Callable[[Fed, State], Iterator[State]]
+"""An outer loop: yields the state after each step."""
 
 
 class Evaluator(Protocol):
@@ -75,7 +80,7 @@ def drive(
     setup: Setup | None = None,
     *,
     skip: bool = True,
-    loop: Callable[[Fed, State], Iterator[State]] | None = None,
+    loop: Loop | None = None,
 ) -> Iterator[State]:
     """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
 
@@ -87,25 +92,11 @@ def drive(
 
     `loop` is an outer loop to go through instead of the method's own.
     """
-    total, loop = method.steps(len(clients)), loop or method.run
+    total = method.steps(len(clients))
     report = _Report(trace, marks, folder)
     fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
-    fed.begin(state.step)
     began = time.perf_counter()
-    steps = loop(fed, state)
-    while (after := next(steps, None)) is not None:
-        try:
-            work = transport.commit(after.step, live_refs(after))
-        except ClientMissing:
-            for transfer in lost(state, after):
-                report.transfer(transfer)
-            after = state.next()
-            empty = after.step >= total and not method.complete(after)
-            if empty or not (skip and method.skips):  # a run does not end without a result
-                raise
-            fed.notes.clear()
-            steps = loop(fed, after)  # as after a resume: all that a run knows is in its state
-            work = transport.commit(after.step, live_refs(after))
+    for after, work in stepped(method, fed, transport, state, report.transfer, skip=skip, loop=loop):
         work.add(fed.work)
         counted = report.counted(work)
         row: dict[str, Any] = {"step": after.step}
@@ -120,10 +111,48 @@ def drive(
             log.info("step %d: %s", after.step, told(fed.notes))
         report.step(after, row, transport.written(), began)
         transport.settle()
-        state = after
         yield after
-        fed.begin(after.step)
         began = time.perf_counter()
+
+
+def stepped(
+    method: Method,
+    fed: Fed,
+    transport: Transport,
+    state: State,
+    note: Callable[[Transfer], None],
+    *,
+    skip: bool = True,
+    loop: Loop | None = None,
+) -> Iterator[tuple[State, Work]]:
+    """Go through the outer loop from `state` on: in runs, and where only what a run will ask for is wanted.
+
+    Yields:
+        Each state once its tasks are done, and their compute. A step that needs a missing client is left out where
+        the run may `skip` it: `note` gets what is owed, the state stays, and its step counts on.
+
+    Raises:
+        ClientMissing: the run cannot go on without a client, or would end without a result.
+    """
+    total, loop = method.steps(len(fed.clients)), loop or method.run
+    fed.begin(state.step)
+    steps = loop(fed, state)
+    while (after := next(steps, None)) is not None:
+        try:
+            work = transport.commit(after.step, live_refs(after))
+        except ClientMissing:
+            for transfer in _lost(state, after):
+                note(transfer)
+            after = state.next()
+            empty = after.step >= total and not method.complete(after)
+            if empty or not (skip and method.skips):  # a run does not end without a result
+                raise
+            fed.notes.clear()
+            steps = loop(fed, after)  # as after a resume: all that a run knows is in its state
+            work = transport.commit(after.step, live_refs(after))
+        yield after, work
+        state = after
+        fed.begin(after.step)
 
 
 def told(notes: Mapping[str, Note]) -> str:
@@ -144,7 +173,7 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
 
 
-def lost(before: State, after: State) -> list[Transfer]:
+def _lost(before: State, after: State) -> list[Transfer]:
     """Who owed a value to the step that `after` would have been."""
     owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
     return [Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True) for ref in owed]

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
+from ekiden.engine.drive import Evaluator
 from ekiden.engine.method import Method
+from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Worker
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
@@ -61,6 +63,10 @@ class TestSet:
         self._data = data
         self._evaluate_on = evaluate_on
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
+
+    def with_trained(self, transport: Transport) -> Evaluator:
+        """Measure the models that clients trained last, too, where `transport` has them."""
+        return lambda model, personal, *, last: self(model, personal, transport.trained(), last=last)
 
     @property
     def task(self) -> Task:

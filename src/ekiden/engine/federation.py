@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import Any, Literal, Protocol, TypeVar, overload
@@ -18,6 +17,7 @@ from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
+from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.training.fit import Work
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
@@ -29,84 +29,6 @@ A = TypeVar("A", bound=wire.Addable)
 _CPU = torch.device("cpu")
 Note = float | None | dict[str, float | None]
 """What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
-
-
-class ClientMissing(UserError):
-    """A client did not answer within the transport's patience."""
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A row of the ledger: one value that one party used and another one owned.
-
-    Attributes:
-        step: the step in which it moved.
-        source: its owner.
-        target: who used it.
-        task: what it was used for ("get" at the server).
-        bytes: content on the wire, see `wire.size`.
-        missing: True where nothing came because `source` did not answer.
-    """
-
-    step: int
-    source: str
-    target: str
-    task: str
-    bytes: int
-    missing: bool = False
-
-
-@dataclass(frozen=True)
-class Request:
-    """A task as the server asks for it: arguments may be Refs."""
-
-    step: int
-    call: int
-    client: str
-    task: str
-    args: tuple[Any, ...]
-
-    @property
-    def key(self) -> str:
-        """The name of its value at the client."""
-        return f"{self.step}-{self.call}-{self.task}"
-
-
-class Transport(Protocol):
-    """How tasks reach clients and values travel. Methods never see it."""
-
-    def submit(self, request: Request) -> None:
-        """Start a task; its arguments are fetched from their owners."""
-
-    def value(self, ref: Ref[Any]) -> Any:
-        """The value behind `ref`; waits for it.
-
-        Raises:
-            ClientMissing: its owner does not answer.
-        """
-
-    def size(self, ref: Ref[Any]) -> int:
-        """`wire.size` of the value behind `ref`; waits for it."""
-
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
-        """Make durable what the state after `step` steps needs, the values `live` among it.
-
-        Returns:
-            The compute since the last commit.
-        """
-
-    def written(self) -> Mapping[str, str] | None:
-        """When each client's private state was last written, as of the last commit, in words of the transport's own.
-
-        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
-        state that is missing is told from one that never was. None where that is not known.
-        """
-
-    def settle(self) -> None:
-        """Once that state is written: drop what only the one before needed."""
-
-    def close(self) -> None:
-        """Release processes and files."""
 
 
 class SharedSetup(Protocol):
@@ -363,40 +285,6 @@ class Fed:
             self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True))
             raise _no_answer([ref.owner]) from None
         self._note(Transfer(self._step, ref.owner, target, task, size))
-
-
-def refs(value: Any) -> Iterable[Ref[Any]]:
-    """All Refs in `value`, in order."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from refs(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from refs(part)
-    elif is_dataclass(value) and not isinstance(value, (type, Weights)):
-        for f in fields(value):
-            yield from refs(getattr(value, f.name))
-
-
-def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
-    """`value` with every Ref replaced by what `fetch` gives for it."""
-    if isinstance(value, Ref):
-        return fetch(value)
-    if isinstance(value, (list, tuple)):
-        parts = [resolve(part, fetch) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {key: resolve(part, fetch) for key, part in value.items()}
-    if is_dataclass(value) and not isinstance(value, (type, Weights)) and any(True for _ in refs(value)):
-        return replace(value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)})
-    return value
-
-
-def live_refs(state: Any) -> frozenset[Ref[Any]]:
-    """The values that the rest of a run in this state can still ask for; not those that all derive from the seed."""
-    return frozenset(ref for ref in refs(state) if ref.owner != EVERYONE)
 
 
 def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ...]:

@@ -31,9 +31,9 @@ from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, metadata_of, safetensors_chunks, with_digest, write
 from ekiden.engine import identity, wire
-from ekiden.engine.federation import Transfer
 from ekiden.engine.method import State
 from ekiden.engine.store import read
+from ekiden.engine.transport import Transfer
 
 S = TypeVar("S", bound=State)
 FORMAT = 1

@@ -11,9 +11,10 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
-from ekiden.engine.drive import lost
-from ekiden.engine.federation import Fed, Request, Transfer, live_refs, refs
+from ekiden.engine.drive import stepped
+from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, State
+from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
 from ekiden.engine.worker import Setup
 from ekiden.training.fit import Work
 
@@ -97,33 +98,25 @@ def outline(
         setup: method and network.
         clients: their names, in order.
         state: to go on from; by default the start.
-        absent: who is away; steps that need them are left out, as the run loop does.
+        absent: who is away; steps that need them are left out.
         most: tasks that it may have.
         size: of a value in bytes, for the transfers.
 
     Raises:
         TooLong: it has more; found before they are built.
+        ClientMissing: it cannot do without somebody who is away.
     """
     method: Method = setup.method
     nobody = _Nobody(absent, most, size)
     transfers: list[Transfer] = []
     fed = Fed(clients, nobody, setup.seed, transfers.append, setup)
-    state = method.start() if state is None else state
-    fed.begin(state.step)
-    steps = method.run(fed, state)
+    begin = end = method.start() if state is None else state
     try:
-        while True:
-            after = next(steps, None)
-            if after is None:
-                return Outline(tuple(nobody.requests), state, tuple(transfers))
-            if nobody.missing & live_refs(after):
-                transfers += lost(state, after)
-                after = state.next()
-                steps = method.run(fed, after)
-            state = after
-            fed.begin(state.step)
+        for end, _ in stepped(method, fed, nobody, begin, transfers.append):  # noqa: B007
+            pass
     except _ReadByServer:
         return None
+    return Outline(tuple(nobody.requests), end, tuple(transfers))
 
 
 class TooLong(UserError):
@@ -134,12 +127,12 @@ class _ReadByServer(Exception):
     """The server wants a value."""
 
 
-class _Nobody:
-    """A transport that takes note and does nothing."""
+class _Nobody(Transport):
+    """Takes note and does nothing."""
 
     def __init__(self, absent: Absent, most: float, size: Callable[[Ref[Any]], int]) -> None:
         self.requests: list[Request] = []
-        self.missing: set[Ref[Any]] = set()
+        self._missing: set[Ref[Any]] = set()
         self._absent = absent
         self._most = most
         self._size = size
@@ -148,7 +141,7 @@ class _Nobody:
         if len(self.requests) >= self._most:
             raise TooLong(f"the run asks for more than {self._most:.0f} tasks: lower its rounds")
         if self._absent(request.step, request.client):
-            self.missing.add(Ref(request.client, request.key))
+            self._missing.add(Ref(request.client, request.key))
         else:
             self.requests.append(request)
 
@@ -159,13 +152,6 @@ class _Nobody:
         return self._size(ref)
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        if missing := sorted(ref.owner for ref in self._missing & live):
+            raise ClientMissing(f"{', '.join(missing)} was missing in a step that cannot be left out")
         return Work()
-
-    def written(self) -> None:
-        """Nothing is written."""
-
-    def settle(self) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -1,10 +1,9 @@
 """What happens at a client: the one place where tasks are executed, in simulation and in real silos alike."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Method, Size
 from ekiden.engine.store import TRAINED
+from ekiden.engine.tasks import task_of
 from ekiden.training import fit as fitting
 from ekiden.training import frozen
 from ekiden.training.feed import Feed
@@ -367,43 +367,3 @@ class Worker:
     def bench(self, where: str) -> Bench:
         """What to train or evaluate on; the network is shared by all, one task at a time."""
         return Bench(self.network, self._feed, self.setup.training, self.setup.hardware, where)
-
-
-def tasks(kind: type[Method]) -> list[str]:
-    """The names of a method's tasks."""
-    return [name for name, function in inspect.getmembers(kind) if getattr(function, "__on_client__", False)]
-
-
-def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
-    """The annotated types of a task's arguments (after the client) and of its value.
-
-    Raises:
-        UserError: one is missing, or names nothing that its file knows.
-    """
-    task = task_of(method, name)
-    where = f"{name} of {type(method).__name__}"
-    try:
-        hints = get_type_hints(task)
-    except NameError as error:
-        raise UserError(f"the annotations of {where} cannot be read ({error}): import what they name") from None
-    arguments = list(inspect.signature(task).parameters)[1:]
-    if missing := [p for p in (*arguments, "return") if p not in hints]:
-        what = ", ".join("what it returns" if p == "return" else repr(p) for p in missing)
-        raise UserError(f"{where} does not say the type of {what}: annotate it, as values are checked when they arrive")
-    return [hints[p] for p in arguments], hints["return"]
-
-
-def task_of(method: Method, name: str) -> Callable[..., Any]:
-    """The function `name` of `method`, if it is a task.
-
-    Raises:
-        UserError: it is not marked `@on_client`.
-    """
-    task: Callable[..., Any] = getattr(method, name, _nothing)
-    if not getattr(task, "__on_client__", False):
-        raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")
-    return task
-
-
-def _nothing() -> None:
-    """Stands for a task that a method does not have."""

@@ -14,10 +14,10 @@ from ekiden.data.samples import Dataset, FederatedData
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
-from ekiden.engine.federation import Transfer
 from ekiden.engine.method import State
 from ekiden.engine.modules import as_module
 from ekiden.engine.setup import check_model
+from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.model import LoadedModel, task_in, wrapped
 from ekiden.training.weights import Weights

@@ -12,12 +12,12 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import from_json
 from ekiden.engine.evaluation import Built
-from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module, read_model
 from ekiden.engine.networks import Given, Made, Named, Prepared, builder, of_method
 from ekiden.engine.setup import describe_model
+from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup
 from ekiden.experiments.entries import at
 from ekiden.experiments.plan import stored

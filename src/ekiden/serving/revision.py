@@ -16,14 +16,15 @@ from ekiden.data.samples import FederatedData
 from ekiden.engine import identity
 from ekiden.engine.drive import drive, models
 from ekiden.engine.evaluation import TestSet
-from ekiden.engine.federation import Fed, in_order, live_refs
+from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.folder import Marks, RunFolder, Trace, config_digest, read_config, read_ledger, read_state
 from ekiden.engine.machine import resolve
 from ekiden.engine.method import State
-from ekiden.engine.modules import initial_weights, write_models
+from ekiden.engine.modules import write_models
 from ekiden.engine.networks import builder
 from ekiden.engine.parties import check_clients
 from ekiden.engine.setup import check_model
+from ekiden.engine.transport import live_refs
 from ekiden.engine.worker import Setup, Worker
 from ekiden.experiments.plan import Plan, plan_in
 from ekiden.experiments.summary import summarise
@@ -33,6 +34,7 @@ from ekiden.methods.fedgram.handed import Summing
 from ekiden.results.model import ModelSource
 from ekiden.serving.loading import method_in
 from ekiden.training.weights import Weights
+from ekiden.transports.base import Start
 from ekiden.transports.local.in_process import InProcess
 from ekiden.transports.local.simulation import Simulation
 
@@ -275,9 +277,7 @@ def _driven(
         shutil.copyfile(totals, kept / ref.owner / name)
     # As if all steps but the last two, and that of personal heads, were done.
     state: State = replace(run.state, step=method.steps(len(clients)) - 2 - method.personal, model=None, personal=())
-    transport = Simulation(
-        InProcess(worker), method, lambda: initial_weights(setup), folder=kept, state=state, written={}
-    )
+    transport = Simulation(InProcess(worker), Start(setup, worker.clients, state, kept))
     everyone = tuple(worker.clients)
     steps = drive(
         method,

@@ -7,7 +7,8 @@ from typing import Any
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.engine import wire
 from ekiden.engine.modules import initial_weights
-from ekiden.engine.worker import Worker, payload_types
+from ekiden.engine.tasks import payload_types
+from ekiden.engine.worker import Worker
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.contents import Contents, check
 from ekiden.transports.flower.custody import Taken

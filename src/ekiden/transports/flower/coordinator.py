@@ -12,10 +12,11 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.engine import wire
-from ekiden.engine.federation import ClientMissing, Request, live_refs, refs
 from ekiden.engine.method import INITIAL, State
 from ekiden.engine.outline import Outline, outline
-from ekiden.engine.worker import Setup, payload_types
+from ekiden.engine.tasks import payload_types
+from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
+from ekiden.engine.worker import Setup
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -32,7 +33,7 @@ Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
 
 
-class Remote:
+class Remote(Transport):
     """A transport whose clients are silos elsewhere."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
-from ekiden.engine.federation import ClientMissing
+from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 
 Absent = Literal["wait", "skip", "stop"]

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from ekiden.base.errors import UserError
 from ekiden.engine import identity
-from ekiden.engine.federation import Transfer
 from ekiden.engine.folder import Marks, read_ledger
 from ekiden.engine.outline import Outline
+from ekiden.engine.transport import Transfer
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.courier import Absent
 from ekiden.transports.flower.custody import Hop, Tally

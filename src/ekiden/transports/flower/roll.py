@@ -8,7 +8,7 @@ from typing import Protocol
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
-from ekiden.engine.federation import ClientMissing
+from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack

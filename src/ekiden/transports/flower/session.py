@@ -16,16 +16,16 @@ from ekiden import models
 from ekiden._version import __version__
 from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, write
+from ekiden.base.files import write
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.inputs import of_terms
 from ekiden.engine import identity, modules
-from ekiden.engine.drive import drive, told
-from ekiden.engine.drive import models as models_of
+from ekiden.engine.drive import Row, told
 from ekiden.engine.evaluation import Built, divergence
-from ekiden.engine.folder import Marks, RunFolder, Trace, read_config, read_ledger, read_lines
+from ekiden.engine.folder import RunFolder, read_config, read_ledger, read_lines
 from ekiden.engine.method import Method, Size, State
 from ekiden.engine.outline import outline
+from ekiden.engine.run import Run, last
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named, written
@@ -185,66 +185,39 @@ def _go(
     """All steps that are left, and the models."""
     method, clients, folder, classes = plan.whole, plan.names, run_folder.path, len(agreed.classes)
     total = method.steps(len(clients))
-    state, marks = _begun(run_folder, method)
-    if state.step:
-        say(f"going on after step {state.step} of {total}")
-    _cut_custody(folder, state.step)
-    remote, trace = _remote(agreed, setup, run_folder, roll, patience, say, state), Trace()
-    tests, every = SiloTests(remote, clients, classes), plan.evaluate_every or total
-    steps = drive(
-        method, clients, remote, tests, plan.seed, state, marks, trace, run_folder, every, setup, skip=agreed.skips
-    )
-    for state in steps:
-        accuracy = trace.metrics[-1].get("accuracy")
-        done = f"step {state.step} of {total} done"
-        say(done + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
-        if notes := trace.metrics[-1].get("notes"):
-            say(f"step {state.step}: {told(notes)}")
-    if trace.metrics and (line := divergence(trace.metrics[-1], log(classes), plan.training.lr)):
-        say(line)
     build = Built(method, setup.build, len(clients))
-    weights, personal = models_of(state, remote)
-    modules.write_models(run_folder, setup.build, build, clients, weights, personal)
-    trace = run_folder.trace()
+
+    def remote(state: State, written: Mapping[str, str] | None) -> Remote:
+        """The transport, which notes in the folder what crosses and what silos sign."""
+        if state.step:
+            say(f"going on after step {state.step} of {total}")
+        _cut_custody(folder, state.step)
+        held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
+        courier = Courier(roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say)
+        initial = partial(modules.initial_weights, setup)
+        note = partial(_append, run_folder, custody.FILE)
+        return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
+
+    def told_of(row: Row) -> None:
+        accuracy = row.get("accuracy")
+        say(f"step {row['step']} of {total} done" + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+        if notes := row.get("notes"):
+            say(f"step {row['step']}: {told(notes)}")
+
+    every = plan.evaluate_every or total
+    tests = partial(SiloTests, clients=clients, classes=classes)
+    run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=agreed.skips, elsewhere=True)
+    end = last(run.steps())
+    metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
+    if metrics and (line := divergence(metrics[-1], log(classes), plan.training.lr)):
+        say(line)
     models = weights, tuple(personal)
-    config = read_config(folder)
-    return Result(state, tuple(trace.metrics), tuple(trace.ledger), folder, build, config, lambda: models)
+    return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
 
 
-def _begun(folder: RunFolder, method: Method) -> tuple[State, Marks]:
-    """Where the run is.
-
-    Raises:
-        UserError: the state is damaged.
-    """
-    try:
-        return folder.load(type(method.start())) or (method.start(), Marks())
-    except Damaged as damage:  # silos have dropped what the first steps need
-        raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
-
-
-def _remote(
-    agreed: Agreement,
-    setup: Setup,
-    run_folder: RunFolder,
-    roll: Roll,
-    patience: Patience,
-    say: Say,
-    state: State,
-) -> Remote:
-    """The transport, which notes in the folder what crosses and what silos sign."""
-
-    def crossed(row: Crossing) -> None:
-        run_folder.append("network.jsonl", asdict(row))
-
-    def note(record: Record | Measured) -> None:
-        run_folder.append(custody.FILE, asdict(record))
-
-    folder = run_folder.path
-    held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
-    courier, void = Courier(roll, patience, crossed, say), _void(folder)
-    initial = partial(modules.initial_weights, setup)
-    return Remote(courier, setup, agreed, initial, state, note, void, held, run_folder.written)
+def _append(folder: RunFolder, file: str, row: Crossing | Record | Measured) -> None:
+    """Add a line to a growing file."""
+    folder.append(file, asdict(row))
 
 
 def check(plan: RemotePlan[Method]) -> None:

@@ -15,7 +15,8 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.modules import initial_weights, model_bytes
 from ekiden.engine.outline import Outline
 from ekiden.engine.store import FolderJournal
-from ekiden.engine.worker import Job, Outcome, Worker, task_of
+from ekiden.engine.tasks import task_of
+from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
 from ekiden.training.frozen import Copies

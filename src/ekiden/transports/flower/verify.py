@@ -16,13 +16,13 @@ from ekiden.base.refs import EVERYONE, Ref
 from ekiden.base.settings import Hardware
 from ekiden.engine import identity, wire
 from ekiden.engine.evaluation import Built, consensus
-from ekiden.engine.federation import Transfer, refs
 from ekiden.engine.folder import Marks, read_config, read_lines
 from ekiden.engine.method import INITIAL, Model, State
 from ekiden.engine.modules import initial_weights, model_bytes, read_model
 from ekiden.engine.outline import Outline, outline
 from ekiden.engine.setup import describe_model
 from ekiden.engine.store import read
+from ekiden.engine.transport import Transfer, refs
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements

@@ -19,7 +19,8 @@ from ekiden.data.mapped import place
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.store import FolderJournal
-from ekiden.engine.worker import Job, Outcome, Setup, Worker, payload_types
+from ekiden.engine.tasks import payload_types
+from ekiden.engine.worker import Job, Outcome, Setup, Worker
 from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
 

@@ -9,12 +9,13 @@ from weakref import WeakKeyDictionary
 
 from ekiden.base.refs import Ref
 from ekiden.engine import wire
-from ekiden.engine.federation import ClientMissing, Request, live_refs, resolve
-from ekiden.engine.method import INITIAL, Method, State
+from ekiden.engine.method import INITIAL
 from ekiden.engine.store import Store
-from ekiden.engine.worker import Job, Outcome, payload_types
+from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
+from ekiden.engine.worker import Job, Outcome
 from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
+from ekiden.transports.base import Start
 
 
 class Executor(Protocol):
@@ -27,55 +28,34 @@ class Executor(Protocol):
         """Release what it holds."""
 
 
-class Simulation:
-    """A transport whose clients share a machine: values move by reference, nothing is serialised for them.
-
-    Attributes:
-        trained: the model that each client trained last in this step, if the run measures it.
-    """
+class Simulation(Transport):
+    """A transport whose clients share a machine: values move by reference, nothing is serialised for them."""
 
     def __init__(
-        self,
-        executor: Executor,
-        method: Method,
-        initial: Callable[[], Weights],
-        *,
-        folder: Path | None = None,
-        state: State,
-        absent: Callable[[int, str], bool] = lambda step, client: False,
-        written: Mapping[str, str] | None = None,
+        self, executor: Executor, start: Start, absent: Callable[[int, str], bool] = lambda step, client: False
     ) -> None:
-        """Go on from `state`.
+        """Go on from `start`.
 
         Args:
-            executor: where tasks run.
-            method: whose tasks.
-            initial: makes the model behind `INITIAL`.
-            folder: where clients keep what must survive, one folder each; None for in memory only.
-            state: the state to go on from; the values that it needs are in `folder`.
+            executor: where tasks run; closed with the transport.
+            start: where the run is.
             absent: which clients do not answer in which step, to try a method with.
-            written: after how many steps each client's private state was last written, as text; None where the folder
-                is of an older version, which does not say.
         """
         self._executor = executor
-        self._method = method
-        self._initial = initial
-        self._folder = folder
-        self._step = state.step
+        self._start = start
         self._absent = absent
         self._stores: dict[str, Store] = {}
         self._running: dict[Ref[Any], Future[Outcome] | None] = {}
         self._last: dict[str, Ref[Any]] = {}
-        self._live = _by_owner(live_refs(state))
+        self._live = _by_owner(live_refs(start.state))
         # A process that died between writing the state and `settle` left values behind at any client.
-        left = folder.iterdir() if folder is not None and folder.exists() else ()
-        self._touched: set[str] = {path.name for path in left}
-        self._written = dict(written or {})
-        if written is None:
-            for client in self._touched:
-                self._written[client] = str(self._open(client, None).written)
+        folder = start.folder
+        self._touched = {path.name for path in folder.iterdir()} if folder is not None and folder.exists() else set()
+        self._written = dict(start.written or {})
+        if start.written is None:
+            self._written = {client: str(self._store(client).written) for client in self._touched}
         self._work = Work()
-        self.trained: dict[str, Weights] = {}
+        self._trained: dict[str, Weights] = {}
 
     def submit(self, request: Request) -> None:
         """Start a task at its client, after the client's earlier tasks of this step."""
@@ -88,7 +68,7 @@ class Simulation:
         args = resolve(request.args, self.value)
         store = self._store(request.client)
         job = Job(request.step, request.call, request.client, request.task, args, store.private)
-        journal = self._client_folder(request.client)
+        journal = self._start.place(request.client)
         digest = _digest(*args, store.private) if journal else ""
         self._running[ref] = self._executor.submit(job, journal / "journal" if journal else None, digest)
         self._last[request.client] = ref
@@ -96,13 +76,9 @@ class Simulation:
     def value(self, ref: Ref[Any]) -> Any:
         """The value behind `ref`."""
         if ref == INITIAL:
-            return self._initial()
+            return self._start.initial()
         self._finish(ref)
         return self._store(ref.owner).get(ref.key)
-
-    def size(self, ref: Ref[Any]) -> int:
-        """Its content in bytes."""
-        return wire.size(self.value(ref))
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
         """Write what the state after `step` steps needs."""
@@ -126,12 +102,16 @@ class Simulation:
         """After how many steps each client's private state was last written."""
         return self._written
 
+    def trained(self) -> Mapping[str, Weights]:
+        """The model that each client trained last in this step, if the run measures it."""
+        return self._trained
+
     def settle(self) -> None:
         """Drop what only the state before needed."""
         for client in self._touched:
             self._store(client).settle(self._live.get(client, set()))
         self._touched = set()
-        self.trained = {}
+        self._trained = {}
 
     def close(self) -> None:
         """Close the executor."""
@@ -150,21 +130,12 @@ class Simulation:
         self._touched.add(ref.owner)
         self._work.add(outcome.work)
         if outcome.trained is not None:
-            self.trained[ref.owner] = outcome.trained
+            self._trained[ref.owner] = outcome.trained
 
     def _store(self, client: str) -> Store:
         if client not in self._stores:
-            self._stores[client] = self._open(client, int(self._written.get(client, 0)))
+            self._stores[client] = self._start.store(client)
         return self._stores[client]
-
-    def _open(self, client: str, written: int | None) -> Store:
-        return Store(self._client_folder(client), self._type_of, self._method.private, self._step, written)
-
-    def _client_folder(self, client: str) -> Path | None:
-        return self._folder / client if self._folder is not None else None
-
-    def _type_of(self, task: str) -> Any:
-        return payload_types(self._method, task)[1]
 
 
 def _by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:

@@ -1,0 +1,144 @@
+"""A run once all is checked and made, wherever its clients are: from its first or last step to its models."""
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged
+from ekiden.engine.drive import Evaluator, Row, drive
+from ekiden.engine.drive import models as models_of
+from ekiden.engine.evaluation import Built
+from ekiden.engine.folder import Marks, RunFolder, Trace
+from ekiden.engine.method import State
+from ekiden.engine.modules import write_models
+from ekiden.engine.transport import Transport
+from ekiden.engine.worker import Setup
+from ekiden.training.weights import Weights
+
+log = logging.getLogger("ekiden")
+T = TypeVar("T")
+X = TypeVar("X", bound=Transport)
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a run stands after a step.
+
+    Attributes:
+        state: its state.
+        trace: all that was reported so far.
+        transport: has the values of the state, until the next step is done.
+    """
+
+    state: State
+    trace: Trace
+    transport: Transport
+
+    @cached_property
+    def models(self) -> tuple[Weights | None, list[Weights]]:
+        """The global model, where there is one, and the personal ones."""
+        return models_of(self.state, self.transport)
+
+
+def last(steps: Generator[Any, None, T]) -> T:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+@dataclass(frozen=True)
+class Run(Generic[X]):
+    """What a run needs.
+
+    Attributes:
+        setup: what the parties agree on.
+        clients: their names.
+        transport: makes the transport that goes on from a state; it also gets what `Transport.written` said then.
+        evaluator: makes what measures models, from the transport.
+        build: makes a network that the result fits.
+        folder: where the run is kept; None: in memory.
+        evaluate_every: steps between evaluations.
+        on_step: called after each step with the row of metrics.
+        skip: whether steps may be left out whose client is missing, where the method allows it.
+        stop_after: so many steps; None: to the end.
+        elsewhere: whether the clients are other parties. They have dropped what the first steps need, so a damaged run
+            cannot begin again; and after a failure they are asked for nothing more.
+    """
+
+    setup: Setup
+    clients: tuple[str, ...]
+    transport: Callable[[State, Mapping[str, str] | None], X]
+    evaluator: Callable[[X], Evaluator]
+    build: Built
+    folder: RunFolder | None
+    evaluate_every: int
+    on_step: Callable[[Row], None]
+    skip: bool = True
+    stop_after: int | None = None
+    elsewhere: bool = False
+
+    def steps(self) -> Generator[End, None, End]:
+        """Go on from where the folder is; from the first step where a file that the run needs is damaged or gone.
+
+        Yields:
+            Where it stands after each step.
+
+        Returns:
+            Where it stands at the end, with its models at hand.
+
+        Raises:
+            UserError: something that the user can put right; the folder then holds the last good state.
+        """
+        try:
+            return (yield from self._go())
+        except Damaged as damage:
+            if self.elsewhere:
+                raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
+            if self.folder is None:
+                raise
+            log.warning("%s; the run goes back to its first step and gives the same result", damage)
+            self.folder.forget()
+            return (yield from self._go())
+
+    def _go(self) -> Generator[End, None, End]:
+        method, folder = self.setup.method, self.folder
+        found = folder.load(type(method.start())) if folder else None
+        state, marks = found or (method.start(), Marks())
+        trace = folder.trace() if folder else Trace()
+        with closing(self.transport(state, folder.written if folder else {})) as transport:
+            steps = drive(
+                method,
+                self.clients,
+                transport,
+                self.evaluator(transport),
+                self.setup.seed,
+                state,
+                marks,
+                trace,
+                folder,
+                self.evaluate_every,
+                self.setup,
+                skip=self.skip,
+            )
+            end, failed = End(state, trace, transport), True
+            try:
+                for state in islice(steps, self.stop_after):
+                    self.on_step(trace.metrics[-1])
+                    end = End(state, trace, transport)
+                    yield end
+                failed = False
+            finally:  # also when training failed, or nobody asks for more: the last good model
+                if not (failed and self.elsewhere):
+                    weights, personal = end.models
+                    if folder:
+                        write_models(folder, self.setup.build, self.build, self.clients, weights, personal)
+            return end

@@ -1,0 +1,151 @@
+"""What a run needs of whatever brings tasks to clients and values to their users: the contract of transports."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.engine import wire
+from ekiden.training.fit import Work
+from ekiden.training.weights import Weights
+
+
+class ClientMissing(UserError):
+    """A client did not answer within the transport's patience."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A row of the ledger: one value that one party used and another one owned.
+
+    Attributes:
+        step: the step in which it moved.
+        source: its owner.
+        target: who used it.
+        task: what it was used for ("get" at the server).
+        bytes: content on the wire, see `wire.size`.
+        missing: True where nothing came because `source` did not answer.
+    """
+
+    step: int
+    source: str
+    target: str
+    task: str
+    bytes: int
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """A task as the server asks for it: arguments may be Refs."""
+
+    step: int
+    call: int
+    client: str
+    task: str
+    args: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of its value at the client."""
+        return f"{self.step}-{self.call}-{self.task}"
+
+
+class Transport(ABC):
+    """How tasks reach clients and how values travel. Methods never see it; the run loop asks for all of it.
+
+    What a transport promises:
+
+    - It does each task as `Worker.execute` does, with what the client kept after its task before, and the tasks of one
+      client in the order in which they were submitted.
+    - Arguments arrive as they were given, with the value behind each Ref in its place, and `value` gives what the task
+      returned, bit for bit, as often as it is asked. All parties can make the value behind `INITIAL` themselves.
+    - After `commit` and `settle`, a transport that is made with the new state has the values that this state names,
+      and the clients' private state as it was then, whatever was done later.
+    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
+
+    `ekiden.conformance.check_transport` measures all but the last.
+    """
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Start a task, and return without waiting for it where others can be done meanwhile."""
+
+    @abstractmethod
+    def value(self, ref: Ref[Any]) -> Any:
+        """Return the value behind `ref`; waits for it.
+
+        Raises:
+            ClientMissing: its owner does not answer.
+        """
+
+    @abstractmethod
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        """Wait for all tasks, and make durable what the state after `step` steps needs: private state, values `live`.
+
+        Until `settle` the state before may still be the one that a run goes on from, so what it needs is kept, too.
+
+        Returns:
+            The compute since the last commit.
+
+        Raises:
+            ClientMissing: the owner of one of the values does not answer.
+        """
+
+    def size(self, ref: Ref[Any]) -> int:
+        """Return `wire.size` of the value behind `ref`; waits for it."""
+        return wire.size(self.value(ref))
+
+    def written(self) -> Mapping[str, str] | None:
+        """Return when each client's private state was last written, as of the last commit, in words of its own.
+
+        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
+        state that is missing is told from one that never was. None where that is not known.
+        """
+        return None
+
+    def trained(self) -> Mapping[str, Weights]:
+        """Return the model that each client trained last in this step, where the setup says `show_trained`."""
+        return {}
+
+    def settle(self) -> None:  # noqa: B027  (a transport that keeps nothing has nothing to drop)
+        """Drop what only the state before needed: the new one is written."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release processes, connections and files."""
+
+
+def refs(value: Any) -> Iterable[Ref[Any]]:
+    """All Refs in `value`, in order."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from refs(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from refs(part)
+    elif is_dataclass(value) and not isinstance(value, (type, Weights)):
+        for f in fields(value):
+            yield from refs(getattr(value, f.name))
+
+
+def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
+    """`value` with every Ref replaced by what `fetch` gives for it."""
+    if isinstance(value, Ref):
+        return fetch(value)
+    if isinstance(value, (list, tuple)):
+        parts = [resolve(part, fetch) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: resolve(part, fetch) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, (type, Weights)) and any(True for _ in refs(value)):
+        return replace(value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)})
+    return value
+
+
+def live_refs(state: Any) -> frozenset[Ref[Any]]:
+    """The values that the rest of a run in this state can still ask for; not those that all derive from the seed."""
+    return frozenset(ref for ref in refs(state) if ref.owner != EVERYONE)
