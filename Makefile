@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
 
-.PHONY: demo test slow lint docs setup
+.PHONY: demo picture test slow lint docs setup
 
 # The main job on real data: four methods over ten silos. Three train, at equal compute (the teacher of FedTasuki costs a third
 # of an epoch); FedGram does not, and moves as many bytes.
@@ -15,6 +15,11 @@ demo: $(VENV)/.base
 	$(BIN)/ekiden run fedgram $(DEMO_FLAGS)
 	@echo && echo "side by side:"
 	$(BIN)/ekiden compare $(DEMO)/*
+
+# The picture of the README: accuracy against bytes of the runs of the demo.
+picture: demo
+	$(BIN)/ekiden report $(DEMO) -o $(DEMO)-report --details 0
+	cp $(DEMO)-report/figures/bytes-1.svg docs/assets/demo.svg
 
 test: setup lint docs
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"

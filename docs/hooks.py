@@ -1,15 +1,11 @@
 """Pages of the site that are made from files elsewhere in the repository."""
 
-import inspect
-import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
-
-from ekiden.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 SHIM = "assets/iframe-worker.js"
@@ -23,12 +19,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the front page, the contributor's guide, the changelog and the list of methods."""
+    """Add the front page, the contributor's guide and the changelog."""
     pages = {
         "index.md": _moved("README.md"),
         "contributing.md": _moved("CONTRIBUTING.md"),
         "changelog.md": _moved("CHANGELOG.md"),
-        "methods/index.md": _methods(),
     }
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
@@ -40,17 +35,6 @@ def _moved(name: str) -> str:
     text = (ROOT / name).read_text(encoding="utf-8")
     text = text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
     return text.replace("](CHANGELOG.md)", "](changelog.md)")
-
-
-def _methods() -> str:
-    """One line for each method, with a link to its page."""
-    rows = []
-    for method in METHODS:
-        first = (inspect.getdoc(method) or "").split("\n\n")[0]
-        text = re.sub(r"\s+", " ", first.partition(": ")[2] or first)
-        page = method.__module__.rsplit(".", 1)[1]
-        rows.append(f"| [{method.title()}]({page}.md) | {text} |")
-    return "# Methods\n\n| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

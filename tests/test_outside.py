@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import py_compile
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,9 @@ from ekiden import UserError
 from ekiden.base import outside
 from ekiden.data import load, silos
 from ekiden.methods import method_named, name_of
+from tests.pages import DOCS, blocks
+
+PAGE = DOCS / "own.md"
 
 MINE = '''
 from dataclasses import dataclass
@@ -218,9 +220,7 @@ def test_entry_points_of_other_packages(mine: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_page_on_ones_own_code_runs_as_it_stands(mine: Path, command: Command) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    mine.write_text("\n".join(blocks))
+    mine.write_text("\n".join(block.text for block in blocks(PAGE, "python")))
     flags = ("--model", "mine.py:net", "--data", "mine.py:hospitals", "--epochs", "1", "--keep", "0.3")
     code, text = command("run", "mine.py:HalfSeq", *flags)
     assert code == 0, text
@@ -230,9 +230,8 @@ def test_the_page_on_ones_own_code_runs_as_it_stands(mine: Path, command: Comman
 def test_the_pages_loop_over_steps_runs_as_it_stands(
     mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
-    mine.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)))
-    loop = next(block for block in re.findall(r"```py\n(.*?)```", page, re.S) if "ekiden.steps" in block)
+    mine.write_text("\n".join(block.text for block in blocks(PAGE, "python")))
+    loop = next(block.text for block in blocks(PAGE, "py") if "ekiden.steps" in block.text)
     two_silos = loop.replace('"dirichlet:0.5", 10', '"iid", 2')
     assert two_silos != loop
     monkeypatch.delenv("EKIDEN_DATA", raising=False)

@@ -1,6 +1,5 @@
 """Every command and every line of Python on docs/own-data.md, typed in."""
 
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,10 @@ import pytest
 from PIL import Image
 
 from tests.data.test_own_data import patients, sentences
+from tests.pages import DOCS, blocks
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+PAGE = DOCS / "own-data.md"
+COMMANDS = [line for block in blocks(PAGE, "sh") for line in block.text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for k, name in enumerate(("north", "south")):
         rows = {c: v for c, v in patients(40, seed=k).items() if c in ("age", "sex", "dose", "died")}
         pandas.DataFrame(rows).to_csv(folder / "wards" / f"{name}.csv", index=False)
-    found = re.search(r"```toml\n(\[silos\].*?)```", PAGE, re.DOTALL)
-    assert found
-    (folder / "wards.toml").write_text(found[1])
+    (named,) = (block.text for block in blocks(PAGE, "toml") if block.text.startswith("[silos]"))
+    (folder / "wards.toml").write_text(named)
     pandas.DataFrame(sentences(90)).rename(columns={"label": "mood"}).to_csv(folder / "reviews.csv", index=False)
     x, y = rng.normal(size=(60, 2, 32)).astype(np.float32), np.arange(60) % 2
     np.savez(folder / "signals.npz", x=x, y=y)
@@ -63,6 +62,6 @@ def test_the_commands_run(
 @pytest.mark.usefixtures("no_data")
 def test_the_python_runs(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(files)
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(block, "own-data.md", "exec"), {})
+    (block,) = blocks(PAGE, "python")
+    exec(compile(block.text, str(PAGE), "exec"), {})
     assert capsys.readouterr().out == "regression ('age', 'dose')\n"

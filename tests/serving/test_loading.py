@@ -1,7 +1,6 @@
 """What a run gave is there for others: as a module in Python, and for plain PyTorch."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from ekiden.experiments.plan import Plan
 from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer, FedSeq, Local
 from tests.conftest import Tiny
 from tests.engine.test_identity import older
+from tests.pages import DOCS, blocks, play
 
-DOCS = Path(__file__).parents[2] / "docs" / "using-the-result.md"
+PAGE = DOCS / "using-the-result.md"
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,8 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, str(DOCS), "exec"), names)
+    code = "\n".join(block.text for block in blocks(PAGE, "python"))
+    names = play(PAGE)
     model = load_model("runs/digits")
     with torch.no_grad():
         theirs = names["network"]((names["x"].float() / 255 - names["mean"]) / names["std"])

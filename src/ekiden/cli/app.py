@@ -20,7 +20,7 @@ COMMANDS = {
     "export": "cli.serving:export",
     "card": "cli.serving:card",
     "data": "cli.runs:data",
-    "list": "cli.runs:list_all",
+    "list": "cli.listing:list_all",
     "topology": "cli.topology:show_topology",
     "sweep": "cli.sweeps:run_sweep",
     "results": "cli.sweeps:list_results",

@@ -1,16 +1,13 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden import data as datasets
-from ekiden import models
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.cli.console import console, first_line, no_run, parse
@@ -86,11 +83,6 @@ class DataOptions:
     """of the partition"""
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
-
-
-@dataclass(frozen=True)
-class ListOptions:
-    """Methods, networks and data sets."""
 
 
 def run(args: Sequence[str]) -> None:
@@ -209,22 +201,6 @@ def data(args: Sequence[str]) -> None:
     file = options.draw or Path("who-holds-what.png")
     datasets.draw(federation, file)
     console.print(f"drawn to {file}")
-
-
-def list_all(args: Sequence[str]) -> None:
-    """`ekiden list`."""
-    parse(ListOptions, args, "ekiden list")
-    table = Table(title="methods", title_justify="left")
-    table.add_column("name")
-    table.add_column("what it is")
-    for method in METHODS:
-        table.add_row(method.title(), first_line(method))
-    console.print(table)
-    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
-    home = os.environ.get("EKIDEN_DATA")
-    local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
-    console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")
-    console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
 
 
 def _launch(jobs: list[launch.Job]) -> None:

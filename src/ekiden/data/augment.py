@@ -47,6 +47,11 @@ class Augment(Checked):
         """Whether anything is switched on."""
         return bool(self.crop or self.flip or self.rotation)
 
+    def words(self) -> list[str]:
+        """Return what is switched on, in words."""
+        crop, turn = f"random crop, {self.crop} pixels of padding", f"rotation up to {self.rotation:g}°"
+        return [crop] * bool(self.crop) + ["flip"] * self.flip + [turn] * bool(self.rotation)
+
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """Transform a batch.
 

@@ -23,6 +23,7 @@ __all__ = [
     "build",
     "check_name",
     "default_for",
+    "described",
     "fitting",
     "is_pretrained",
     "load_weights",
@@ -30,6 +31,7 @@ __all__ = [
     "located_file",
     "names",
     "pretrained_names",
+    "usual",
 ]
 
 # Networks for other samples than images and features: what they read, and their builder.
@@ -74,12 +76,24 @@ _DEFAULTS = {
 }
 
 
+_TAKES: dict[type[Inputs], str] = {Table: "rows of a table", Tokens: "texts"}
 _READ = {Table: "rows of a table", Tokens: "texts", Images: "images", Arrays: "arrays", type(None): "images or arrays"}
 
 
 def names() -> tuple[str, ...]:
     """Names of all networks, those of other packages last."""
     return (*_NETWORKS, *_SPECIAL, *outside.installed("ekiden.models"))
+
+
+def described() -> dict[str, tuple[str, str]]:
+    """Return, for each network of the library, which samples it takes and the first line of what it says of itself."""
+    takes = {name: _TAKES[kind] for name, (kind, _) in _SPECIAL.items()}
+    builders: dict[str, Callable[..., nn.Module]] = {name: builder for name, (builder, _) in _NETWORKS.items()}
+    builders |= {name: builder for name, (_, builder) in _SPECIAL.items()}
+    for name, (_, smallest) in _NETWORKS.items():
+        takes[name] = f"images from {smallest}x{smallest} pixels" if smallest > 1 else "images"
+    takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(("mlp", "mlp_ma_echo"), "numbers")
+    return {name: (takes[name], (builders[name].__doc__ or "").split("\n")[0]) for name in builders}
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -172,6 +186,11 @@ def default_for(dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None
     if not _fits("lenet", shape) or (shape[0] == 1 and max(shape[1:]) <= 28):  # small, or like MNIST
         return "mlp"
     return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
+
+
+def usual(dataset_name: str) -> str:
+    """Return the network that the papers use for a named data set."""
+    return _DEFAULTS[dataset_name]
 
 
 def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:

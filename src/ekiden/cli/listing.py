@@ -1,0 +1,118 @@
+"""`ekiden list`: methods, networks and data sets, for the terminal or as a page in Markdown."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.table import Table
+from torch import nn
+
+from ekiden import data as datasets
+from ekiden import models
+from ekiden.cli.console import console, first_line, parse
+from ekiden.engine.method import Method, Size
+from ekiden.engine.networks import of_method
+from ekiden.methods import METHODS
+from ekiden.training.network import Network
+
+_CLIENTS, _SHAPE, _CLASSES = 10, (1, 8, 8), 10  # the digits over ten clients, which `ekiden run` takes by default
+_INTRO = f"""# Methods, networks and data sets
+
+`ekiden list --markdown` prints this page from the code. [Which method when](which-method.md) helps to choose.
+
+## Methods
+
+*Moves* is what a run with default settings sends over {_CLIENTS} clients, in models: 1 is the size of the network once.
+*Ends with* is one model, a model for each client (personal), or all clients' models that answer together.
+"""
+_NETWORKS = """## Networks
+
+`--model NAME`. Without it, the data choose: see the last column of the data sets. Pretrained networks are in
+[Pretrained networks](models.md).
+"""
+_DATA = """## Data sets
+
+`--data NAME`. A named set is looked for in `$EKIDEN_DATA/NAME/{train,test}.parquet`, then on the Hugging Face hub.
+Files of your own need no name: see [your own data](own-data.md).
+"""
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Methods, networks and data sets."""
+
+    markdown: bool = False
+    """print the tables of docs/catalogue.md: what each is, what a method moves and ends with, where data come from"""
+
+
+def list_all(args: Sequence[str]) -> None:
+    """`ekiden list`."""
+    if parse(ListOptions, args, "ekiden list").markdown:
+        print(catalogue(), end="")
+        return
+    table = Table(title="methods", title_justify="left")
+    table.add_column("name")
+    table.add_column("what it is")
+    for method in METHODS:
+        table.add_row(method.title(), first_line(method))
+    console.print(table)
+    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
+    home = os.environ.get("EKIDEN_DATA")
+    local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
+    console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")
+    console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
+
+
+def catalogue() -> str:
+    """What the library itself has, as a page in Markdown: nothing of other packages, nothing of this machine."""
+    methods = ([_link(m), first_line(m), _moves(m), _ends_with(m)] for m in METHODS)
+    networks = ([f"`{name}`", *about] for name, about in models.described().items())
+    sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
+    parts = (
+        _INTRO,
+        _table(["name", "what it is", "moves", "ends with"], methods),
+        _NETWORKS,
+        _table(["name", "samples", "what it is"], networks),
+        _DATA,
+        _table(["name", "Hugging Face hub", "test part", "prepared", "network"], sets),
+    )
+    return "\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _link(method: type[Method]) -> str:
+    return f"[{method.title()}](methods/{method.__module__.rsplit('.', 1)[1]}.md)"
+
+
+def _moves(method: type[Method]) -> str:
+    """Bytes of a run with defaults, in sizes of the network that the user chose."""
+
+    def chosen() -> nn.Module:
+        return models.build("mlp", _SHAPE, _CLASSES)
+
+    made = of_method(chosen, method(), _SHAPE, _CLASSES, seed=0)
+    bytes_moved = method().cost(_CLIENTS, Size.of(Network(made()), _SHAPE))
+    models_moved = bytes_moved / Size.of(Network(chosen()), _SHAPE)
+    return f"{models_moved:,.0f}" if models_moved >= 100 else f"{models_moved:.2g}"
+
+
+def _ends_with(method: type[Method]) -> str:
+    if method.joins_models:
+        return "all models"
+    return "one model" if method().one_model else "personal"
+
+
+def _source(name: str) -> list[str]:
+    """Where a named data set is, its test part, what is done to its images, and its network."""
+    named = datasets.NAMED[name]
+    hub = f"[{named.hub}](https://huggingface.co/datasets/{named.hub})" if named.hub else "not there: give local files"
+    if name == "digits":  # one part, which is in scikit-learn
+        hub, named = "not needed: scikit-learn has them", replace(named, test=None)
+    done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
+    network = models.usual(name)
+    return [hub, "given" if named.test else "20 % held out", ", ".join(filter(None, done)) or "-", f"`{network}`"]
