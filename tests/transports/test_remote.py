@@ -99,9 +99,9 @@ def nobody(step: int, client: str) -> bool:
     return False
 
 
-def here(method: Method, absent: Callable[[int, str], bool] = nobody) -> Result:
+def here(method: Method, absent: Callable[[int, str], bool] = nobody, **more: Any) -> Result:
     data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
-    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent)
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent, **more)
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:

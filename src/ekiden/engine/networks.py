@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,13 @@ class Named:
     inputs: Inputs | None = None
 
     def __call__(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        """Build it; on the device meta, one that comes with values is read all the same."""
+        device = torch.get_default_device()
+        read = device.type == "meta" and models.is_pretrained(self.name)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu") if read else nullcontext():
             torch.manual_seed(derive(self.seed, "initial"))
-            return models.build(self.name, self.shape, self.classes, self.inputs)
+            module = models.build(self.name, self.shape, self.classes, self.inputs)
+        return module.to(device) if read else module
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Prepared:
     def make(self) -> nn.Module:
         """Make it."""
         module = self.build()
-        if self.pretrained:
+        if self.pretrained and torch.get_default_device().type != "meta":
             models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive(self.seed, "adapters"))  # they are made on the CPU

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from ekiden import models
 from ekiden._version import __version__
+from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
@@ -164,35 +166,38 @@ def parse(text: str) -> Agreement:
     if len(text) > _MOST_TEXT:
         raise UserError(f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} at most")
     try:
-        values = json.loads(text)
+        values = json.loads(text, parse_constant=_no_number)
         version = values["version"]
         if version != __version__:
-            raise UserError(f"the run is of Ekiden {version}, this silo has {__version__}: install the same version")
+            raise UserError(
+                f"the run is of Ekiden {str(version)[:20]}, this silo has {__version__}: install the same version"
+            )
         values = _LATER | values
         if set(values) != {f.name for f in fields(Agreement)}:
             raise UserError("the terms of the run cannot be read: are they from another program?")
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
         agreement = Agreement(**(values | sequences))
         Augment(**agreement.augment)
+        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs")
         fits = (
-            RUN.fullmatch(agreement.run)
+            all(type(getattr(agreement, name)) is str for name in texts)
+            and RUN.fullmatch(agreement.run)
             and type(agreement.seed) is int
             and all(type(n) is int and n > 0 for n in agreement.shape)
             and all(type(c) is str for c in agreement.classes)
-            and all(type(v) is float for v in (*agreement.mean, *agreement.std))
+            and all(type(v) is float and isfinite(v) for v in (*agreement.mean, *agreement.std))
+            and all(v > 0 for v in agreement.std)
             and all(type(c) is str and _CLIENT.fullmatch(c) for c in agreement.clients)
             and all(type(k) is str for k in agreement.keys)
             and len(set(agreement.clients)) == len(agreement.clients)
             and len(agreement.keys) in (0, len(agreement.clients))
             and type(agreement.sealed) is type(agreement.skips) is type(agreement.closing_lap) is bool
             and bool(agreement.keys) >= agreement.sealed
-            and type(agreement.train) is type(agreement.pretrained) is type(agreement.values) is str
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
-            and type(agreement.inputs) is str
         )
         _ = of_terms(agreement.inputs, torch.empty(0))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
         raise UserError("the terms of the run cannot be read: a value is of another type than announced")
@@ -220,11 +225,13 @@ def no_samples(agreed: Agreement) -> Dataset:
 
 
 def own_network(name: str, folder: Path) -> str:
-    """Return the name of a silo's own copy of a network; others never say which files it reads.
+    """Return the name of a silo's own copy of a network; others never say which files it reads, or what it executes.
 
     Raises:
-        UserError: it has none, or would have to fetch it.
+        UserError: it has none, would have to fetch it, or it is code in a file.
     """
+    if outside.is_file(name):
+        raise UserError(NO_CODE)
     if name.startswith("timm:"):
         raise UserError("the run's network comes from a hub, which a silo does not ask: use --model hf:FOLDER")
     return f"hf:{_own(name.removeprefix('hf:'), folder)}" if name.startswith("hf:") else name
@@ -239,6 +246,14 @@ def _own(name: str, folder: Path) -> Path:
     return folder / last
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+NO_CODE = (
+    "the run's network is code in a file, which silos do not execute for others: install it at all parties as a "
+    "package (entry point ekiden.models), or use --model hf:FOLDER"
+)
 _ABSENT = object()
 _LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "pretrained": "", "values": "", "inputs": ""}
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
 from ekiden.engine.transport import ClientMissing
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
 _PROBE = 60.0
@@ -151,7 +151,7 @@ class Courier:
             raise message.answer
         answer, body = message.answer
         if answer.error:
-            raise UserError(f"silo {message.client}: {answer.error}")
+            raise UserError(f"silo {message.client}: {said(answer.error)}")
         return answer, body
 
     def sealing_key(self, client: str, *, wait: bool) -> SealingKey | None:

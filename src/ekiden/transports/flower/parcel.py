@@ -170,6 +170,13 @@ def unpack(data: bytes | memoryview, kind: type[T]) -> tuple[T, memoryview]:
     return header, memoryview(data)[_LENGTH + length :]
 
 
+def said(text: str, most: int = 1000) -> str:
+    """What another party said, as one line that a terminal only shows: nobody's words move its cursor."""
+    line = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
+    line = " ".join(line.split())
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
 def signed_text(nonce: str, name: str) -> bytes:
     """What a silo signs to prove that it is `name`."""
     return f"ekiden hello\n{nonce}\n{name}".encode()

@@ -1,7 +1,6 @@
 """What a silo agrees to: its own file and the method as it is installed here have the last word."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -14,6 +13,7 @@ from ekiden.engine import identity, wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import Outline, TooLong, outline
 from ekiden.engine.worker import Setup
+from ekiden.training import frozen
 from ekiden.transports.flower import custody, keys
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence
@@ -87,19 +87,22 @@ def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Ab
 
 
 def check_size(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse a model above the silo's limit, without allocating it.
+    """Refuse a model above the silo's limits, without allocating it.
+
+    What travels is limited by `model_bytes`. With its frozen part, which does not, the network must fit into `memory`.
 
     Raises:
         UserError: says both sizes.
     """
-    with nullcontext() if agreed.has_values else torch.device("meta"):  # the silo's own copy is as large as it is
+    with torch.device("meta"):
         module = agreed.builder(agreed.build_method(), file.pretrained_folder)()
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
-    if size > file.limits.model_bytes:
-        raise UserError(
-            f"the model has {size} bytes, {file.name} allows {file.limits.model_bytes} "
-            "(limits.model_bytes in its silo.toml)"
-        )
+    both = size + sum(t.numel() * t.element_size() for _, t in frozen.fixed(module))
+    for what, found, limit in (("model", size, "model_bytes"), ("network with its frozen part", both, "memory")):
+        if found > (most := getattr(file.limits, limit)):
+            raise UserError(
+                f"the {what} has {found} bytes, {file.name} allows {most} (limits.{limit} in its silo.toml)"
+            )
 
 
 def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:

@@ -11,7 +11,7 @@ from ekiden.engine import wire
 from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
-from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
 
 _GREET_AGAIN = 600.0
 """seconds without an answer"""
@@ -158,10 +158,10 @@ class Roll:
             return
         name = answer.silo[:80]
         if hello is None and self._known.get(node) == name:
-            raise UserError(f"silo {name}: {answer.error}")
+            raise UserError(f"silo {name}: {said(answer.error)}")
         if hello is None:
-            self._reasons[name] = answer.error[:300]
-            self._warn(f"silo {name!r} cannot take part: {answer.error}")
+            self._reasons[name] = said(answer.error, 300)
+            self._warn(f"silo {name!r} cannot take part: {said(answer.error)}")
         elif name not in self._clients:
             self._warn(f"silo {name!r} is connected, but not among --clients: it is given nothing")
         elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
@@ -170,7 +170,7 @@ class Roll:
             raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
         elif hello.version != __version__:
             raise UserError(
-                f"silo {name!r} has Ekiden {hello.version}, here is {__version__}: install the same version"
+                f"silo {name!r} has Ekiden {said(hello.version, 20)}, here is {__version__}: install the same version"
             )
         elif self._terms and node not in self._known:
             self._known[node] = name

@@ -13,6 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.transports.flower import session
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
+from ekiden.transports.flower.parcel import said
 
 app = ServerApp()
 
@@ -47,7 +48,8 @@ class GridNodes:
         except httpx.HTTPError:
             return {}  # the SuperLink is away; what is there is there later
         return {
-            m.metadata.reply_to_message_id: Lost(str(m.error.reason)) if m.has_error() else content(m) for m in messages
+            m.metadata.reply_to_message_id: Lost(said(str(m.error.reason))) if m.has_error() else content(m)
+            for m in messages
         }
 
 

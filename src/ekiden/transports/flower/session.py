@@ -14,6 +14,7 @@ import torch
 
 from ekiden import models
 from ekiden._version import __version__
+from ekiden.base import outside
 from ekiden.base.checks import Checked, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
@@ -39,7 +40,7 @@ from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
 from ekiden.transports.flower.custody import Measured, Record
 from ekiden.transports.flower.measure import SiloTests
-from ekiden.transports.flower.parcel import Hello
+from ekiden.transports.flower.parcel import Hello, said
 from ekiden.transports.flower.roll import Nodes, Roll
 
 M = TypeVar("M", bound=Method)
@@ -83,6 +84,8 @@ class RemotePlan(Checked, Generic[M]):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
         training_part.parsed(self.train)
+        if outside.is_file(self.model):
+            raise UserError(agreements.NO_CODE)
         object.__setattr__(self, "pretrained", models.located_file(self.pretrained))
         object.__setattr__(self, "model", models.located(self.model))
         _ = self.whole
@@ -312,7 +315,8 @@ def agree(
             here, there = getattr(one, what), getattr(hellos[name], what)
             if here != there:
                 raise UserError(
-                    f"{first} and {name} hold data of different {what}: {here} and {there}; make them equal"
+                    f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
+                    f"{said(str(there), 300)}; make them equal"
                 )
         if one.inputs != hellos[name].inputs:
             raise UserError(

@@ -157,6 +157,8 @@ class Silo:
             return self._agreement
         file = self._file
         policy.check_terms(file, terms)
+        admission = Admission(file, terms)
+        admission.check()  # before anything is built for terms that are refused
         dataset, client = held = self._held()
         policy.check_data(file, terms, held)
         dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=type(dataset.augment)(**terms.augment))
@@ -166,7 +168,6 @@ class Silo:
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
         setup = replace(setup, hardware=machine.resolve(file.hardware, 1, setup.build))
-        admission = Admission(file, terms)
         first = not admission.folder.exists()
         admission.bind()
         data = custody.fingerprint(client, custody.kept_salt(admission.folder))
