@@ -9,7 +9,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Client
-from ekiden.training.fit import Objective, Penalty, Work, cross_entropy
+from ekiden.training.objective import Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
 __all__ = [

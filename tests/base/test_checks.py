@@ -15,11 +15,10 @@ from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import METHODS, FedELMY, FedSeq, FedTasuki, MAEcho
-from ekiden.methods.spfl.hosts import HOSTS
 from ekiden.transports.flower.session import RemotePlan
 from tests.conformance.ridge import Ridge
 
-KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware, *HOSTS)
+KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware)
 SETTINGS: list[Checked] = [kind() for kind in KINDS]
 SETTINGS += [Plan(FedSeq()), RemotePlan(FedSeq()), Reading()]
 WRONG: dict[object, list[object]] = {

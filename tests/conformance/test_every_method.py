@@ -22,7 +22,7 @@ from ekiden.engine.outline import outline
 from ekiden.engine.transport import live_refs
 from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
-from ekiden.methods.spfl.hosts import HOSTS
+from ekiden.methods.spfl.host import HOSTS
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
@@ -112,7 +112,7 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (MetaFed, {"threshold": 1.0}, Tiny, {}),
         (FedELMY, {"align_previous": 1.0, "align_global": 1.0}, Tiny, {}),
         (UAPDFL, {"threshold": 0.0}, Tiny, {"select": "last"}),
-        *((SPFL, {"host": host.__name__.lower()}, Tiny, {}) for host in HOSTS),
+        *((SPFL, {"host": host.title()}, Tiny, {}) for host in HOSTS),
     ],
 )
 def test_every_pass_is_counted_with_other_settings_too(

@@ -16,7 +16,7 @@ from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.engine.worker import Client, Job, Setup, Worker
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
 

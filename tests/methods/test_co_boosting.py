@@ -18,8 +18,8 @@ from ekiden.methods import CoBoosting, co_boosting
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.synthesis import synthesise
 from ekiden.methods.co_boosting import Boosted, WeightedEnsemble, hard, moved
-from ekiden.training.fit import Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from tests.conftest import Tiny
 
 

@@ -19,8 +19,8 @@ from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, batches, softened
 from ekiden.methods.dense import Statistics, disagreement
-from ekiden.training.fit import Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
 

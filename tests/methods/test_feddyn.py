@@ -43,8 +43,8 @@ class Exact(Toy):
 
     def fit(self, model: Weights, *, epochs: int, penalty: Any = None, **how: Any) -> Weights:
         assert isinstance(penalty, Proximal)
-        assert penalty.slope is not None
-        top = self.a * self.b - penalty.slope + penalty.weight * penalty.centre
+        slope = 0 if penalty.slope is None else penalty.slope  # no memory before the first round
+        top = self.a * self.b - slope + penalty.weight * penalty.centre
         self.minima.append(float(top / (self.a + penalty.weight)))
         return model.with_params(top / (self.a + penalty.weight))
 

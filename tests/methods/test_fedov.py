@@ -19,8 +19,8 @@ from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.fedov.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.widen import widen
-from ekiden.training.fit import Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from tests.conftest import Tiny
 from tests.methods.test_ensemble import Fixed
 

@@ -26,8 +26,8 @@ from ekiden.methods.fedtasuki.class_means import measure as means_of
 from ekiden.methods.fedtasuki.class_means import size as means_size
 from ekiden.methods.fedtasuki.fedtasuki import Handoff
 from ekiden.methods.fedtasuki.statistics import measure, size
-from ekiden.training.fit import Forward, Objective, Work, cross_entropy
 from ekiden.training.network import Network
+from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import weights
@@ -162,7 +162,7 @@ class Silo:
         *,
         epochs: int,
         training: Training,
-        objective: Objective = cross_entropy,
+        objective: Objective | Loss | None = None,
     ) -> Weights:
         self.factors.append(objective.factor if isinstance(objective, Distillation) else None)
         self.selects.append(training.select)

@@ -11,7 +11,7 @@ import torch
 from ekiden import FederatedData, Training, UserError, run
 from ekiden.engine.method import Method, Size
 from ekiden.methods import MOON, SCAFFOLD, SPFL, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, FedSeq
-from ekiden.methods.spfl.hosts import host_named
+from ekiden.methods.spfl.host import host_named
 from ekiden.methods.spfl.spfl import Chains
 from ekiden.training.network import Network
 from tests.conftest import Tiny

@@ -17,7 +17,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
 from ekiden.engine.transport import Transfer
 from ekiden.methods import MetaFed
-from ekiden.methods.metafed import Distillation, distillation_weight
+from ekiden.methods.metafed import FeatureDistillation, distillation_weight
 from ekiden.models.split import as_split
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -70,7 +70,7 @@ def test_loss() -> None:
     x, y = torch.zeros(1, 1), torch.tensor([0])
     student, teacher = Fixed([1.0, 2.0]), as_split(Fixed([0.0, 0.0]))
     for weight, expected in ((0.1, 0.943147), (0.0, log(2))):
-        objective = Distillation(teacher, weight)
+        objective = FeatureDistillation(teacher, weight)
         (wanted,) = (answer(x) for answer in objective.teachers)
         assert float(objective(student, x, y, wanted)) == pytest.approx(expected, abs=1e-6)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, UserError, run
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.methods import MOON, FedAvg
-from ekiden.methods.moon import Contrast, contrastive
+from ekiden.methods.moon import ContrastiveLoss, contrastive
 from ekiden.models.split import as_split
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -93,7 +93,7 @@ def test_frozen_models_stay_as_they_are() -> None:
     received, previous, student = network(), network(), Tiny().train()
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (received, previous)]
     x, y = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    objective = Contrast(as_split(received), [as_split(previous)], 5.0, 0.5)
+    objective = ContrastiveLoss(as_split(received), [as_split(previous)], 5.0, 0.5)
     objective(student, x, y, *(teacher(x) for teacher in objective.teachers)).backward()  # type: ignore[no-untyped-call]
     for module, values in zip((received, previous), before, strict=True):
         assert all(torch.equal(v, values[k]) for k, v in module.state_dict().items())

@@ -14,7 +14,7 @@ from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
 from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
-from ekiden.methods.ua_pdfl.ua_pdfl import Branches, Choice, Heard, Held, Units, auxiliary
+from ekiden.methods.ua_pdfl.ua_pdfl import Branches, Choice, Heard, HeldNear, Units, auxiliary
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -136,7 +136,7 @@ class Probed:
 @pytest.mark.parametrize(("average", "penalty"), [(False, 5 / 9), (True, 5 / 18)])
 def test_the_penalty_weighs_mu(average: bool, penalty: float) -> None:
     aux, x = AUX[0].clone().requires_grad_(), torch.tensor([[0.3, -0.2]])
-    held = Held(cast(Client, Probed(aux)), torch.ones(1, 2), torch.tensor([2 / 3, 2 / 3]), 0.3, average)
+    held = HeldNear(cast(Client, Probed(aux)), torch.ones(1, 2), torch.tensor([2 / 3, 2 / 3]), 0.3, average)
     loss = held(lambda x: x, x, torch.tensor([0]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert float(loss.detach()) == pytest.approx(log(1 + exp(-0.5)) + 0.3 * penalty)

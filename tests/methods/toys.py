@@ -14,8 +14,9 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Forward, Penalty
+from ekiden.training.fit import Bench
 from ekiden.training.network import Network
+from ekiden.training.objective import Forward, Objective, Penalty, TaskLoss
 from ekiden.training.weights import Part, Weights
 
 
@@ -84,6 +85,11 @@ class Silo:
         self.state: Any = None
 
     @property
+    def loss(self) -> Objective:
+        """What a method's objective may be built around; `fit` has the loss of this client instead."""
+        return TaskLoss(self._bench.task)
+
+    @property
     def head(self) -> Part:
         """The last parameters."""
         return self._bench.network.head
@@ -106,16 +112,23 @@ class Silo:
         return (~self.head).of(model).params[None], self.head.of(model).params[None]
 
     def fit(
-        self, model: Weights, *, epochs: int, training: Training | None = None, penalty: Penalty | None = None
+        self,
+        model: Weights,
+        *,
+        epochs: int,
+        training: Training | None = None,
+        penalty: Penalty | None = None,
+        objective: Objective | None = None,
     ) -> Weights:
         """`epochs` steps from `model`."""
+        assert objective is None or isinstance(objective, TaskLoss), "a toy has its own loss"
 
-        def objective(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        def own(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
             return self._loss(forward(x))
 
         bench = replace(self._bench, training=training or self.training)
         return fitting.fit(
-            bench, model, self._train, self._train, epochs=epochs, seed=0, penalty=penalty, objective=objective
+            bench, model, self._train, self._train, epochs=epochs, seed=0, penalty=penalty, objective=own
         )
 
 

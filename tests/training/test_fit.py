@@ -15,8 +15,9 @@ from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Diverged, Forward, Work, fit
+from ekiden.training.fit import Bench, Diverged, fit
 from ekiden.training.network import Network
+from ekiden.training.objective import Forward, Objective, Work
 from ekiden.training.optimizer import SGD
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -362,7 +363,7 @@ def test_counts_work() -> None:
 
 
 @dataclass
-class Mimicry:
+class Mimicry(Objective):
     """Brings the answers to those of a teacher; its own pass over each batch is one of no use."""
 
     teacher: Forward
@@ -374,7 +375,8 @@ class Mimicry:
     def teachers(self) -> tuple[Forward]:
         return (self.teacher,)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
+        (answers,) = given
         assert torch.allclose(answers, self.teacher(x)), "to the same samples"
         assert not answers.requires_grad
         return F.mse_loss(forward(x), answers)
@@ -417,7 +419,8 @@ class Partly(Mimicry):
     def asks(self, batch: int) -> int:
         return batch * 3 // 4
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
+        (answers,) = given
         return super().__call__(forward, x[: self.asks(len(x))], y, answers[: self.asks(len(x))])
 
 

@@ -11,7 +11,7 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client, Job, Outcome, Setup
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 from ekiden.transports.local.processes import Processes
 from tests.conftest import Tiny
 

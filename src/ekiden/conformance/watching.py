@@ -14,7 +14,8 @@ from ekiden.engine import wire
 from ekiden.engine.transport import Request
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
-from ekiden.training.fit import Bench, Work
+from ekiden.training.fit import Bench
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 from ekiden.transports.local.simulation import Simulation
 

@@ -13,7 +13,7 @@ from ekiden.engine.folder import Marks, RunFolder, Trace
 from ekiden.engine.method import HasModel, Method, Model, State
 from ekiden.engine.transport import ClientMissing, Transfer, Transport, live_refs
 from ekiden.engine.worker import Setup
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 log = logging.getLogger("ekiden")

@@ -18,9 +18,9 @@ from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
-from ekiden.training.fit import Work
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 K = TypeVar("K")

@@ -16,7 +16,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, State
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
 from ekiden.engine.worker import Setup
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 
 Absent = Callable[[int, str], bool]
 """(step, client): whether that client is away in that step."""

@@ -8,7 +8,7 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.engine import wire
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 

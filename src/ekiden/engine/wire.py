@@ -12,7 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import DTYPES, safetensors_chunks
 from ekiden.base.refs import Ref
 
+R = TypeVar("R", bound=type)
 FORMAT = "ekiden-1"
 _DEPTH = 32
 _ALIGNMENT = 64  # bytes, PyTorch's own
@@ -161,7 +162,7 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
         return {"tensor": len(tensors) - 1}
     if _is_record(value):
         parts = {name: _describe(part, tensors) for name, part in _fields(value)}
-        return {"record": type(value).__name__, "fields": parts}
+        return {"record": _record_name(type(value)), "fields": parts}
     if isinstance(value, (list, tuple)):
         return [_describe(part, tensors) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, (str, int)) for k in value):
@@ -226,7 +227,7 @@ class _Reader:
         parts = node.get("fields")
         if (
             not isinstance(record, type)
-            or node.get("record") != record.__name__
+            or node.get("record") != _record_name(record)
             or not isinstance(parts, dict)
             or set(parts) != set(_field_names(record))
         ):
@@ -250,7 +251,7 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
     """The one member of a union that `node` can be."""
     for kind in kinds:
         record = get_origin(kind) or kind
-        name = getattr(record, "__name__", "")
+        name = _record_name(record)
         if isinstance(node, dict):
             fits = (
                 node.get("record") == name
@@ -265,6 +266,21 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
         if fits:
             return kind
     raise WireError("payload holds a value of a type that was not announced: refused")
+
+
+def recorded_as(name: str) -> Callable[[R], R]:
+    """Keep the `name` that a record has in run folders and messages, whatever its class is called."""
+
+    def named(record: R) -> R:
+        record.__recorded_as__ = name  # type: ignore[attr-defined]
+        return record
+
+    return named
+
+
+def _record_name(record: Any) -> str:
+    """What a record is called in payloads."""
+    return str(vars(record).get("__recorded_as__", record.__name__)) if isinstance(record, type) else ""
 
 
 def _field_names(record: type) -> Sequence[str]:

@@ -20,9 +20,10 @@ from ekiden.engine.tasks import task_of
 from ekiden.training import fit as fitting
 from ekiden.training import frozen
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Journal, Objective, Penalty, Work
+from ekiden.training.fit import Bench, Journal
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network, fresh
+from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.training.weights import Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
@@ -138,7 +139,7 @@ class Client:
     @property
     def loss(self) -> Objective:
         """The mean loss ℓ of a batch: cross-entropy in classification."""
-        return fitting.loss_of(self.task)
+        return TaskLoss(self.task)
 
     @property
     def work(self) -> Work:
@@ -183,7 +184,7 @@ class Client:
         *,
         epochs: int,
         penalty: Penalty | None = None,
-        objective: Objective | None = None,
+        objective: Objective | Loss | None = None,
         training: Training | None = None,
         train: Subset | None = None,
         network: Network | None = None,

@@ -16,8 +16,9 @@ from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_cl
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
-from ekiden.training.fit import Work, kept
+from ekiden.training.fit import kept
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 _CLIP = 10.0  # largest norm of a gradient, of generator and student

@@ -16,8 +16,8 @@ from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, synthesise
-from ekiden.training.fit import Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 
 

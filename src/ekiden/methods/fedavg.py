@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import ParallelMethod
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
     Reply,
@@ -36,7 +37,7 @@ class Server(State):
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(ParallelMethod):
     """Federated averaging: clients train the global model side by side, the server averages what they send back.
 
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning

@@ -9,11 +9,25 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.method import INITIAL, Model, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    After,
+    Anchor,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    ServerRound,
+    Vectors,
+    displacement,
+    visit,
+)
 from ekiden.methods.blocks.rounds import (
     Corrected,
     Proximal,
+    arrived,
     at_server,
     last_iterate,
     local_training,
@@ -22,7 +36,8 @@ from ekiden.methods.blocks.rounds import (
     sample,
     with_sizes,
 )
-from ekiden.training.weights import Weights, mean
+from ekiden.training.objective import Penalty
+from ekiden.training.weights import Weights
 
 
 class Memory(NamedTuple):
@@ -32,7 +47,8 @@ class Memory(NamedTuple):
     gradient: Tensor
 
 
-class Update(NamedTuple):
+@recorded_as("Update")
+class DriftingReply(NamedTuple):
     """What a client sends back: its model θ_i, and the change of its gradient memory times its relative size."""
 
     model: Weights
@@ -57,7 +73,7 @@ class Drifting(State):
 
 
 @dataclass(frozen=True)
-class FedDC(Method):
+class FedDC(ParallelMethod):
     """Federated averaging whose clients learn how far they drift, and are held near the global model less that drift.
 
     Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu: FedDC: Federated Learning with Non-IID Data via
@@ -87,6 +103,9 @@ class FedDC(Method):
     """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean + mean drift"""
 
     private: ClassVar[Any] = Memory
+    exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True, counts=True)
+    host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
+    host_anchor: ClassVar[Anchor | None] = "global"
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -96,25 +115,20 @@ class FedDC(Method):
         return Drifting()
 
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
-        """One round a step; drift and g are divided by all N clients, the mean by those who answered."""
+        """The outer loop."""
         while s.step < self.rounds:
             chosen = sample(fed, self.participation)
             sizes = with_sizes(fed, self.count, chosen, s.sizes)
             size = mean_size(sizes)
             start = at_server(fed, s.cloud)
-            zero = torch.zeros_like(start.params)
-            gradient = zero if s.gradient is None else s.gradient
-            sent = start.with_params(gradient) if self.gradient_correction else None
-            asked = [fed.call(self.train, k, start, sent, size, s.step) for k in chosen]
-            updates = fed.get(asked, at_least=1)
-            middle = mean([u.model for u in updates])
-            part = len(updates) / len(fed.clients)
-            drift = (zero if s.drift is None else s.drift) + part * (middle.params - start.params)
-            for change in (u.change for u in updates if u.change is not None):
-                gradient = gradient + change.params / len(fed.clients)
-            cloud = middle.with_params(middle.params + drift)
-            model = middle if self.result == "mean" else cloud
-            s = s.next(model=model, cloud=cloud, drift=drift, gradient=gradient, sizes=sizes)
+            memory = () if s.drift is None or s.gradient is None else (s.drift, s.gradient)
+            sent = self.opening(start, memory)[0] if self.gradient_correction else None
+            updates = arrived(fed, {k: fed.call(self.train, k, start, sent, size, s.step) for k in chosen})
+            ends = [u.model for u in updates.values()]
+            closings = {k: Closing(() if u.change is None else (u.change,)) for k, u in updates.items()}
+            after = self.merge(ServerRound(start, ends, [[k] for k in updates], closings, len(fed.clients), memory))
+            model, (drift, gradient) = after.model if self.result == "mean" else after.start, after.memory
+            s = s.next(model=model, cloud=after.start, drift=drift, gradient=gradient, sizes=sizes)
             yield s
 
     @on_client
@@ -123,21 +137,58 @@ class FedDC(Method):
         return client.n
 
     @on_client
-    def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> Update:
+    def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
         """K steps on the corrected loss; then h_i and g_i."""
-        zero = torch.zeros_like(model.params)
-        own = Memory(zero, zero) if client.state is None else client.state
-        relative = client.n / size
+        own = tuple(model.with_params(part) for part in client.state or ())
         training = local_training(client, self.lr_decay, round)
-        pull = Proximal(self.alpha / relative, model.params - own.drift)
-        if gradient is None:
-            trained = client.fit(model, epochs=self.epochs, penalty=pull, training=training)
-            client.state = Memory(own.drift + trained.params - model.params, zero)
-            return Update(trained, None)
-        corrected = Corrected(gradient.params / relative - own.gradient, training.l2, training.clip_norm, pull)
-        trained = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
-        client.state = Memory(own.drift + trained.params - model.params, corrected.mean())
-        return Update(trained, model.with_params(relative * (client.state.gradient - own.gradient)))
+        sent = () if gradient is None else (gradient,)
+        at = ClientRound(client, training, self.epochs, model, sent, own, size)
+        trained, learned = visit(self, at, model)
+        (_, slope), closing = self.close(at, learned)
+        # The drift in `close` is the same but for rounding: this order of the sum is that of earlier versions.
+        client.state = Memory(at.kept(0) + trained.params - model.params, slope.params)
+        return DriftingReply(trained, closing.changes[0] if self.gradient_correction else None)
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
+        """(α/2ω_i)‖w + h_i - anchor‖² + ⟨g/ω_i - g_i, w⟩."""
+        relative = at.client.n / at.size
+        pull = Proximal(self.alpha / relative, at.anchored(model) - at.kept(0))
+        if not self.gradient_correction:
+            return pull
+        slope = at.sent[0].params / relative - at.kept(1)
+        return Corrected(slope, at.training.l2, at.training.clip_norm, pull)
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """With the anchor there."""
+        return anchor == "global"
+
+    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """w_out - w_in and the mean gradient, zero where it is not used."""
+        gradient = penalty.mean() if isinstance(penalty, Corrected) else torch.zeros_like(model.params)
+        return displacement(model, trained), model.with_params(gradient)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """h_i grows by the displacement, g_i is the mean gradient; its change travels."""
+        moved, gradient = learned
+        change = at.client.n / at.size * (gradient.params - at.kept(1))
+        memory = (moved.with_params(at.kept(0) + moved.params), gradient)
+        return memory, Closing((gradient.with_params(change),))
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """The gradient memory g."""
+        return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
+
+    def merge(self, r: ServerRound) -> After:
+        """The mean of all h_i and g, from those who answered, divided by all N; broadcast is the mean + the drift.
+
+        After chains of L clients the drift grows by 1/L of how far they went. That is exact where all clients have
+        equally many visits, in chains that come back; else an estimate.
+        """
+        middle, gradient = r.middle, r.kept(1)
+        for change in (vector for closing in r.closings.values() for vector in closing.changes):
+            gradient = gradient + change.params / r.clients
+        drift = r.kept(0) + r.answered / len(r.chains[0]) * (middle.params - r.start.params)
+        return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
 
     def steps(self, clients: int) -> int:
         """T rounds."""

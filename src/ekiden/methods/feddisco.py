@@ -9,9 +9,21 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, Method, OwnSamples, State, on_client
+from ekiden.engine.method import CLASSES, OwnSamples, State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    After,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    ServerRound,
+    Vectors,
+    mean_along,
+    visit,
+)
 from ekiden.methods.blocks.rounds import (
+    arrived,
     at_server,
     last_iterate,
     local_training,
@@ -33,7 +45,7 @@ class Skewed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedDisco(Method):
+class FedDisco(ParallelMethod):
     """Federated averaging that gives less weight to clients whose labels are far from the target distribution.
 
     Rui Ye, Mingkai Xu, Jianyu Wang, Chenxin Xu, Siheng Chen, Yanfeng Wang: FedDisco: Federated Learning with
@@ -61,6 +73,8 @@ class FedDisco(Method):
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 
+    exchange: ClassVar[Exchange] = Exchange(numbers=2)
+    host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "measure")
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -71,19 +85,34 @@ class FedDisco(Method):
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
-            replies = fed.get(asked, at_least=1)
-            distances = normalised([r.discrepancy for r in replies], self.measure)
-            p = disco_weights([r.n for r in replies], distances, self.a, self.b)
-            s = s.next(model=server_step(model, mean([r.model for r in replies], p), self.server_lr))
+            replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
+            ends = [r.model for r in replies.values()]
+            closings = {k: Closing((), (float(r.n), r.discrepancy)) for k, r in replies.items()}
+            after = self.merge(ServerRound(model, ends, [[k] for k in replies], closings, len(fed.clients)))
+            s = s.next(model=server_step(model, after.model, self.server_lr))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """E epochs from the global model, which the discrepancy leaves alone."""
-        trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
-        counts = client.data.train.class_counts(client.classes)
-        return Skewed(trained, client.n, discrepancy(counts, self.measure))
+        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
+        trained, learned = visit(self, at, model)
+        _, closing = self.close(at, learned)
+        return Skewed(trained, client.n, closing.numbers[1])
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """n_k and d_k."""
+        client = at.client
+        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.measure)))
+
+    def merge(self, r: ServerRound) -> After:
+        """The ends, each chain weighted as much as its clients are on average. Full chains: FedAvg."""
+        n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
+        weights = disco_weights(n, normalised(d, self.measure), self.a, self.b)
+        p = dict(zip(r.closings, weights, strict=True))
+        along = [mean_along(p, chain) for chain in r.chains]
+        middle = mean(r.ends, along if any(along) else None)
+        return After(middle, middle)
 
     def steps(self, clients: int) -> int:
         """T rounds."""

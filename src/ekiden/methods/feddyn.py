@@ -4,22 +4,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.method import INITIAL, Model, State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    After,
+    Anchor,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    ServerRound,
+    Vectors,
+    displacement,
+    visit,
+)
 from ekiden.methods.blocks.rounds import (
     Proximal,
+    arrived,
     at_server,
     last_iterate,
     local_training,
     participants,
     sample,
 )
-from ekiden.training.weights import Weights, mean
+from ekiden.training.objective import Penalty
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class Dynamic(State):
 
 
 @dataclass(frozen=True)
-class FedDyn(Method):
+class FedDyn(ParallelMethod):
     """Federated averaging whose local losses are tilted so that their minima agree with the global one in the limit.
 
     Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul Whatmough, Venkatesh Saligrama:
@@ -62,6 +75,9 @@ class FedDyn(Method):
     """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean - h/α"""
 
     private: ClassVar[Any] = Tensor
+    exchange: ClassVar[Exchange] = Exchange(keeps=True)
+    host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
+    host_anchor: ClassVar[Anchor | None] = "received"
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -71,33 +87,55 @@ class FedDyn(Method):
         return Dynamic()
 
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
-        """One round a step; h is divided by all N clients, the mean by those who answered."""
+        """The outer loop."""
         while s.step < self.rounds:
             start = at_server(fed, s.cloud)
-            asked = [fed.call(self.train, k, start, s.step) for k in sample(fed, self.participation)]
-            models = fed.get(asked, at_least=1)
-            middle = cloud = mean(models)
-            h = s.h
-            if self.alpha:
-                moved = (middle.params - start.params) * len(models)
-                h = (0 if h is None else h) - self.alpha / len(fed.clients) * moved
-                cloud = middle.with_params(middle.params - h / self.alpha)
-            s = s.next(model=middle if self.result == "mean" else cloud, cloud=cloud, h=h)
+            models = arrived(fed, {k: fed.call(self.train, k, start, s.step) for k in sample(fed, self.participation)})
+            closings = dict.fromkeys(models, Closing())
+            memory = () if s.h is None else (s.h,)
+            after = self.merge(
+                ServerRound(start, list(models.values()), [[k] for k in models], closings, len(fed.clients), memory)
+            )
+            model = after.model if self.result == "mean" else after.start
+            s = s.next(model=model, cloud=after.start, h=after.memory[0] if after.memory else None)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """E epochs on the regularised loss; then λ_i ← λ_i - α(w_i - w^r)."""
-        memory = torch.zeros_like(model.params) if client.state is None else client.state
-        trained = client.fit(
-            model,
-            epochs=self.epochs,
-            penalty=Proximal(self.alpha, model.params, -memory) if self.alpha else None,
-            training=local_training(client, self.lr_decay, round),
-        )
+        """E epochs on the regularised loss; then the new λ_i."""
+        own = () if client.state is None else (model.with_params(client.state),)
+        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=own)
+        trained, learned = visit(self, at, model)
         if self.alpha:
-            client.state = memory - self.alpha * (trained.params - model.params)
+            (new,), _ = self.close(at, learned)
+            client.state = new.params
         return trained
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
+        slope = -at.memory[0].params if at.memory else None
+        return Proximal(self.alpha, at.anchored(model), slope) if self.alpha else None
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """With the anchor there."""
+        return anchor == "global"
+
+    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """w_out - w_in."""
+        return (displacement(model, trained),)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """λ_i ← λ_i - α · displacement."""
+        return (learned[0].with_params(at.kept(0) - self.alpha * learned[0].params),), Closing()
+
+    def merge(self, r: ServerRound) -> After:
+        """h, from what those who answered moved, divided by all N clients; broadcast is the mean less h/α."""
+        middle = r.middle
+        if not self.alpha:
+            return After(middle, middle)
+        moved = (middle.params - r.start.params) * len(r.closings)
+        h = r.kept(0) - self.alpha / r.clients * moved
+        return After(middle, middle.with_params(middle.params - h / self.alpha), (h,))
 
     def steps(self, clients: int) -> int:
         """T rounds."""

@@ -8,13 +8,26 @@ from torch import Tensor
 
 from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    After,
+    Anchor,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    ServerRound,
+    Vectors,
+    mean_along,
+    visit,
+)
 from ekiden.methods.blocks.rounds import (
     Proximal,
     Reply,
     Weighting,
     accumulation,
+    arrived,
     at_server,
     average,
     last_iterate,
@@ -24,6 +37,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
+from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
@@ -42,7 +56,7 @@ class Server(State):
 
 
 @dataclass(frozen=True)
-class FedNova(Method):
+class FedNova(ParallelMethod):
     """Federated averaging that divides each client's change by what its number of local steps makes of it.
 
     Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective Inconsistency Problem in
@@ -71,6 +85,8 @@ class FedNova(Method):
     server_momentum: BelowOne = 0.0
     """γ, momentum of the server"""
 
+    exchange: ClassVar[Exchange] = Exchange(numbers=1)
+    host_settings: ClassVar[tuple[str, ...]] = ("mu",)
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -83,8 +99,11 @@ class FedNova(Method):
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = [fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)]
-            target = normalised(model, fed.get(asked, at_least=1))
+            replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
+            ends, weights = zip(*(r.reply for r in replies.values()), strict=True)
+            closings = {k: Closing((), (r.a,)) for k, r in replies.items()}
+            chains = [[k] for k in replies]
+            target = self.merge(ServerRound(model, ends, chains, closings, len(fed.clients), weights=weights)).model
             momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
             new, buffer = momentum_step(model, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
@@ -93,13 +112,34 @@ class FedNova(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Progress:
         """E epochs from the global model, however many steps these are here."""
-        training = local_training(client, self.lr_decay, round)
-        penalty = Proximal(self.mu, model.params) if self.mu else None
-        trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
+        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
+        trained, learned = visit(self, at, model)
+        _, closing = self.close(at, learned)
+        return Progress(Reply(trained, sample_weight(client, self.weighting)), closing.numbers[0])
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """The proximal term, around the round's global model."""
+        return Proximal(self.mu, at.origin.params) if self.mu else None
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """The centre of the proximal term."""
+        return self.mu > 0
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """a_i."""
+        training = at.training
         momentum = 0.0 if training.adaptive else training.momentum
         pull = 0.0 if training.adaptive else training.lr * self.mu
-        a = accumulation(client.steps(self.epochs), momentum, pull)
-        return Progress(Reply(trained, sample_weight(client, self.weighting)), a)
+        return (), Closing((), (accumulation(at.client.steps(at.epochs), momentum, pull),))
+
+    def merge(self, r: ServerRound) -> After:
+        """w^r + τ_eff Σ p_j (end_j - w^r) / a_j over the chains j, a_j the sum along it. Full chains: FedAvg."""
+        a = {client: closing.numbers[0] for client, closing in r.closings.items()}
+        along = [len(chain) * mean_along(a, chain) for chain in r.chains]
+        shares = r.weights or [1.0] * len(along)
+        parts = zip(r.ends, shares, along, strict=True)
+        new = normalised(r.start, [Progress(Reply(end, p), a_j) for end, p, a_j in parts if a_j])
+        return After(new, new)
 
     def steps(self, clients: int) -> int:
         """T rounds."""

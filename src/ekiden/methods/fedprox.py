@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import Anchor, ClientRound, ParallelMethod, visit
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
     Proximal,
@@ -23,11 +24,12 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
-class FedProx(Method):
+class FedProx(ParallelMethod):
     """Federated averaging in which each client is held near the global model of the round.
 
     Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
@@ -61,6 +63,8 @@ class FedProx(Method):
 
     skips: ClassVar[bool] = True  # a round has fewer replies
 
+    host_settings: ClassVar[tuple[str, ...]] = ("mu",)
+
     selection = last_iterate
 
     def check(self, clients: Sequence[str]) -> None:
@@ -79,14 +83,19 @@ class FedProx(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """E epochs on the loss and the proximal term, whose centre is the received model."""
-        trained = client.fit(
-            model,
-            epochs=self.epochs,
-            penalty=Proximal(self.mu, model.params) if self.mu else None,
-            training=local_training(client, self.lr_decay, round),
+        """E epochs on the loss and the proximal term."""
+        trained, _ = visit(
+            self, ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model), model
         )
         return Reply(trained, sample_weight(client, self.weighting))
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """(μ/2)‖w - w^r‖²: the centre is the round's global model, which damps a chain."""
+        return Proximal(self.mu, at.origin.params) if self.mu else None
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """The centre."""
+        return self.mu > 0
 
     def steps(self, clients: int) -> int:
         """T rounds."""

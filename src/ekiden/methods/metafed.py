@@ -13,7 +13,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.models.split import Split, as_split
-from ekiden.training.fit import Forward
+from ekiden.training.objective import Forward, Objective
 from ekiden.training.weights import Weights
 
 
@@ -96,7 +96,7 @@ class MetaFed(Method):
             return client.fit(teacher, epochs=self.epochs)
         if not weight:
             return client.fit(own, epochs=self.epochs)
-        objective = Distillation(as_split(client.network(teacher)), weight, client.task)
+        objective = FeatureDistillation(as_split(client.network(teacher)), weight, client.task)
         return client.fit(own, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
@@ -111,7 +111,7 @@ class MetaFed(Method):
 
 
 @dataclass(frozen=True)
-class Distillation:
+class FeatureDistillation(Objective):
     """ℓ + λ·mean squared difference of the features, which come from the same pass as the answer."""
 
     teacher: Split
@@ -123,8 +123,9 @@ class Distillation:
         """Its features."""
         return (self.teacher.features,)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """The loss of a batch, with the teacher's features."""
+        (wanted,) = answers
         network = as_split(forward)
         features = network.features(x)
         loss = self.task.mean_loss(network.head(features).float(), y)

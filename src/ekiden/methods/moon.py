@@ -1,7 +1,7 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +10,17 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    Anchor,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    Vectors,
+    visit,
+)
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
     Reply,
@@ -27,12 +36,12 @@ from ekiden.methods.blocks.rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
-from ekiden.training.fit import Forward, Objective, cross_entropy, teachers_of
+from ekiden.training.objective import Forward, FunctionLoss, Objective, Penalty, cross_entropy
 from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
-class MOON(Method):
+class MOON(ParallelMethod):
     """Federated averaging whose clients keep representations near the global model's, away from their own last model's.
 
     Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning. CVPR 2021.
@@ -70,6 +79,8 @@ class MOON(Method):
     """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
 
     private: ClassVar[Any] = list[Weights]
+    exchange: ClassVar[Exchange] = Exchange(keeps=True)
+    host_settings: ClassVar[tuple[str, ...]] = ("mu", "temperature")
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -91,20 +102,31 @@ class MOON(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
         """E epochs from the global model; the result is also what the next contrast is with."""
-        training, previous = local_training(client, self.lr_decay, round), client.state or []
-        if self.mu and previous:
-            frozen = [as_split(client.network(m)) for m in (model, *previous)]
-            trained = client.fit(
-                model,
-                epochs=self.epochs,
-                training=training,
-                objective=Contrast(frozen[0], frozen[1:], self.mu, self.temperature, client.loss),
-            )
-        else:
-            trained = client.fit(model, epochs=self.epochs, training=training)
+        previous = tuple(client.state or ())
+        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=previous)
+        trained, learned = visit(self, at, model)
         if self.mu:
-            client.state = [*previous, trained][-self.pool :]
+            client.state = list(self.close(at, learned)[0])
         return Reply(trained, sample_weight(client, self.weighting))
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """The positive of the contrast."""
+        return self.mu > 0
+
+    def objective(self, at: ClientRound, base: Objective) -> Objective:
+        """ℓ + μ ℓ_con, near the representations of w^r, away from those of the models kept, once there are any."""
+        if not (self.mu and at.memory):
+            return base
+        frozen = [as_split(at.client.network(m)) for m in (at.origin, *at.memory)]
+        return ContrastiveLoss(frozen[0], frozen[1:], self.mu, self.temperature, base)
+
+    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """The model; in chains, the mean of the models of the client's visits."""
+        return (trained,)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """It is what the next rounds are held away from."""
+        return (*at.memory, *learned)[-self.pool :], Closing()
 
     def steps(self, clients: int) -> int:
         """T rounds."""
@@ -116,23 +138,24 @@ class MOON(Method):
 
 
 @dataclass(frozen=True)
-class Contrast:
+class ContrastiveLoss(Objective):
     """ℓ + μ ℓ_con, the representation and the answer from one pass; ℓ is `base`."""
 
     received: Split
     previous: Sequence[Split]
     mu: float
     temperature: float
-    base: Objective = cross_entropy
+    base: Objective = field(default_factory=lambda: FunctionLoss(cross_entropy))
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
         """Positive, negatives, and those of the base."""
         own = (frozen.features for frozen in (self.received, *self.previous))
-        return (*own, *teachers_of(self.base))
+        return (*own, *self.base.teachers)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, positive: Tensor, *others: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """The loss of a batch, with the representations of the frozen networks."""
+        positive, *others = answers
         network = as_split(forward)
         z = network.features(x)
         negatives, said = others[: len(self.previous)], others[len(self.previous) :]

@@ -17,9 +17,9 @@ from ekiden.engine.method import INITIAL, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.one_shot import Init, Trained
-from ekiden.training.fit import Work
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]

@@ -9,14 +9,25 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import (
+    After,
+    ClientRound,
+    Closing,
+    Exchange,
+    ParallelMethod,
+    ServerRound,
+    Vectors,
+    visit,
+)
 from ekiden.methods.blocks.rounds import (
     Corrected,
     Reply,
     Weighting,
+    arrived,
     at_server,
-    average,
     last_iterate,
     local_training,
     participants,
@@ -24,10 +35,12 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
-class Update(NamedTuple):
+@recorded_as("Update")
+class ControlledReply(NamedTuple):
     """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺ - c_i."""
 
     reply: Reply
@@ -42,7 +55,7 @@ class Controlled(State):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Method):
+class SCAFFOLD(ParallelMethod):
     """Federated averaging whose clients correct each gradient by c - c_i, the drift that their data cause.
 
     Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich, Ananda Theertha Suresh:
@@ -69,6 +82,7 @@ class SCAFFOLD(Method):
     """η_g, learning rate of the server"""
 
     private: ClassVar[Any] = Tensor
+    exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True)
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -78,29 +92,57 @@ class SCAFFOLD(Method):
         return Controlled()
 
     def run(self, fed: Fed, s: Controlled) -> Iterator[State]:
-        """One round a step; c changes by 1/N of what clients send, so that c is the mean of all c_i at all times."""
+        """The outer loop."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            control = torch.zeros_like(model.params) if s.control is None else s.control
-            sent = model.with_params(control)
-            asked = [fed.call(self.train, k, model, sent, s.step) for k in sample(fed, self.participation)]
-            updates = fed.get(asked, at_least=1)
-            for update in updates:
-                control = control + update.change.params / len(fed.clients)
-            target = average([u.reply for u in updates])
-            s = s.next(model=server_step(model, target, self.server_lr), control=control)
+            memory = () if s.control is None else (s.control,)
+            (sent,) = self.opening(model, memory)
+            updates = arrived(
+                fed, {k: fed.call(self.train, k, model, sent, s.step) for k in sample(fed, self.participation)}
+            )
+            ends, weights = zip(*(u.reply for u in updates.values()), strict=True)
+            closings = {k: Closing((u.change,)) for k, u in updates.items()}
+            after = self.merge(
+                ServerRound(model, ends, [[k] for k in updates], closings, len(fed.clients), memory, weights)
+            )
+            s = s.next(model=after.model, control=after.memory[0])
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights, control: Weights, round: int) -> Update:
+    def train(self, client: Client, model: Weights, control: Weights, round: int) -> ControlledReply:
         """K steps along g - c_i + c; then the new c_i."""
-        own = torch.zeros_like(model.params) if client.state is None else client.state
+        own = () if client.state is None else (model.with_params(client.state),)
         training = local_training(client, self.lr_decay, round)
-        corrected = Corrected(control.params - own, training.l2, training.clip_norm)
-        trained = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
-        client.state = corrected.mean()
-        reply = Reply(trained, sample_weight(client, self.weighting))
-        return Update(reply, model.with_params(client.state - own))
+        at = ClientRound(client, training, self.epochs, model, (control,), own)
+        trained, learned = visit(self, at, model)
+        (new,), closing = self.close(at, learned)
+        client.state = new.params
+        return ControlledReply(Reply(trained, sample_weight(client, self.weighting)), closing.changes[0])
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
+        """C - c_i, added to each gradient."""
+        return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
+
+    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """The mean gradient over the steps."""
+        assert isinstance(penalty, Corrected)
+        return (model.with_params(penalty.mean()),)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """c_i⁺ is the mean gradient; its change travels."""
+        return learned, Closing((learned[0].with_params(learned[0].params - at.kept(0)),))
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """The server's control variate c."""
+        return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
+
+    def merge(self, r: ServerRound) -> After:
+        """C changes by 1/N of what clients send, so that it is the mean of all c_i at all times."""
+        control = r.kept(0)
+        for closing in r.closings.values():
+            control = control + closing.changes[0].params / r.clients
+        model = server_step(r.start, r.middle, self.server_lr)
+        return After(model, model, (control,))
 
     def steps(self, clients: int) -> int:
         """T rounds."""

@@ -15,7 +15,7 @@ from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, Sta
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import kl, without
 from ekiden.methods.blocks.rounds import participants
-from ekiden.training.fit import Forward
+from ekiden.training.objective import Forward, Objective
 from ekiden.training.weights import Weights
 
 
@@ -177,13 +177,18 @@ class SFedKD(Method):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Lesson(Objective):
     """ℓ + τ² Σ_t (α_t TCKD_t + β_t NCKD_t), for teachers that see the same inputs."""
 
-    teachers: tuple[Forward, ...]
+    networks: tuple[Forward, ...]
     target: tuple[float, ...]  # α_t
     others: tuple[float, ...]  # β_t
     temperature: float
+
+    @property
+    def teachers(self) -> tuple[Forward, ...]:
+        """Clients' models, frozen."""
+        return self.networks
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""

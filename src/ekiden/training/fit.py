@@ -19,48 +19,16 @@ from ekiden.data.samples import Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.training.feed import Feed
 from ekiden.training.network import Network
+from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work, as_objective, cross_entropy
 from ekiden.training.optimizer import Optimizer, optimizer
 from ekiden.training.weights import Weights
 
 _SHARE_OF_SAVING = 100
 _WINDOW = 32  # batches of texts that are sorted by length together
-Forward = Callable[[Tensor], Tensor]
-Objective = Callable[..., Tensor]
-"""(network, inputs (b, ...), labels (b, ...)) -> mean loss of the batch, differentiable.
-
-One that compares with frozen networks lists them as `teachers`, (inputs) -> (b, ...), and is called with what each of
-them answers to the inputs as a further argument, float32 and without gradient; `asks(b)` may say to how many of b
-inputs, from the first on, it needs answers. One that sends further samples through a network by itself says how many by
-`further(b)`, a `Work` for a mini-batch of b.
-"""
-
-
-class Penalty(Protocol):
-    """A regulariser with a closed-form gradient.
-
-    One that adds something up over the steps keeps it in a dict of tensors called `progress`, which survives a crash
-    together with the rest of the fit.
-    """
-
-    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """Add its gradient at `params` (P,) to `grad` (P,) in place; `loss` is the batch's, detached."""
 
 
 class Diverged(UserError):
     """Training produced NaN or infinity."""
-
-
-@dataclass
-class Work:
-    """Samples that went forward and backward through a network: compute, whatever the machine."""
-
-    forward: int = 0
-    backward: int = 0
-
-    def add(self, other: "Work") -> None:
-        """Count `other` in."""
-        self.forward += other.forward
-        self.backward += other.backward
 
 
 class Journal(Protocol):
@@ -113,20 +81,6 @@ def kept(grad: Tensor, limit: float) -> Tensor:
     return share.clamp(max=1)
 
 
-def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy ℓ of a batch."""
-    return F.cross_entropy(forward(x).float(), y)
-
-
-def loss_of(task: Task) -> Objective:
-    """The mean loss ℓ of a batch: what a client of `task` minimises unless its method says otherwise."""
-
-    def mean_loss(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-        return task.mean_loss(forward(x).float(), y)
-
-    return mean_loss
-
-
 def fit(
     bench: Bench,
     start: Weights,
@@ -137,7 +91,7 @@ def fit(
     seed: int,
     key: str = "fit",
     penalty: Penalty | None = None,
-    objective: Objective | None = None,
+    objective: Objective | Loss | None = None,
 ) -> Weights:
     """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
 
@@ -150,8 +104,9 @@ def fit(
         Diverged: a loss or a weight became NaN or infinite; says where.
     """
     training, network = bench.training, bench.network
-    light = network.light and (objective is None or objective is cross_entropy)
-    objective = objective or loss_of(bench.task)
+    objective = TaskLoss(bench.task) if objective is None else objective
+    light = network.light and (isinstance(objective, TaskLoss) or objective is cross_entropy)
+    objective = as_objective(objective)
     network.load(start)
     run = _Run(
         bench,
@@ -200,24 +155,23 @@ class _Run:
 
     def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
         """Keep what the teachers answer to all samples, if these are always fed alike."""
-        if not teachers_of(objective) or not self.bench.feed.alike:
+        if not objective.teachers or not self.bench.feed.alike:
             return
         parts = torch.split(torch.arange(len(train)), 512)
         each = [_answers(self.bench, objective, self.bench.feed.batch(train, rows, train=True)[0]) for rows in parts]
         self.answers = tuple(map(torch.cat, zip(*each, strict=True)))
         if count:
-            self.work.forward += len(teachers_of(objective)) * len(train)
+            self.work.forward += len(objective.teachers) * len(train)
 
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         """What the teachers answer to a batch, at least to as many of it as the objective asks for."""
-        if not teachers_of(objective):
+        if not objective.teachers:
             return ()
         if self.answers is not None:
             rows = rows.to(self.bench.feed.device)
             return tuple(answers[rows] for answers in self.answers)
-        if asks := getattr(objective, "asks", None):
-            x = x[: asks(len(x))]
-        self.work.forward += len(teachers_of(objective)) * len(x)
+        x = x[: objective.asks(len(x))]
+        self.work.forward += len(objective.teachers) * len(x)
         return _answers(self.bench, objective, x)
 
     def epoch(self, epoch: int, train: Subset, penalty: Penalty | None, objective: Objective) -> None:
@@ -253,8 +207,7 @@ class _Run:
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
         self.work.add(Work(len(y), len(y)))
-        if further := getattr(objective, "further", None):
-            self.work.add(further(len(y)))
+        self.work.add(objective.further(len(y)))
         return loss.detach()
 
     def _ascend(
@@ -369,7 +322,7 @@ def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
     network.grad.zero_()
     x, y = bench.feed.batch(subset, slice(None), train=False)
     with bench.autocast():
-        loss = loss_of(bench.task)(network.forward, x, y)
+        loss = TaskLoss(bench.task)(network.forward, x, y)
     loss.backward()  # type: ignore[no-untyped-call]
     bench.work.add(Work(len(y), len(y)))
     return network.grad.clone()
@@ -401,14 +354,9 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
     return Scores(task, bench.feed.dataset.outputs, subset.y, _together(answers).cpu(), torch.cat(losses).cpu())
 
 
-def teachers_of(objective: Objective) -> Sequence[Forward]:
-    """The frozen networks that `objective` compares with; most have none."""
-    return getattr(objective, "teachers", ())
-
-
 def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad(), bench.autocast():
-        return tuple(teacher(x).float() for teacher in teachers_of(objective))
+        return tuple(teacher(x).float() for teacher in objective.teachers)
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

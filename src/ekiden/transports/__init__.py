@@ -7,7 +7,7 @@ from ekiden.engine.store import Store
 from ekiden.engine.tasks import payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, resolve
 from ekiden.engine.worker import Job, Outcome, Worker
-from ekiden.training.fit import Work
+from ekiden.training.objective import Work
 from ekiden.transports.base import MakesTransport, Start
 
 __all__ = [

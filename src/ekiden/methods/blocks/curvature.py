@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.methods.blocks.projectors import layer_inputs
-from ekiden.training.fit import Work
 from ekiden.training.layout import Layer
 from ekiden.training.network import Network, trial
+from ekiden.training.objective import Work
 
 Labels = Literal["expected", "sampled", "given"]
 """Over which labels squared gradients are averaged: all classes by the model's probabilities (the Fisher information),

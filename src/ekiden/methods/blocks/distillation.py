@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.data.augment import Augment
 from ekiden.data.tasks import Classification, Task
-from ekiden.training.fit import Forward, Work
+from ekiden.training.objective import Forward, Objective, Work
 
 Form = Literal["both", "kl"]
 Invent = Callable[[Tensor, Tensor], Tensor]
@@ -18,7 +18,7 @@ Invent = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Objective):
     """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation mode.
 
     The last parts of the batch are invented inputs, each as large a share of it as is said and made in its own way:
@@ -45,8 +45,9 @@ class Distillation:
         """The teacher's answers to what is invented."""
         return Work(forward=batch - self.asks(batch))
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
         """The loss of inputs x (b, ...) with labels y (b,); the teacher answers (n, K) to the first n >= asks(b)."""
+        (answers,) = given
         own = self.asks(len(x))
         if own < len(x):
             x, start = x.clone(), own  # unlike concatenation, keeps the memory layout

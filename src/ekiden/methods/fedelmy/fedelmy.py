@@ -10,7 +10,7 @@ from ekiden.engine.method import INITIAL, Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.fedelmy.diversity import Measure, Paper, Released
 from ekiden.methods.spfl.alignment import Passing, alignment, transfers
-from ekiden.training.fit import Penalty
+from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights, mean
 
 

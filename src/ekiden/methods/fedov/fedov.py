@@ -15,8 +15,8 @@ from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.fedov.outliers import destroy
-from ekiden.training.fit import Forward, Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Forward, Objective, Work
 from ekiden.training.weights import Weights
 
 
@@ -97,7 +97,7 @@ class FedOV(Method):
 
 
 @dataclass(frozen=True)
-class OpenSet:
+class OpenSet(Objective):
     """The loss of a mini-batch.
 
     Attributes:
@@ -120,7 +120,7 @@ class OpenSet:
         samples = batch * (1 if self.normed else 2 + self.method.attack_steps)
         return Work(samples, samples)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """The sum of the terms for inputs (b, ...) and labels (b,)."""
         spoiled, u = destroy(x), torch.full_like(y, self.unknown)
         if self.normed:

@@ -18,8 +18,8 @@ from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.models.split import as_split
 from ekiden.training import frozen
-from ekiden.training.fit import Forward, Work, cross_entropy
 from ekiden.training.network import Network, fresh, trial
+from ekiden.training.objective import Forward, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
 STEPS = 64  # widths that are tried, as parts of the network's
@@ -268,7 +268,7 @@ class FuseFL(Method):
 
 
 @dataclass(frozen=True)
-class Through:
+class Through(Objective):
     """Cross-entropy behind frozen blocks of so many clients, each of which is a pass forward.
 
     Attributes:
@@ -281,6 +281,6 @@ class Through:
         """The passes beyond the first."""
         return Work((self.columns - 1) * batch, 0)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Of a mini-batch."""
         return cross_entropy(forward, x, y)

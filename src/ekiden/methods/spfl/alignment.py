@@ -6,7 +6,7 @@ from typing import Self
 from ekiden.engine.method import INITIAL, Model, State
 from ekiden.engine.worker import Client
 from ekiden.methods.spfl.glam import GLAM
-from ekiden.training.fit import Objective
+from ekiden.training.objective import Objective
 from ekiden.training.weights import Weights
 
 

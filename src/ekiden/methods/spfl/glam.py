@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.data.tasks import Classification, Task
-from ekiden.training.fit import Forward
+from ekiden.training.objective import Forward, Objective
 
 
 @dataclass(frozen=True)
-class GLAM:
+class GLAM(Objective):
     """ℓ + ρ·L_ag + τ·L_ap, an `Objective`. Its teachers are in evaluation mode."""
 
     reference: Forward | None  # w_g, the global model; None with ρ = 0

@@ -1,156 +1,72 @@
-"""What SPFL asks of a parallel method that it plugs into; `_hosts` has the eight.
+"""The parallel methods that SPFL plugs into, and how `--host` names one with its settings."""
 
-Control variates, drifts and memories are frozen while a round lasts. What its visits give is averaged at the client,
-and takes effect once, when the round is closed: applied at every visit, a correction would count several times.
-"""
-
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, get_args, get_type_hints
 
-import torch
-from torch import Tensor
+from ekiden.base.errors import UserError, unknown
+from ekiden.methods.blocks.parallel import Anchor, ParallelMethod
+from ekiden.methods.fedavg import FedAvg
+from ekiden.methods.feddc import FedDC
+from ekiden.methods.feddisco import FedDisco
+from ekiden.methods.feddyn import FedDyn
+from ekiden.methods.fednova import FedNova
+from ekiden.methods.fedprox import FedProx
+from ekiden.methods.moon import MOON
+from ekiden.methods.scaffold import SCAFFOLD
 
-from ekiden.base.checks import Checked
-from ekiden.base.settings import Training
-from ekiden.data.tasks import Need
-from ekiden.engine.worker import Client
-from ekiden.training.fit import Objective, Penalty
-from ekiden.training.weights import Weights, mean
-
-Vectors = tuple[Weights, ...]
-"""Vectors in the shape of a model."""
-
-
-class Closing(NamedTuple):
-    """What a client sends at the end of a round: changes of its memory, and numbers."""
-
-    changes: Vectors = ()
-    numbers: tuple[float, ...] = ()
+HOSTS: tuple[type[ParallelMethod], ...] = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, MOON, FedDisco)
 
 
 @dataclass(frozen=True)
-class Local:
-    """What a client has at hand in a round.
+class Host:
+    """A parallel method plugged into SPFL.
 
     Attributes:
-        client: itself.
-        training: how to train in this round.
-        epochs: E of a local.
-        start: w^r, where the host or GLAM needs it.
-        sent: what the host's server sent with it.
-        memory: what the client kept of the rounds before.
-        size: mean number of samples of a client, where the host needs it.
+        method: the method; its rounds, epochs, participation and server's rates are not used.
+        anchor: where its proximal term is anchored.
     """
 
-    client: Client
-    training: Training
-    epochs: int
-    start: Weights | None
-    sent: Vectors
-    memory: Vectors
-    size: float
-
-    @property
-    def origin(self) -> Weights:
-        """w^r."""
-        assert self.start is not None
-        return self.start
-
-    def kept(self, number: int) -> Tensor | float:
-        """A vector of the memory, 0 before the first round."""
-        return self.memory[number].params if self.memory else 0.0
-
-
-@dataclass(frozen=True)
-class Round:
-    """What the server has at the end of a round.
-
-    Attributes:
-        start: w^r.
-        ends: the model at the end of each chain that came back.
-        chains: the clients of each of these.
-        closings: what they sent, those who answered.
-        clients: N.
-        memory: the server's own vectors; none before the first round.
-    """
-
-    start: Weights
-    ends: Sequence[Weights]
-    chains: Sequence[Sequence[str]]
-    closings: Mapping[str, Closing]
-    clients: int
-    memory: tuple[Tensor, ...]
-
-    def kept(self, number: int) -> Tensor:
-        """A vector of the memory, 0 before the first round."""
-        return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
-
-    @property
-    def answered(self) -> float:
-        """Part of all clients that closed the round."""
-        return len(self.closings) / self.clients
-
-    @property
-    def middle(self) -> Weights:
-        """Mean of the ends: every full chain has seen all samples."""
-        return mean(self.ends)
-
-
-class After(NamedTuple):
-    """What the server makes of a round: the model, what the next round starts from, and its memory."""
-
-    model: Weights
-    start: Weights
-    memory: tuple[Tensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class Host(Checked):
-    """A parallel method as SPFL needs it; by default FedAvg."""
-
-    _flag: ClassVar[str] = "--host {}"
-    counts: ClassVar[bool] = False  # clients are asked for their number of samples
-    keeps: ClassVar[bool] = False  # something stays at clients from round to round
-    sent: ClassVar[int] = 0  # vectors that go with w^r
-    changes: ClassVar[int] = 0  # vectors that a client sends when a round is closed
-    numbers: ClassVar[int] = 0  # numbers likewise
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """See `Method.needs`."""
-        return frozenset()
-
-    def penalty(self, local: Local, model: Weights) -> Penalty | None:
-        """What the local loss has in addition to that of the labels, in closed form, from `model` on."""
-        return None
-
-    def objective(self, local: Local, base: Objective) -> Objective:
-        """The local loss around `base`."""
-        return base
-
-    def learned(self, local: Local, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """What a visit gives for the memory; the mean of a round's visits goes to `close`."""
-        return ()
-
-    def close(self, local: Local, learned: Vectors) -> tuple[Vectors, Closing]:
-        """The memory after a round in which `learned` was the mean of the visits, and what the server is told."""
-        return (), Closing()
-
-    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """What the server sends with w^r."""
-        return ()
-
-    def merge(self, r: Round) -> After:
-        """The server's step."""
-        return After(r.middle, r.middle)
+    method: ParallelMethod
+    anchor: Anchor
 
     @property
     def needs_start(self) -> bool:
         """Whether the local loss refers to w^r."""
-        return False
+        return self.method.needs_start(self.anchor)
 
-    @property
-    def closes(self) -> bool:
-        """Whether a round ends with a word to every client visited."""
-        return bool(self.keeps or self.changes or self.numbers)
+
+def host_named(text: str) -> Host:
+    """The host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5".
+
+    Raises:
+        UserError: there is no such host or setting, or its value cannot be.
+    """
+    name, _, given = text.partition(":")
+    known = {kind.title(): kind for kind in HOSTS}
+    if name not in known:
+        raise unknown("host", name, known)
+    kind, values = known[name], dict[str, Any]()
+    hints = {setting: hint for setting, hint in get_type_hints(kind).items() if setting in kind.host_settings}
+    if kind.host_anchor is not None:
+        hints["anchor"] = Anchor
+    for part in filter(None, given.split(",")):
+        setting, _, value = part.partition("=")
+        if setting not in hints:
+            raise unknown(f"setting of host {name}", setting, hints)
+        values[setting] = _value(setting, hints[setting], value)
+    anchor = values.pop("anchor", kind.host_anchor or "global")
+    try:
+        return Host(kind(**values), anchor)
+    except UserError as error:
+        raise UserError(f"--host {text}: {str(error).removeprefix('--')}") from None
+
+
+def _value(setting: str, hint: Any, text: str) -> float | str:
+    if hint is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"host {setting} must be a number, not {text!r}: write {setting}=0.1") from None
+    if text not in get_args(hint):
+        raise unknown(f"value of host {setting}", text, get_args(hint))
+    return text

@@ -14,6 +14,7 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.parallel import ClientRound, Closing, ServerRound, Vectors, visit
 from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
@@ -25,9 +26,8 @@ from ekiden.methods.blocks.rounds import (
     with_sizes,
 )
 from ekiden.methods.spfl.alignment import alignment
-from ekiden.methods.spfl.host import Closing, Host, Local, Round, Vectors
-from ekiden.methods.spfl.hosts import host_named
-from ekiden.training.fit import Objective
+from ekiden.methods.spfl.host import Host, host_named
+from ekiden.training.objective import Objective
 from ekiden.training.weights import Weights, mean
 
 Order = Literal["latin", "random", "fixed"]
@@ -130,7 +130,7 @@ class SPFL(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """What the host needs."""
-        return host_named(self.host).needs
+        return host_named(self.host).method.needs
 
     def check(self, clients: Sequence[str]) -> None:
         """No more chains and no longer ones than clients take part."""
@@ -164,25 +164,26 @@ class SPFL(Method):
         """The state with the chains of a new round; clients met for the first time say how many samples they have."""
         sequences = self.sequences(fed)
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
-        if not host_named(self.host).counts:
+        if not host_named(self.host).method.exchange.counts:
             return s
         return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
 
     def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
         """What comes with the first visit of a round to a client; nothing where nobody needs it."""
-        if not (self.glam or host.needs_start or host.closes):
+        if not (self.glam or host.needs_start or host.method.exchange.closes):
             return None
-        return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
+        return Opening(start if self.needs_start(host) else None, host.method.opening(start, s.memory))
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
         """The state after a round: every client visited closes it, the host's server takes the ends together."""
-        host, n = host_named(self.host), len(fed.clients)
-        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in visited(s.sequences) if host.closes}
+        method, n = host_named(self.host).method, len(fed.clients)
+        told = visited(s.sequences) if method.exchange.closes else ()
+        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in told}
         came = arrived(fed, dict(enumerate(ends)))
         chains = [s.sequences[j] for j in came]
         closings = arrived(fed, closing)
         start = at_server(fed, s.cloud)
-        after = host.merge(Round(start, list(came.values()), chains, closings, n, s.memory))
+        after = method.merge(ServerRound(start, list(came.values()), chains, closings, n, s.memory))
         return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
 
     @on_client
@@ -196,21 +197,12 @@ class SPFL(Method):
         host, kept = host_named(self.host), client.state or Kept()
         if opening is not None:
             kept = Kept(opening, kept.memory, earlier=kept.own)
-        local = self.local(client, kept, size, round)
-        objective = host.objective(local, self.alignment(client, model, kept))
-        penalty = host.penalty(local, model)
-        trained = client.fit(
-            model,
-            epochs=self.epochs,
-            penalty=penalty,
-            objective=objective,
-            training=local.training,
-        )
-        learned = host.learned(local, model, trained, penalty)
+        at = self.at(client, kept, size, round)
+        trained, learned = visit(host.method, at, model, self.alignment(client, model, kept))
         if kept.visits:
             learned = tuple(mean([old, new], [kept.visits, 1]) for old, new in zip(kept.learned, learned, strict=True))
         own = trained if self.previous == "own" and self.align_previous else None
-        if self.glam or host.needs_start or host.closes:
+        if self.glam or host.needs_start or host.method.exchange.closes:
             client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
         return trained
 
@@ -218,14 +210,15 @@ class SPFL(Method):
     def close(self, client: Client, size: float, round: int) -> Closing:
         """The end of a round: what its visits gave takes effect."""
         kept = client.state
-        memory, closing = host_named(self.host).close(self.local(client, kept, size, round), kept.learned)
+        memory, closing = host_named(self.host).method.close(self.at(client, kept, size, round), kept.learned)
         client.state = Kept(memory=memory, own=kept.own)
         return closing
 
-    def local(self, client: Client, kept: Kept, size: float, round: int) -> Local:
+    def at(self, client: Client, kept: Kept, size: float, round: int) -> ClientRound:
         """What a host may look at."""
-        training = local_training(client, self.lr_decay, round)
-        return Local(client, training, self.epochs, kept.opening.start, kept.opening.sent, kept.memory, size)
+        training, (start, sent) = local_training(client, self.lr_decay, round), kept.opening
+        anchor = host_named(self.host).anchor
+        return ClientRound(client, training, self.epochs, start, sent, kept.memory, size, anchor)
 
     def alignment(self, client: Client, model: Weights, kept: Kept) -> Objective:
         """GLAM, or the loss of the labels alone."""
@@ -268,7 +261,7 @@ class SPFL(Method):
 
         With GLAM and FedAvg, in full, R·N(N + 2)·M.
         """
-        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
+        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).method.exchange.counts else 0
         return self.traffic(clients, model) + 8 * counted
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:
@@ -278,8 +271,9 @@ class SPFL(Method):
     def traffic(self, clients: int, model: int) -> int:
         """Bytes of all rounds."""
         host, (chains, length) = host_named(self.host), self.shape(clients)
-        vectors = self.needs_start(host) + host.sent + host.changes
-        each = vectors * model + 8 * host.numbers
+        exchange = host.method.exchange
+        vectors = self.needs_start(host) + exchange.sent + exchange.changes
+        each = vectors * model + 8 * exchange.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
 
     def met(self, clients: int) -> int:

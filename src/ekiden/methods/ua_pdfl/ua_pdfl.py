@@ -14,7 +14,7 @@ from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State,
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
 from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
-from ekiden.training.fit import Forward, Work, cross_entropy
+from ekiden.training.objective import Forward, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
 
@@ -209,7 +209,7 @@ class UAPDFL(Method):
         training = replace(client.training, lr=client.training.lr * self.decay**round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
-        objective = Held(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
+        objective = HeldNear(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
         return client.fit(model, epochs=self.epochs, objective=objective, training=training)
 
     def steps(self, clients: int) -> int:
@@ -234,7 +234,7 @@ class UAPDFL(Method):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldNear(Objective):
     """ℓ + μ‖g(X_unit) - I_avg^Aux‖², g being the extractor of the model in training."""
 
     client: Client
@@ -247,7 +247,7 @@ class Held:
         """The unit input."""
         return Work(1, 1)
 
-    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """The loss of a mini-batch."""
         aux, _ = self.client.probe(self.unit)
         return cross_entropy(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)

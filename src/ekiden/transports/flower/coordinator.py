@@ -17,8 +17,8 @@ from ekiden.engine.outline import Outline, outline
 from ekiden.engine.tasks import payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
 from ekiden.engine.worker import Setup
-from ekiden.training.fit import Work
 from ekiden.training.network import Network
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement

@@ -1,0 +1,214 @@
+"""What a method of parallel rounds says once, for its own rounds and for the chains of SPFL.
+
+How a client trains (`penalty`, `objective`), what it remembers (`learned`, `close`), what the server sends with the
+model (`opening`) and how it combines what comes back (`merge`). In a round of its own a client is visited once; in
+chains, several times. Its memory is frozen while a round lasts and changes once at the end, by the mean over the
+visits: applied at every visit, a correction would count several times.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.settings import Training
+from ekiden.engine.method import Method
+from ekiden.engine.worker import Client
+from ekiden.training.objective import Objective, Penalty
+from ekiden.training.weights import Weights, mean
+
+Anchor = Literal["received", "global"]
+"""Where a proximal term is anchored: at the model that a visit starts from, or at the global one of the round."""
+Vectors = tuple[Weights, ...]
+"""Vectors in the shape of a model."""
+
+
+class Exchange(NamedTuple):
+    """What travels in a round, and what stays at a client, in addition to models.
+
+    Attributes:
+        sent: vectors that go with w^r.
+        changes: vectors that a client sends at the end of a round.
+        numbers: numbers, likewise.
+        keeps: whether a client keeps something between rounds.
+        counts: whether clients are asked once for their number of samples.
+    """
+
+    sent: int = 0
+    changes: int = 0
+    numbers: int = 0
+    keeps: bool = False
+    counts: bool = False
+
+    @property
+    def closes(self) -> bool:
+        """Whether a round ends with a word to every client visited."""
+        return bool(self.keeps or self.changes or self.numbers)
+
+
+class Closing(NamedTuple):
+    """What a client sends at the end of a round: changes of its memory, and numbers."""
+
+    changes: Vectors = ()
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What a client has at hand in a round.
+
+    Attributes:
+        client: itself.
+        training: how to train in this round.
+        epochs: E of a visit.
+        start: w^r, where it is needed.
+        sent: vectors that came with it.
+        memory: what the client kept of the rounds before.
+        size: mean number of samples of a client, where it is needed.
+        anchor: where a proximal term is anchored, if the method leaves it open.
+    """
+
+    client: Client
+    training: Training
+    epochs: int
+    start: Weights | None
+    sent: Vectors = ()
+    memory: Vectors = ()
+    size: float = 0.0
+    anchor: Anchor = "global"
+
+    @property
+    def origin(self) -> Weights:
+        """w^r."""
+        assert self.start is not None
+        return self.start
+
+    def kept(self, number: int) -> Tensor | float:
+        """A vector of the memory, 0 before the first round."""
+        return self.memory[number].params if self.memory else 0.0
+
+    def anchored(self, received: Weights) -> Tensor:
+        """The anchor at a visit that starts from `received`."""
+        return (self.origin if self.anchor == "global" else received).params
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """What the server has at the end of a round.
+
+    Attributes:
+        start: w^r.
+        ends: the model at the end of each chain that came back.
+        chains: the clients of each of these; one client each in a method's own rounds.
+        closings: what they sent, those who answered.
+        clients: N.
+        memory: the server's own vectors; none before the first round.
+        weights: of the chains in the average; all the same by default.
+    """
+
+    start: Weights
+    ends: Sequence[Weights]
+    chains: Sequence[Sequence[str]]
+    closings: Mapping[str, Closing]
+    clients: int
+    memory: tuple[Tensor, ...] = ()
+    weights: Sequence[float] | None = None
+
+    def kept(self, number: int) -> Tensor:
+        """A vector of the memory, 0 before the first round."""
+        return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
+
+    @property
+    def answered(self) -> float:
+        """Share of all clients that closed the round."""
+        return len(self.closings) / self.clients
+
+    @property
+    def middle(self) -> Weights:
+        """Mean of the ends."""
+        return mean(self.ends, self.weights)
+
+
+class After(NamedTuple):
+    """What the server makes of a round: the model, what the next round starts from, and its memory."""
+
+    model: Weights
+    start: Weights
+    memory: tuple[Tensor, ...] = ()
+
+
+class ParallelMethod(Method):
+    """A method whose clients train side by side from one model; by default as FedAvg, with equal weights."""
+
+    exchange: ClassVar[Exchange] = Exchange()
+    """What a round needs in addition to models."""
+
+    host_settings: ClassVar[tuple[str, ...]] = ()
+    """Fields that mean something in SPFL's chains, too."""
+
+    host_anchor: ClassVar[Anchor | None] = None
+    """The usual anchor in SPFL's chains, where there is a choice; alone, received and global model are one."""
+
+    def needs_start(self, anchor: Anchor) -> bool:
+        """Whether the local loss refers to w^r."""
+        return False
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """What the local loss has in addition to the objective, in closed form, at a visit that starts from `model`."""
+        return None
+
+    def objective(self, at: ClientRound, base: Objective) -> Objective:
+        """The local loss around `base`."""
+        return base
+
+    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """What a visit gives for the memory; the mean over a round's visits goes to `close`."""
+        return ()
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """The memory after a round in which `learned` was the mean over the visits, and what the server is told."""
+        return (), Closing()
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """What the server sends with w^r."""
+        return ()
+
+    def merge(self, r: ServerRound) -> After:
+        """The server's step."""
+        return After(r.middle, r.middle)
+
+
+def visit(
+    method: ParallelMethod, at: ClientRound, model: Weights, base: Objective | None = None
+) -> tuple[Weights, Vectors]:
+    """Train from `model` as the method says.
+
+    Args:
+        method: says how.
+        at: what the client has at hand.
+        model: where training starts.
+        base: the loss that the method's own is built around; None: that of the task.
+
+    Returns:
+        The trained model, and what the visit gives for the client's memory.
+    """
+    penalty = method.penalty(at, model)
+    objective = method.objective(at, base or at.client.loss)
+    trained = at.client.fit(model, epochs=at.epochs, penalty=penalty, objective=objective, training=at.training)
+    return trained, method.learned(at, model, trained, penalty)
+
+
+def displacement(model: Weights, trained: Weights) -> Weights:
+    """w_out - w_in of a visit."""
+    return trained.with_params(trained.params - model.params)
+
+
+def mean_along(values: Mapping[str, float], chain: Sequence[str]) -> float:
+    """Mean over a chain's clients that closed the round; 0 for none.
+
+    It also represents clients that trained but dropped out before the round ended.
+    """
+    known = [values[client] for client in chain if client in values]
+    return sum(known) / len(known) if known else 0.0
