@@ -10,7 +10,7 @@ from ekiden import FederatedData, run
 from ekiden.base.errors import UserError
 from ekiden.conformance.subject import settings
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import Given, Prepared, of_method
+from ekiden.engine.networks import GivenNetwork, Prepared, of_method
 from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
 from ekiden.training.network import Network
@@ -48,7 +48,7 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
         assert "\n" not in line
         assert not folder.exists(), line
         return
-    own = Prepared(Given(backbone()), "", part, 3)
+    own = Prepared(GivenNetwork(backbone()), "", part, 3)
     size = Size.of(Network(of_method(own, method, (4,), 3, 3)()), (4,))
     assert result.bytes == method.moved(result.state, len(few.clients), size)
     if type(method).own_network is Method.own_network and not method.extra_outputs:

@@ -121,7 +121,7 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.data.tabular import Sums, agree, told_by
+    from ekiden.data.tabular import ColumnSums, agree, told_by
 
     raw = load(patients(), label_column="died", group_column="ward", drop_columns=others("died"), min_count=2)
     whole = split(raw, "iid", 1, val_fraction=0.0)
@@ -131,7 +131,7 @@ def test_sums_are_what_is_told_and_add_up() -> None:
     unscaled = [Subset(raw.train, client.train.rows) for client in parts.clients]
     told = [told_by(ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
     assert sum(t.values["age"][0] for t in told) == len(raw.train)
-    again = [Sums.from_json(t.to_json(), "here") for t in told]
+    again = [ColumnSums.from_json(t.to_json(), "here") for t in told]
     assert again == told
     one = whole.dataset.inputs
     assert isinstance(one, Table)

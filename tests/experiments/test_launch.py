@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ekiden.data import Dataset, FederatedData
 from ekiden.experiments.board import Board
-from ekiden.experiments.launch import Event, Job, Lines, Outcome, execute
+from ekiden.experiments.launch import Event, LaunchedRun, Lines, RunEnd, execute
 from ekiden.experiments.plan import Plan
 from ekiden.methods import FedSeq
 
@@ -34,15 +34,15 @@ class Faulty(Plan[FedSeq]):
 def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
     method = FedSeq(epochs=1)
     plans = [Dying(method), Faulty(method), Plan(method, clients=2)]
-    heard: list[Event | Outcome] = []
-    jobs = [Job(plan, tmp_path / str(i)) for i, plan in enumerate(plans)]  # type: ignore[arg-type]
+    heard: list[Event | RunEnd] = []
+    jobs = [LaunchedRun(plan, tmp_path / str(i)) for i, plan in enumerate(plans)]  # type: ignore[arg-type]
     outcomes = execute(jobs, heard.append, cores=3, apart=True)
     assert [o.run for o in outcomes] == [0, 1, 2]
     assert "its process died" in outcomes[0].error
     assert "RuntimeError: out of luck" in outcomes[1].error
     assert outcomes[2].error == ""
     assert (tmp_path / "2" / "model.safetensors").exists()
-    assert sorted(o.run for o in heard if isinstance(o, Outcome)) == [0, 1, 2]
+    assert sorted(o.run for o in heard if isinstance(o, RunEnd)) == [0, 1, 2]
     assert [e.step for e in heard if isinstance(e, Event) and e.run == 2 and e.step][-1] == 2
 
 
@@ -50,14 +50,14 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.experiments.launch.time.monotonic", lambda: now[0])
-    lines = Lines(Console(file=printed), [Job(Plan(FedSeq(), seed=5), tmp_path / "[one]")])
+    lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq(), seed=5), tmp_path / "[one]")])
     lines(Event(0, "loading data"))
     lines(Event(0, "starting", total=1001))
     for step in range(1, 1002):
         lines(Event(0, "client-0: epoch 1/2"))
         lines(Event(0, f"accuracy {step}" if step % 2 else "", step))
     lines(Event(0, "accuracy 1001", 1001))  # the end tells of the last step once more
-    lines(Outcome(0, tmp_path))
+    lines(RunEnd(0, tmp_path))
     got = printed.getvalue().splitlines()
     assert got[:3] == [
         f"[one], seed 5: {text}" for text in ("1001 steps", "step 21 of 1001, accuracy 21", "step 42 of 1001")
@@ -70,7 +70,7 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatc
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.experiments.launch.time.monotonic", lambda: now[0])
-    lines = Lines(Console(file=printed), [Job(Plan(FedSeq()), tmp_path / "one")])
+    lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq()), tmp_path / "one")])
     lines(Event(0, "starting", total=4))
     for epoch in range(1, 201):
         now[0] += 1
@@ -94,8 +94,8 @@ def test_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     # a0 has 3 steps of 10 s left and will have taken 40; b and b1 as long as the mean of 30 and 40.
     assert board.left(now) == pytest.approx((30 + (35 - 10) + 35 + 35 + 30) / 2)
     now = 40.0
-    board.report(Outcome(0, Path("a0")))
+    board.report(RunEnd(0, Path("a0")))
     assert board.left(now) == pytest.approx((0 + 40 + 35 + 30) / 2), "b0 should have ended; a1 takes as long as a0"
     for i in (1, 2, 3, 4):
-        board.report(Outcome(i, Path(), "failed"))
+        board.report(RunEnd(i, Path(), "failed"))
     assert board.left(now) == 0.0

@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.experiments import experiment, ledger, selection, sweep
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.paired import contrasts, difference
-from ekiden.experiments.results import Result, collect, ranks
+from ekiden.experiments.results import CellResult, collect, ranks
 from ekiden.experiments.summary import Summary, summarise
 
 TABLE = """
@@ -51,7 +51,7 @@ def parsed(text: str = TABLE) -> Experiment:
     return experiment.parse(text, "table", "paper", "table.toml")
 
 
-def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) -> list[Result]:
+def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) -> list[CellResult]:
     """Runs with these accuracies, in per cent by seed."""
     made = []
     for cell in found.cells:
@@ -60,7 +60,7 @@ def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) 
             seed: {"step": 1, "accuracy": a / 100, "client_mean": a / 100, "client_mean_trained": a / 100}
             for seed, a in seeds.items()
         }
-        made.append(Result(cell, tuple(Summary(Path(), {"seed": s}, [row], 1.0) for s, row in rows.items())))
+        made.append(CellResult(cell, tuple(Summary(Path(), {"seed": s}, [row], 1.0) for s, row in rows.items())))
     return made
 
 
@@ -111,13 +111,13 @@ def test_behind_names_every_case() -> None:
 def test_what_cannot_be_compared() -> None:
     found = parsed()
     elmy, _, seq = results(found, VALUES)[:3]
-    apart = Result(seq.cell, tuple(replace(run, config={"seed": 7}) for run in seq.runs[:1]))
+    apart = CellResult(seq.cell, tuple(replace(run, config={"seed": 7}) for run in seq.runs[:1]))
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
-    other = Result(replace(seq.cell, metric="client_mean"), seq.runs)
+    other = CellResult(replace(seq.cell, metric="client_mean"), seq.runs)
     assert difference(elmy, other, "FedSeq", 3) is None, "each client's own test data"
-    trained = Result(replace(elmy.cell, metric="client_mean_trained"), elmy.runs)
+    trained = CellResult(replace(elmy.cell, metric="client_mean_trained"), elmy.runs)
     assert difference(trained, other, "FedSeq", 3) is None, "after training, and after averaging"
-    like = Result(replace(seq.cell, metric="client_mean_trained"), seq.runs)
+    like = CellResult(replace(seq.cell, metric="client_mean_trained"), seq.runs)
     assert ranks(found, (trained, other)) == {}, "nor is one above the other"
     assert sorted(ranks(found, (trained, like)).values()) == [1, 2]
     assert contrasts(found, results(found, {("digits", "FedELMY"): {0: 50.0}})) == (), "nothing to compare with"

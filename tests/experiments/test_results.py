@@ -20,7 +20,7 @@ from ekiden.experiments import experiment, export, judged, ledger, results, sele
 from ekiden.experiments.comparison import Comparison, Published
 from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.plan import Plan
-from ekiden.experiments.results import Result
+from ekiden.experiments.results import CellResult
 from ekiden.experiments.summary import Summary, duration, label, size, summarise
 from ekiden.methods import Centralized, FedSeq, Local
 
@@ -58,12 +58,12 @@ def parsed(budget: str = "paper") -> Experiment:
     return experiment.parse(TABLE, "table", budget, "table.toml")
 
 
-def result(cell: Cell, *accuracies: float) -> Result:
+def result(cell: Cell, *accuracies: float) -> CellResult:
     rows = [{"step": 1, "accuracy": a / 100, "client_mean": (a + 1) / 100} for a in accuracies]
-    return Result(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
+    return CellResult(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
 
 
-def costing(found: Result) -> Result:
+def costing(found: CellResult) -> CellResult:
     cost = {"bytes": 1, "forward": 1, "backward": 1}
     return replace(found, runs=tuple(replace(run, metrics=[run.last | cost]) for run in found.runs))
 

@@ -12,7 +12,7 @@ from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import CriticalFL, DFedAvgM
 from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
-from ekiden.methods.criticalfl.criticalfl import Periods, Trained
+from ekiden.methods.criticalfl.criticalfl import CountedModel, Periods
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
@@ -79,7 +79,9 @@ def test_norm_of_local_training() -> None:
 
 
 def test_models_count_by_their_samples() -> None:
-    mixed = CriticalFL().mix(cast(Client, None), [Trained(weights(1.0, 0.0), 1), Trained(weights(3.0, 5.0), 3)])
+    mixed = CriticalFL().mix(
+        cast(Client, None), [CountedModel(weights(1.0, 0.0), 1), CountedModel(weights(3.0, 5.0), 3)]
+    )
     assert mixed.params.tolist() == [2.5, 3.75], "models are whole: a zero counts, where a masked mean would give 5"
 
 

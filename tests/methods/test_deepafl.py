@@ -12,7 +12,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.methods import DeepAFL
-from ekiden.methods.deepafl import Residual, Sums, sandwiched
+from ekiden.methods.deepafl import LeastSquaresSums, Residual, sandwiched
 from ekiden.models import SplitNetwork
 from ekiden.results.result import Result
 from ekiden.training.network import Network
@@ -160,11 +160,11 @@ def test_networks_without_a_linear_classifier_are_refused() -> None:
 
 def test_sums_of_another_shape_or_type_are_refused() -> None:
     with pytest.raises(UserError, match="fit together"):
-        Sums(torch.zeros(5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
+        LeastSquaresSums(torch.zeros(5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(UserError, match="float64"):
-        Sums(torch.zeros(3), torch.zeros(2, 3))
+        LeastSquaresSums(torch.zeros(3), torch.zeros(2, 3))
     with pytest.raises(UserError, match="finite"):
-        Sums(torch.full((3,), torch.nan, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
+        LeastSquaresSums(torch.full((3,), torch.nan, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

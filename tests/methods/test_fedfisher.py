@@ -11,7 +11,7 @@ from ekiden.engine.method import Size
 from ekiden.methods import Average, FedFisher, FisherMerging
 from ekiden.methods import fisher_merging as merging
 from ekiden.methods.blocks.curvature import half
-from ekiden.methods.fedfisher import Informed
+from ekiden.methods.fedfisher import BlockInformed
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import layout, models, semidefinite, trained
@@ -39,14 +39,14 @@ def factors(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(semidefinite(d, 20 * k + d + i), 0.1 * semidefinite(o, 20 * k + 9 + i)) for i, (d, o) in enumerate(SIZES)]
 
 
-def sent_kfac(clients: int) -> list[Informed]:
+def sent_kfac(clients: int) -> list[BlockInformed]:
     return [
-        Informed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
+        BlockInformed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
         for k, m in enumerate(models(clients))
     ]
 
 
-def adam(fisher: list[np.ndarray], sent: list[Informed], steps: int, eta: float, inside: bool) -> np.ndarray:
+def adam(fisher: list[np.ndarray], sent: list[BlockInformed], steps: int, eta: float, inside: bool) -> np.ndarray:
     """The authors' loop in absolute coordinates: v = Σ p F w - Σ p F w_k."""
     n = np.array([float(s.trained.counts) for s in sent])
     p, w_k = n / n.sum(), np.array([s.trained.model.params.double().numpy() for s in sent])
@@ -75,7 +75,7 @@ def test_kfac_equals_adam_with_kronecker_products_written_out(steps: int) -> Non
 def test_diagonal_equals_adam_written_out(steps: int) -> None:
     draw = torch.Generator().manual_seed(1)
     diagonals = [torch.rand(16, generator=draw) for _ in range(3)]
-    sent = [Informed(trained(m, 2 + k), [diagonals[k]]) for k, m in enumerate(models(3))]
+    sent = [BlockInformed(trained(m, 2 + k), [diagonals[k]]) for k, m in enumerate(models(3))]
     found = FedFisher(form="diagonal", iterations=steps, step=0.02).merge(sent, layout())
     expected = adam([np.diag(d) for d in diagonals], sent, steps, 0.02, inside=False)
     np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
@@ -83,9 +83,9 @@ def test_diagonal_equals_adam_written_out(steps: int) -> None:
 
 def test_diagonal_ends_at_fisher_merging() -> None:
     draw = torch.Generator().manual_seed(2)
-    sent = [Informed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
+    sent = [BlockInformed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
     found = FedFisher(form="diagonal").merge(sent, layout())
-    closed = FisherMerging().merge([merging.Informed(s.trained, s.fisher[0]) for s in sent])
+    closed = FisherMerging().merge([merging.DiagonalInformed(s.trained, s.fisher[0]) for s in sent])
     torch.testing.assert_close(found.params, closed.params, rtol=1e-3, atol=1e-3)
 
 
@@ -102,7 +102,7 @@ def test_kfac_ends_at_the_minimum() -> None:
 @pytest.mark.parametrize("form", ["kfac", "diagonal"])
 def test_equal_fisher_information_gives_the_average(form: str) -> None:
     same = [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
-    sent = [Informed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
+    sent = [BlockInformed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
     found = FedFisher(form=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
     expected = Average(weights="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-4)
@@ -130,8 +130,8 @@ def test_bytes(form: str, numbers: int, blobs: FederatedData) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     (model,) = models(1)
     with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
-        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
+        FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
-        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
+        FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
     with pytest.raises(UserError, match="another size"):
-        FedFisher(form="diagonal").merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
+        FedFisher(form="diagonal").merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())

@@ -15,7 +15,7 @@ from ekiden.engine.method import Size
 from ekiden.engine.store import Store
 from ekiden.engine.tasks import payload_types
 from ekiden.methods import PFNM, Average, FedMA
-from ekiden.methods.fedma import Kept, class_mean, own_units
+from ekiden.methods.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
@@ -121,7 +121,7 @@ def test_a_client_finds_its_own_units_again() -> None:
         among_others(forms[1].spread(own[1], units[0], 6), units[1], 4),
         forms[2].spread(own[2], units[1], 4),
     ]
-    found = own_units(Kept([*layers[:2], torch.zeros(3, 5)], units), forms, layers[2])
+    found = own_units(KeptLayers([*layers[:2], torch.zeros(3, 5)], units), forms, layers[2])
     assert all(torch.equal(a, b) for a, b in zip(found, own, strict=True))
 
 
@@ -132,7 +132,7 @@ def test_matched_layers_are_frozen(blobs: FederatedData, tmp_path: Path) -> None
     final = matrices(Network(copy.deepcopy(result.model)))
     for client in blobs.clients:
         folder = tmp_path / "run" / "clients" / client.name
-        state = Store(folder, lambda task: payload_types(method, task)[1], Kept, 1).private
+        state = Store(folder, lambda task: payload_types(method, task)[1], KeptLayers, 1).private
         assert [len(u) for u in state.units] == [8, 5]
         for mine, ours in zip(state.layers[:-1], final, strict=False):
             assert torch.equal(mine, ours)

@@ -15,7 +15,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods import FedPFT
 from ekiden.methods.blocks import mixtures as gaussians
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit
-from ekiden.methods.fedpft import Joint
+from ekiden.methods.fedpft import JointMixtures
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import weights
@@ -274,7 +274,7 @@ def test_a_lonely_client_trains_on_its_own_features() -> None:
 
 
 def test_received_mixtures_must_fit() -> None:
-    wrong = Joint(torch.tensor([1, 1]), Mixtures(torch.ones(2, 1), torch.ones(2, 1, 5), torch.ones(2, 1, 5)))
+    wrong = JointMixtures(torch.tensor([1, 1]), Mixtures(torch.ones(2, 1), torch.ones(2, 1, 5), torch.ones(2, 1, 5)))
     with pytest.raises(UserError, match="2 classes and 1 features"):
         FedPFT(form="chain").join(points((1.0, 0)), weights(0.0), wrong)
 

@@ -24,7 +24,7 @@ from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.methods.fedtasuki.class_means import measure as means_of
 from ekiden.methods.fedtasuki.class_means import size as means_size
-from ekiden.methods.fedtasuki.fedtasuki import Handoff
+from ekiden.methods.fedtasuki.fedtasuki import TeacherHandoff
 from ekiden.methods.fedtasuki.statistics import measure, size
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
@@ -320,7 +320,7 @@ def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> N
     assert result.weights is not None
     size = wire.size(result.weights)
     assert [row.bytes for row in result.ledger] == [size + 8] * 9
-    assert wire.size(Handoff(result.weights, 7)) == size + 8
+    assert wire.size(TeacherHandoff(result.weights, 7)) == size + 8
 
 
 class Deep(nn.Module):
@@ -414,8 +414,8 @@ def test_statistics_survive_a_stop_and_other_processes(
 
 def test_a_handoff_with_statistics_travels() -> None:
     known = measure(torch.rand(9, 6), torch.arange(9) % 3, 3).compressed(4)
-    sent = Handoff(Network(Deep()).weights(), 9, known)
-    back = wire.decode(wire.encode(sent), Handoff)
+    sent = TeacherHandoff(Network(Deep()).weights(), 9, known)
+    back = wire.decode(wire.encode(sent), TeacherHandoff)
     assert back.statistics is not None
     for a, b in zip(known, back.statistics, strict=True):
         assert torch.equal(a, b)
@@ -466,7 +466,7 @@ def test_recall_helps_where_clients_have_two_classes_each() -> None:
 
 def test_a_handoff_with_class_means_travels() -> None:
     known = means_of([(torch.rand(9, 4), torch.arange(9) % 3)], 3, (4,))
-    back = wire.decode(wire.encode(Handoff(Network(Deep()).weights(), 9, None, known)), Handoff)
+    back = wire.decode(wire.encode(TeacherHandoff(Network(Deep()).weights(), 9, None, known)), TeacherHandoff)
     assert back.inputs is not None
     for a, b in zip(known, back.inputs, strict=True):
         assert torch.equal(a, b)

@@ -14,7 +14,18 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.worker import Client
 from ekiden.methods import FENS
 from ekiden.methods.blocks.ensemble import EnsembleModel
-from ekiden.methods.fens import Form, Held, Joint, Perceptron, Regression, Stacking, Sums, Weighted, minibatches, ridge
+from ekiden.methods.fens import (
+    Form,
+    HeldOut,
+    JointNetwork,
+    LinearCombiner,
+    Perceptron,
+    RegressionSums,
+    Stacking,
+    Weighted,
+    minibatches,
+    ridge,
+)
 from ekiden.results.result import Result
 from ekiden.training import fit as fitting
 from ekiden.training.fit import Bench
@@ -38,7 +49,7 @@ def client(m: int, seed: int, members: int = 2, classes: int = 3) -> Any:
     """Stands for a client that has asked the models about its m held-out samples."""
     draw = torch.Generator().manual_seed(seed)
     answers = 2 * torch.randn(m, members, classes, generator=draw)
-    held = Held(torch.arange(m), torch.arange(m) % classes, answers)
+    held = HeldOut(torch.arange(m), torch.arange(m) % classes, answers)
     return SimpleNamespace(state=held, classes=classes, seed=lambda *parts: 7)
 
 
@@ -51,7 +62,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return cast(np.ndarray, e / e.sum(axis=1, keepdims=True))
 
 
-def sgd_by_hand(held: Held, w: np.ndarray, lr: float) -> np.ndarray:
+def sgd_by_hand(held: HeldOut, w: np.ndarray, lr: float) -> np.ndarray:
     """A full-batch step on w (N, K): ∂ℓ/∂w_nc = mean over i of (p_ic - y_ic) z_inc."""
     z, y = held.answers.double().numpy(), np.eye(3)[held.y.numpy()]
     slope = np.zeros_like(w)
@@ -103,14 +114,14 @@ def test_mini_batches_are_shuffled_passes() -> None:
     assert sorted(torch.cat(parts[:3]).tolist()) == [0, 1, 2, 3, 4]
 
 
-def sums(phi: Tensor, y: Tensor, classes: int) -> Sums:
+def sums(phi: Tensor, y: Tensor, classes: int) -> RegressionSums:
     """By loops over samples."""
     d = phi.shape[1]
     gram, cross = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, classes, dtype=torch.float64)
     for row, label in zip(phi, y.tolist(), strict=True):
         gram += torch.outer(row, row)
         cross[:, label] += row
-    return Sums(torch.cat([gram[i, i:] for i in range(d)]), cross, len(phi))
+    return RegressionSums(torch.cat([gram[i, i:] for i in range(d)]), cross, len(phi))
 
 
 def answers(n: int, members: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -157,9 +168,9 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
-def joint(result: Result) -> Joint:
+def joint(result: Result) -> JointNetwork:
     module = result.model
-    assert isinstance(module, Joint)
+    assert isinstance(module, JointNetwork)
     return module.eval()
 
 
@@ -179,7 +190,7 @@ def test_stacking_uses_every_model_and_only_rows_that_no_model_learned_from(
     start = np.tile(np.eye(3), (4, 1)) / 4
     rest = np.eye(3)[y.numpy()] - phi @ start
     expected = start + np.linalg.solve(phi.T @ phi + 0.5 * np.eye(12), phi.T @ rest)
-    assert isinstance(module.combiner, Regression)
+    assert isinstance(module.combiner, LinearCombiner)
     np.testing.assert_allclose(module.combiner.weight.detach().numpy(), expected, atol=1e-5)
 
 
@@ -206,7 +217,7 @@ def test_the_perceptron_is_two_linear_layers() -> None:
 
 
 def test_a_score_of_nothing_is_a_thousandth() -> None:
-    module = Regression(1, 2)
+    module = LinearCombiner(1, 2)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[1.5, -0.5], [0.0, 1.0]]))
         logits = module(torch.tensor([[[40.0, 0.0]]]))

@@ -8,7 +8,7 @@ from torch import nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FisherMerging
-from ekiden.methods.fisher_merging import Informed
+from ekiden.methods.fisher_merging import DiagonalInformed
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
 from tests.conftest import Tiny
@@ -19,8 +19,8 @@ SETTINGS = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(t
 NO_LAYERS = Layout((), (), ())
 
 
-def informed(params: tuple[float, ...], fisher: tuple[float, ...], n: int = 1) -> Informed:
-    return Informed(trained(weights(*params), n), torch.tensor(fisher))
+def informed(params: tuple[float, ...], fisher: tuple[float, ...], n: int = 1) -> DiagonalInformed:
+    return DiagonalInformed(trained(weights(*params), n), torch.tensor(fisher))
 
 
 def test_each_weight_is_averaged_by_its_fisher_information() -> None:
@@ -57,7 +57,7 @@ def test_random_numbers_against_the_formula() -> None:
 
 def test_equal_fisher_information_gives_the_average() -> None:
     fisher = torch.rand(16, generator=torch.Generator().manual_seed(0))
-    sent = [Informed(trained(m, 3 + k), fisher) for k, m in enumerate(models(3))]
+    sent = [DiagonalInformed(trained(m, 3 + k), fisher) for k, m in enumerate(models(3))]
     expected = Average(weights="samples").aggregate([s.trained for s in sent], NO_LAYERS)
     found = FisherMerging().merge(sent)
     torch.testing.assert_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
@@ -66,7 +66,7 @@ def test_equal_fisher_information_gives_the_average() -> None:
 
 def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> None:
     (model,) = models(1)
-    sent = [Informed(trained(model, 2 + k), torch.rand(16)) for k in range(5)]
+    sent = [DiagonalInformed(trained(model, 2 + k), torch.rand(16)) for k in range(5)]
     assert torch.equal(FisherMerging().merge(sent).params, model.params)
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (FisherMerging(epochs=2), Average(epochs=2)))  # type: ignore[arg-type]

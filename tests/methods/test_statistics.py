@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal
 from ekiden import UserError
 from ekiden.engine import wire
 from ekiden.methods.fedtasuki import statistics
-from ekiden.methods.fedtasuki.statistics import Moments, measure, rank, size
+from ekiden.methods.fedtasuki.statistics import ClassMoments, measure, rank, size
 
 K, A = 4, 5
 
@@ -23,7 +23,7 @@ def samples(n: int, seed: int = 0, classes: int = K) -> tuple[Tensor, Tensor]:
     return torch.randn(n, A, generator=generator) @ mix + 3 * torch.randn(K, A, generator=generator)[y], y
 
 
-def assert_same(a: Moments, b: Moments, rtol: float = 1e-9) -> None:
+def assert_same(a: ClassMoments, b: ClassMoments, rtol: float = 1e-9) -> None:
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, rtol=rtol, atol=rtol)
 

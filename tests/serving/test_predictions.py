@@ -18,7 +18,7 @@ from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.serving.predictions import predict
-from ekiden.serving.reading import Reader
+from ekiden.serving.reading import SampleReader
 from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]
@@ -66,7 +66,7 @@ def test_tables_of_images_are_read_by_rows(run_on_digits: Path, tmp_path: Path, 
 def test_memory_does_not_grow_with_the_number_of_samples(run_on_digits: Path, tmp_path: Path) -> None:
     model = load_model(run_on_digits)
     np.save(tmp_path / "many.npy", np.zeros((1000, *model.shape), np.uint8))
-    sizes = [len(batch.x) for batch in Reader(model.inputs, model.shape, batch=64).read([tmp_path / "many.npy"])]
+    sizes = [len(batch.x) for batch in SampleReader(model.inputs, model.shape, batch=64).read([tmp_path / "many.npy"])]
     assert (max(sizes), sum(sizes)) == (64, 1000)
 
 

@@ -32,7 +32,7 @@ from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement, no_samples
 from ekiden.transports.flower.contents import arguments_key
-from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, Part, pack, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, ParcelPart, pack, unpack
 from ekiden.transports.flower.sealing import Party, Reader
 from ekiden.transports.flower.shelf import Shelf
 from ekiden.transports.flower.silo_file import read
@@ -213,7 +213,7 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
     answer, sealed = attacker.task(101, 1, (INITIAL, None), readers=(third,), absent=((0, "client-0"),))
     assert answer.error == ""
     for absent, said in (((), "is broken"), (((0, "client-0"),), "")):
-        part = Part("client-1", "1-0-train", len(sealed), answer.locks[0])
+        part = ParcelPart("client-1", "1-0-train", len(sealed), answer.locks[0])
         ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", parts=(part,), absent=absent))
         args = wire.encode((Ref("client-1", "1-0-train"), None))
         data, (lock,) = attacker.party.seal(args, arguments_key(ask), (third,))
@@ -228,7 +228,7 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
     attacker = Attacker(nodes, terms_in(nodes))
     third, absent = attacker.as_reader(102, 2), ((1, "client-1"),)
     answer, sealed = attacker.ask(100, "value", key="0-0-train", eager=True, readers=(third,), absent=absent)
-    part = Part("client-0", "0-0-train", len(sealed), answer.locks[0])
+    part = ParcelPart("client-0", "0-0-train", len(sealed), answer.locks[0])
     given: dict[str, Any] = {"parts": (part,), "absent": absent, "readers": (attacker.reader(),)}
     ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", eager=True, **given))
     data, (lock,) = attacker.party.seal(wire.encode((Ref("client-0", "0-0-train"), None)), arguments_key(ask), (third,))

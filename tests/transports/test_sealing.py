@@ -27,7 +27,7 @@ from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, sealing, shelf
 from ekiden.transports.flower.contents import arguments_key, opened
 from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Answer, Ask, Part, pack, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, ParcelPart, pack, unpack
 from ekiden.transports.flower.sealing import Binding, Party, Reader
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import verify
@@ -161,7 +161,7 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
     to_b = Reader(SERVER, 1, sealing.public_of(b.private))  # nobody vouches for a server's key
     b = replace(b, name=SERVER)
     data, (lock,) = a.seal(b"weights", "0-0-train", (to_b,))
-    ask = Ask("task", step=1, task="train", parts=(Part("a", "0-0-train", len(data), lock),))
+    ask = Ask("task", step=1, task="train", parts=(ParcelPart("a", "0-0-train", len(data), lock),))
     arguments, (own,) = server.seal(b"arguments", arguments_key(ask), (to_b,))
     return b, pack(replace(ask, length=len(arguments), lock=own), (arguments, data))
 

@@ -24,7 +24,7 @@ from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.agreement import Agreement, no_samples, own_network
-from ekiden.transports.flower.parcel import Answer, Ask, Hello, Part, pack, signed_text, unpack
+from ekiden.transports.flower.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
 from ekiden.transports.flower.shelf import Shelf, drop_old_runs
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
@@ -126,8 +126,8 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (task(agreement="[" * 10_000), "terms of the run cannot be read"),
         (task(extra=b"more"), "longer than it says"),
         (task(length=1 << 40), "shorter|longer"),
-        (task(parts=(Part("client-1", "0-0-train", 1 << 40),)), "shorter than it says"),
-        (task(parts=(Part("client-1", "0-0-train", -1),)), "shorter than it says"),
+        (task(parts=(ParcelPart("client-1", "0-0-train", 1 << 40),)), "shorter than it says"),
+        (task(parts=(ParcelPart("client-1", "0-0-train", -1),)), "shorter than it says"),
         (b"", "unreadable message"),
         (b"\xff" * 100, "unreadable message"),
         (task()[:-100], "unreadable|longer|shorter"),
@@ -319,7 +319,7 @@ def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
     nan = model().params.clone()
     nan[7] = float("nan")
     value = wire.encode(model().with_params(nan))
-    part = Part("client-1", "0-0-train", len(value))
+    part = ParcelPart("client-1", "0-0-train", len(value))
     found = said(file, task(model=Ref("client-1", "0-0-train"), extra=value, parts=(part,)))
     assert "value '0-0-train' of client-1: message holds NaN or infinity" in found
 

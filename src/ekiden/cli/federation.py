@@ -37,7 +37,7 @@ class InitOptions:
 
 
 @dataclass(frozen=True)
-class StartOptions:
+class FederationStartOptions:
     """Run a federation's SuperLink and let its silos in, until stopped."""
 
     folder: Positional[Path]
@@ -106,7 +106,7 @@ def init(args: Sequence[str]) -> None:
 
 def start(args: Sequence[str]) -> None:
     """`ekiden federation start FOLDER`."""
-    options = parse(StartOptions, args, "ekiden federation start")
+    options = parse(FederationStartOptions, args, "ekiden federation start")
     found = federations.read(options.folder)
     try:
         superlink.start(found, _say)

@@ -134,7 +134,7 @@ def run(args: Sequence[str]) -> None:
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
     folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
-    jobs = [launch.Job(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
+    jobs = [launch.LaunchedRun(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
     _launch([replace(job, track=options.track) for job in jobs])
 
 
@@ -153,7 +153,7 @@ def resume(args: Sequence[str]) -> None:
     here = [folder for folder in options.runs if not cli_silos.resume(folder)]
     if here:
         tracking.check(options.track, here[0])
-        _launch([launch.Job(stored(folder), folder, track=options.track) for folder in here])
+        _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here])
 
 
 def show(args: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def data(args: Sequence[str]) -> None:
     console.print(f"drawn to {file}")
 
 
-def _launch(jobs: list[launch.Job]) -> None:
+def _launch(jobs: list[launch.LaunchedRun]) -> None:
     """Do the runs and print what came out.
 
     Raises:

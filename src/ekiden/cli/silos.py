@@ -50,7 +50,7 @@ class RemoteOptions(Generic[M]):
 
 
 @dataclass(frozen=True)
-class StartOptions:
+class SiloStartOptions:
     """Connect a silo to its SuperLink and serve until stopped."""
 
     file: Positional[Path]
@@ -121,7 +121,7 @@ def silo(args: Sequence[str]) -> None:
 
 def start(args: Sequence[str]) -> None:
     """`ekiden silo start silo.toml`."""
-    options = parse(StartOptions, args, "ekiden silo start")
+    options = parse(SiloStartOptions, args, "ekiden silo start")
     file = silo_file.read(options.file)
     security = Security(
         file.beside(file.link.certificate) if file.link.certificate else None,

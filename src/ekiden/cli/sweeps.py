@@ -18,7 +18,7 @@ from ekiden.experiments import export, launch, ledger, records, results, selecti
 from ekiden.experiments.board import Board
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.launch import Outcome
+from ekiden.experiments.launch import RunEnd
 from ekiden.experiments.paired import contrasts
 from ekiden.experiments.summary import divergence, summarise
 from ekiden.experiments.sweep import Run, Sweep
@@ -84,7 +84,7 @@ def run_sweep(args: Sequence[str]) -> None:
             sweep.keep_records(swept, content, options.records, unkept)
         unkept.clear()
 
-    def ended(run: Run, outcome: Outcome) -> None:
+    def ended(run: Run, outcome: RunEnd) -> None:
         """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
         if outcome.elsewhere:
             elsewhere.append(run)
@@ -126,7 +126,9 @@ def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed:
     return len(left_out)
 
 
-def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Callable[[Run, Outcome], None]) -> None:
+def _do(
+    runs: Sequence[Run], jobs: Sequence[launch.LaunchedRun], cores: int, ended: Callable[[Run, RunEnd], None]
+) -> None:
     """Do what is left, and say of each run how it ended when it did."""
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
@@ -144,16 +146,16 @@ def _do(runs: Sequence[Run], jobs: Sequence[launch.Job], cores: int, ended: Call
         min(cores, len(jobs)),
     )
 
-    def report(event: launch.Event | Outcome) -> None:
+    def report(event: launch.Event | RunEnd) -> None:
         board.report(event)
-        if isinstance(event, Outcome):
+        if isinstance(event, RunEnd):
             ended(left[event.run], event)
 
     with board.progress:
         launch.execute(jobs, report, cores, apart=True)
 
 
-def _table(found: Experiment, came: Sequence[results.Result]) -> Table:
+def _table(found: Experiment, came: Sequence[results.CellResult]) -> Table:
     """As in the paper, where the terminal is wide enough for that."""
     table = results.table(found, came)
     wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width

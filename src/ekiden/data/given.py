@@ -12,7 +12,7 @@ from ekiden.data import frames
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedPairs:
     """Pairs (x, y) whose labels have names.
 
     Attributes:
@@ -28,7 +28,7 @@ def recognised(source: Any, what: str) -> Any:
     """Return `source` as (x, y) arrays or as a map-style dataset of pairs, unchanged where it is neither of these.
 
     Understood are pairs of arrays, lists, pandas frames and series, and data sets of Hugging Face with one column of
-    images and one of classes, which are `Named`.
+    images and one of classes, which are `NamedPairs`.
 
     Args:
         source: what the user gave.
@@ -46,7 +46,7 @@ def recognised(source: Any, what: str) -> Any:
         raise UserError(f'{what} is a DatasetDict of {", ".join(source)}: give one of its parts, as in data["train"]')
     if _is(source, "datasets", "Dataset"):
         image, label = _columns(source, what)
-        return Named([(row[image], row[label]) for row in source], tuple(source.features[label].names))
+        return NamedPairs([(row[image], row[label]) for row in source], tuple(source.features[label].names))
     if not isinstance(source, tuple) or len(source) != 2:
         return source
     x, y = source

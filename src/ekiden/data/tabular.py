@@ -23,7 +23,7 @@ Names = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
-class Sums:
+class ColumnSums:
     """What a silo tells of its training rows.
 
     A column with fewer values than the least count, and a category with fewer rows, are not told of.
@@ -38,13 +38,13 @@ class Sums:
     missing: Mapping[str, int]
     categories: Mapping[str, Mapping[str, int]]
 
-    def plus(self, other: "Sums") -> "Sums":
+    def plus(self, other: "ColumnSums") -> "ColumnSums":
         """The sums of both."""
 
         def each(a: tuple[int, float, float], b: tuple[int, float, float]) -> tuple[int, float, float]:
             return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
-        return Sums(
+        return ColumnSums(
             {k: each(v, other.values[k]) for k, v in self.values.items()},
             {k: n + other.missing[k] for k, n in self.missing.items()},
             {k: _counted(counts, other.categories[k]) for k, counts in self.categories.items()},
@@ -57,7 +57,7 @@ class Sums:
         )
 
     @staticmethod
-    def from_json(text: str, where: str) -> "Sums":
+    def from_json(text: str, where: str) -> "ColumnSums":
         """The sums in a text.
 
         Raises:
@@ -72,7 +72,7 @@ class Sums:
                 raise ValueError("columns")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return Sums(values, missing, categories)
+        return ColumnSums(values, missing, categories)
 
     def moments(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation of a column; 1 for a column that does not vary.
@@ -92,7 +92,7 @@ class Sums:
         return mean, sqrt(variance) if variance > 1e-12 * max(mean * mean, 1e-12) else 1.0
 
 
-def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> Sums:
+def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> ColumnSums:
     """Add up training rows.
 
     Args:
@@ -115,7 +115,7 @@ def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> 
     for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
         counts = np.bincount(rows[:, len(table.numeric) + place].astype(np.int64), minlength=len(known) + 1)
         categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
-    return Sums(values, missing, categories)
+    return ColumnSums(values, missing, categories)
 
 
 def target(name: str) -> str:
@@ -123,7 +123,7 @@ def target(name: str) -> str:
     return f"target: {name}"
 
 
-def agree(table: Table, told: Sequence[Sums]) -> Table:
+def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     """The scaling and the vocabularies for which all silos have told enough.
 
     Raises:
@@ -357,7 +357,7 @@ def agreed(fed: FederatedData) -> FederatedData:
     return scaled(fed, after, scaled_task(fed.dataset.task, fed.dataset.classes, told))
 
 
-def told_by(client: ClientData, dataset: Dataset) -> Sums:
+def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
     """What a client tells of its training rows."""
     targets: dict[str, Tensor] = {}
     if isinstance(dataset.task, Regression):
@@ -369,7 +369,7 @@ def told_by(client: ClientData, dataset: Dataset) -> Sums:
     return sums(rows, table, dataset.least, targets)
 
 
-def scaled_task(task: Task, names: Sequence[str], told: Sequence[Sums]) -> Task:
+def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) -> Task:
     """The task with the targets' scale, for regression."""
     if not isinstance(task, Regression):
         return task

@@ -14,7 +14,7 @@ from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
 from ekiden.data import frames
 from ekiden.data.augment import Augment
-from ekiden.data.given import Named, pairs_of_images, recognised
+from ekiden.data.given import NamedPairs, pairs_of_images, recognised
 from ekiden.data.holdout import hold_out
 from ekiden.data.labels import by_name, unify
 from ekiden.data.reading import reading
@@ -283,7 +283,7 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
             y, names = by_name(labels.tolist(), what)
         else:
             y = torch.as_tensor(labels)
-    elif isinstance(source, Named):
+    elif isinstance(source, NamedPairs):
         x, y, _ = _collect(source.pairs, what, task)
         names = source.classes
     else:

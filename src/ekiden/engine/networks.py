@@ -20,7 +20,7 @@ from ekiden.training import frozen
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedNetwork:
     """Builds a network of the library from the seed."""
 
     name: str
@@ -40,7 +40,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenNetwork:
     """Copies the user's module."""
 
     module: nn.Module
@@ -79,7 +79,7 @@ class Prepared:
     seed: int
 
     def __call__(self) -> nn.Module:
-        named = isinstance(self.build, Named) and (
+        named = isinstance(self.build, NamedNetwork) and (
             self.pretrained or self.train != "all" or models.is_pretrained(self.build.name)
         )
         if not named or torch.get_default_device().type != "cpu":
@@ -134,12 +134,12 @@ def builder(
     shape, classes = dataset.shape, dataset.outputs
     build: Callable[[], nn.Module]
     if isinstance(model, nn.Module):
-        build = Given(model)
+        build = GivenNetwork(model)
     elif callable(model):
         build = Made(model, seed)
     else:
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
-        build = Named(name, shape, classes, seed, dataset.inputs)
+        build = NamedNetwork(name, shape, classes, seed, dataset.inputs)
     training_part.check(train, method.title(), averages=method.averages)
     return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed)
 
@@ -159,7 +159,7 @@ def network_name(build: Callable[[], nn.Module]) -> str | None:
     """Return the name of the library's network that is built; None of a network of the user's own."""
     while isinstance(build, Widened | OfMethod | Prepared):
         build = build.build
-    return build.name if isinstance(build, Named) else None
+    return build.name if isinstance(build, NamedNetwork) else None
 
 
 def prepared(build: Callable[[], nn.Module]) -> Prepared | None:

@@ -8,7 +8,7 @@ from statistics import mean
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ekiden.experiments.launch import Event, Outcome
+from ekiden.experiments.launch import Event, RunEnd
 from ekiden.experiments.summary import duration
 
 
@@ -59,14 +59,14 @@ class Board:
         )
         self._all = self.progress.add_task("all runs", total=len(names), text="")
 
-    def report(self, event: Event | Outcome) -> None:
+    def report(self, event: Event | RunEnd) -> None:
         """Show what happened."""
         now = time.monotonic()
         if event.run in self._waiting:
             self._waiting.remove(event.run)
             bar = self.progress.add_task(self._names[event.run], total=None, text="")
             self._running[event.run] = _Running(bar, now)
-        if isinstance(event, Outcome):
+        if isinstance(event, RunEnd):
             self._end(event, now)
         else:
             self._go_on(event)
@@ -101,7 +101,7 @@ class Board:
             run.step = event.step
         self.progress.update(run.bar, completed=run.step, total=run.total or None, text=event.text)
 
-    def _end(self, outcome: Outcome, now: float) -> None:
+    def _end(self, outcome: RunEnd, now: float) -> None:
         run = self._running.pop(outcome.run)
         self.progress.remove_task(run.bar)
         self._done += 1

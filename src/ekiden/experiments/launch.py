@@ -28,7 +28,7 @@ from ekiden.transports.local.processes import end_with_parent
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchedRun:
     """A run to do, or to go on with.
 
     Attributes:
@@ -62,7 +62,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunEnd:
     """How a run ended: `error` is empty where it went well; `elsewhere` if another process is at it."""
 
     run: int
@@ -71,13 +71,13 @@ class Outcome:
     elsewhere: bool = False
 
 
-Report = Callable[[Event | Outcome], None]
+Report = Callable[[Event | RunEnd], None]
 _MOST_LINES = 50  # about so many for the steps of one run
 _SILENCE = 60.0  # seconds without a line during a step
 _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
 
 
-def launch(jobs: Sequence[Job], console: Console, cores: int | None = None) -> list[Outcome]:
+def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
     """Do all runs, on as many cores as there are, with a bar for each, or lines where nobody watches a terminal."""
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
@@ -91,7 +91,7 @@ def launch(jobs: Sequence[Job], console: Console, cores: int | None = None) -> l
     ) as progress:
         bars = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]
 
-        def report(event: Event | Outcome) -> None:
+        def report(event: Event | RunEnd) -> None:
             if isinstance(event, Event):
                 known = {"completed": event.step, "total": event.total}
                 given = {k: v for k, v in known.items() if v is not None}
@@ -106,16 +106,16 @@ class Lines:
     One line for each step, or for every k-th where a run has many; and a sign of life during long steps.
     """
 
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+    def __init__(self, console: Console, jobs: Sequence[LaunchedRun]) -> None:
         self._console = console
         self._names = [f"{job.folder.name}, seed {job.plan.seed}" for job in jobs]
         self._total = [0] * len(jobs)
         self._step = [0] * len(jobs)
         self._last = [time.monotonic()] * len(jobs)
 
-    def __call__(self, event: Event | Outcome) -> None:
+    def __call__(self, event: Event | RunEnd) -> None:
         """Print what is worth a line."""
-        if isinstance(event, Outcome):
+        if isinstance(event, RunEnd):
             return
         run = event.run
         if event.total is not None:
@@ -135,7 +135,7 @@ class Lines:
         self._console.file.flush()
 
 
-def execute(jobs: Sequence[Job], report: Report, cores: int | None = None, apart: bool = False) -> list[Outcome]:
+def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False) -> list[RunEnd]:
     """Do all runs, and report what happens in them and how each ends.
 
     Args:
@@ -164,7 +164,7 @@ def free_folder(parent: Path, name: str) -> Path:
     return folder
 
 
-def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
+def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> RunEnd:
     """Do one run; an error that the user can fix becomes its outcome."""
 
     def on_step(row: Row) -> None:
@@ -182,10 +182,10 @@ def _guarded(run: int, job: Job, report: Callable[[Event], None]) -> Outcome:
             result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)
     except UserError as error:
         report(Event(run, "failed"))
-        return Outcome(run, job.folder, str(error), isinstance(error, InUse))
+        return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
     row = result.metrics[-1] if result.metrics else {}
     report(Event(run, _measured(data.dataset.task.headline, row), result.state.step))
-    return Outcome(run, job.folder)
+    return RunEnd(run, job.folder)
 
 
 def _measured(metric: Metric, row: Row) -> str:
@@ -196,11 +196,11 @@ def _measured(metric: Metric, row: Row) -> str:
     return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
 
 
-def _in_processes(jobs: Sequence[Job], report: Report, side_by_side: int) -> list[Outcome]:
+def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int) -> list[RunEnd]:
     """A thread for each process that may run at a time: it starts one after the other and listens to it."""
     lock = threading.Lock()
 
-    def heard(event: Event | Outcome) -> None:
+    def heard(event: Event | RunEnd) -> None:
         with lock:
             report(event)
 
@@ -235,20 +235,20 @@ class _Children:
                 process.kill()
 
 
-def _follow(run: int, job: Job, report: Report, children: _Children) -> Outcome:
+def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> RunEnd:
     """Do one run in a process of its own."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(run, job, theirs))
     children.start(process)
     theirs.close()
-    outcome = Outcome(run, job.folder, _DIED)
+    outcome = RunEnd(run, job.folder, _DIED)
     while True:
         try:
             event = ours.recv()
         except EOFError:
             break
-        if isinstance(event, Outcome):
+        if isinstance(event, RunEnd):
             outcome = event
         else:
             report(event)
@@ -259,7 +259,7 @@ def _follow(run: int, job: Job, report: Report, children: _Children) -> Outcome:
     return outcome
 
 
-def _child(run: int, job: Job, to: "Connection[Any, Any]") -> None:
+def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
     """What a process of its own does. Whatever goes wrong in it is its outcome."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its processes
@@ -268,5 +268,5 @@ def _child(run: int, job: Job, to: "Connection[Any, Any]") -> None:
     except Exception as error:
         line = " ".join(str(error).split())
         hint = f"`ekiden resume {job.folder}` shows where" if job.folder.exists() else "is this a bug?"
-        outcome = Outcome(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
+        outcome = RunEnd(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
     to.send(outcome)

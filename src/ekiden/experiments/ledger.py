@@ -17,7 +17,7 @@ from ekiden.experiments.comparison import CONSISTENT
 from ekiden.experiments.experiment import Experiment, read
 from ekiden.experiments.judged import Line
 from ekiden.experiments.paired import Contrast, contrasts
-from ekiden.experiments.results import Result, collect, names, obstacle, ours
+from ekiden.experiments.results import CellResult, collect, names, obstacle, ours
 from ekiden.experiments.summary import duration, size
 from ekiden.experiments.sweep import Sweep, failures
 
@@ -175,7 +175,7 @@ def _budget(sweep: Sweep) -> str:
     return f"Budget {experiment.budget}: {', '.join([*scaled, seeds])}."
 
 
-def _line(result: Result, sweep: Sweep) -> Line:
+def _line(result: CellResult, sweep: Sweep) -> Line:
     seeds = ", ".join(str(run.config["seed"]) for run in result.runs)
     last = [run.last for run in result.runs]
     sent, passes = mean(row["bytes"] for row in last), mean(row["forward"] + 2 * row["backward"] for row in last)
@@ -185,13 +185,13 @@ def _line(result: Result, sweep: Sweep) -> Line:
     return replace(line, **judged.judgement(result.comparison, obstacle(result.cell, sweep.experiment)))
 
 
-def _origins(results: Sequence[Result]) -> str:
+def _origins(results: Sequence[CellResult]) -> str:
     """How many of the runs were made for other experiments."""
     origins = Counter(of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of")))
     return f", of which {', '.join(f'{n} are those of {of}' for of, n in sorted(origins.items()))}" if origins else ""
 
 
-def _environment(results: Sequence[Result]) -> str:
+def _environment(results: Sequence[CellResult]) -> str:
     """On what they were run, and how long that took."""
     runs = [run for result in results for run in result.runs]
     versions = set()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ekiden.engine.method import Method
 from ekiden.experiments.experiment import Experiment
-from ekiden.experiments.results import Result
+from ekiden.experiments.results import CellResult
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Contrast:
         return made
 
 
-def contrasts(experiment: Experiment, results: Sequence[Result]) -> tuple[Contrast, ...]:
+def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Contrast, ...]:
     """The comparisons that the file asks for by `paired`, of what is finished."""
     made = (_contrast(experiment, results, method) for method in experiment.paired)
     return tuple(contrast for contrast in made if contrast.tasks)
 
 
-def difference(ours: Result, other: Result, label: str, seeds: int) -> Difference | None:
+def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> Difference | None:
     """Ours less the other's, over the seeds that both have; None if there is none, or one was measured on other data.
 
     Args:
@@ -123,12 +123,12 @@ def difference(ours: Result, other: Result, label: str, seeds: int) -> Differenc
     )
 
 
-def _contrast(experiment: Experiment, results: Sequence[Result], method: str) -> Contrast:
+def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
     """The method against every other that has been run, and against the best of those that are not a form of it.
 
     The best is that of the smallest difference.
     """
-    by_task: dict[str, dict[str, Result]] = {}
+    by_task: dict[str, dict[str, CellResult]] = {}
     for result in (r for r in results if r.runs):
         task, name = _places(experiment, result)
         by_task.setdefault(task, {})[name] = result
@@ -151,15 +151,15 @@ def _contrast(experiment: Experiment, results: Sequence[Result], method: str) ->
     return Contrast(method, others, tuple(tasks))
 
 
-def _places(experiment: Experiment, result: Result) -> tuple[str, str]:
+def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
     """Task and method of a cell."""
     cell = result.cell
     return (cell.column, cell.row) if experiment.methods_in_rows else (cell.row, cell.column)
 
 
-def _kind(result: Result) -> type[Method] | None:
+def _kind(result: CellResult) -> type[Method] | None:
     return type(result.cell.plan.method) if result.cell.plan else None
 
 
-def _by_seed(result: Result) -> dict[int, float]:
+def _by_seed(result: CellResult) -> dict[int, float]:
     return {run.config["seed"]: value for run, value in zip(result.runs, result.values, strict=True)}

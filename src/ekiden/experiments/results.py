@@ -14,7 +14,7 @@ from ekiden.experiments.sweep import Sweep
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """The finished runs of a cell.
 
     Attributes:
@@ -60,7 +60,7 @@ class Result:
         return Comparison(self.mean, self.std, len(self.runs), printed) if self.runs and printed else None
 
 
-def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[Result, ...]:
+def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[CellResult, ...]:
     """What is finished of a sweep, cell by cell.
 
     Args:
@@ -82,7 +82,7 @@ def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sw
         left_out[run.cell.slug] += [
             f"{run.cell.label}, seed {run.seed} does not count: {why}" for why in dict.fromkeys(whys) if why
         ]
-    return tuple(Result(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen)
+    return tuple(CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen)
 
 
 def unmeasured(run: Summary, metric: str) -> str:
@@ -93,7 +93,7 @@ def unmeasured(run: Summary, metric: str) -> str:
     return f"{run.folder}: metric {metric!r} was not measured: write one of {known} in the experiment file"
 
 
-def verdict(result: Result, experiment: Experiment) -> str:
+def verdict(result: CellResult, experiment: Experiment) -> str:
     """What the comparison with the printed value says; where there can be none, why."""
     compared = result.comparison
     if compared is None:
@@ -109,7 +109,7 @@ def obstacle(cell: Cell, experiment: Experiment) -> str:
     return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
 
-def table(experiment: Experiment, results: Sequence[Result]) -> Table:
+def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
     """Ours, theirs in brackets, and the difference; the best of those compared in bold, the second underlined."""
     by_place = {(r.cell.row, r.cell.column): r for r in results}
     rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
@@ -128,7 +128,7 @@ def table(experiment: Experiment, results: Sequence[Result]) -> Table:
     return made
 
 
-def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
+def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
     """The same with a line for each cell, for tables that are too wide."""
     places = ranks(experiment, results)
     made = Table(title=Text(heading(experiment, results)), title_justify="left")
@@ -141,7 +141,7 @@ def listing(experiment: Experiment, results: Sequence[Result]) -> Table:
     return made
 
 
-def heading(experiment: Experiment, results: Sequence[Result]) -> str:
+def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """What the table shows, and what was made less for it."""
     scaled = sorted({str(s) for r in results for s in r.cell.scaled})
     shares = all(headline(run).share for r in results for run in r.runs)
@@ -152,13 +152,13 @@ def heading(experiment: Experiment, results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def ranks(experiment: Experiment, results: Sequence[Result]) -> dict[str, int]:
+def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, int]:
     """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns.
 
     Methods that pool the data are yardsticks and have none; what was measured on the clients' own test data has places
     of its own, after training and after averaging.
     """
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
         if result.runs and not (result.cell.plan and result.cell.plan.method.pools_data):
             task = result.cell.column if experiment.methods_in_rows else result.cell.row
@@ -177,7 +177,7 @@ def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
     return (cell.row + mark, cell.column) if experiment.methods_in_rows else (cell.row, cell.column + mark)
 
 
-def ours(result: Result) -> str:
+def ours(result: CellResult) -> str:
     """Mean ± standard deviation, the mean alone of one value."""
     return f"{result.mean:.2f}" if result.std is None else f"{result.mean:.2f} ± {result.std:.2f}"
 
@@ -197,7 +197,7 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
-def _text(result: Result, place: int | None) -> Text:
+def _text(result: CellResult, place: int | None) -> Text:
     value = _marked(ours(result), place) if result.runs else Text("not run")
     printed = theirs(result.cell)
     if printed == "-":

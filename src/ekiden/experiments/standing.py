@@ -11,7 +11,7 @@ from ekiden.experiments.summary import Summary
 
 
 @dataclass(frozen=True)
-class State:
+class Standing:
     """What is there of a run; nothing before it has begun.
 
     Attributes:
@@ -30,15 +30,15 @@ class State:
         return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
 
 
-def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> State:
+def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
     """What is there of a run, if it can be read."""
     try:
         run = read()
         if changed := _differ(written(run), wanted):
-            return State(changed=changed)
-        return State(run if run.finished else None)
+            return Standing(changed=changed)
+        return Standing(run if run.finished else None)
     except UserError as error:
-        return State(damage=str(error))
+        return Standing(damage=str(error))
 
 
 def written(run: Summary) -> Plan[Method]:

@@ -14,10 +14,10 @@ from ekiden.engine.method import Method
 from ekiden.experiments import experiment, records
 from ekiden.experiments.budget import PAPER
 from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.launch import Job
+from ekiden.experiments.launch import LaunchedRun
 from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.records import Records
-from ekiden.experiments.standing import State, flat, standing, written
+from ekiden.experiments.standing import Standing, flat, standing, written
 from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
@@ -54,12 +54,12 @@ class Run:
         return (self.folder / "config.json").exists()
 
     @property
-    def state(self) -> State:
+    def state(self) -> Standing:
         """What is there of it, in its folder or else its record."""
         found = [standing(lambda: summarise(self.folder), self.plan)] if self.begun else []
         if record := self.record:
             found.append(standing(lambda: record, self.plan))
-        return next((state for state in found if state.result), found[0] if found else State())
+        return next((state for state in found if state.result), found[0] if found else Standing())
 
     @property
     def result(self) -> Summary | None:
@@ -166,7 +166,7 @@ def opened(folder: Path) -> Sweep:
     return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
 
 
-def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[Job]:
+def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[LaunchedRun]:
     """What is left to do of these runs, less those that cannot be read; begun ones go on as they began.
 
     Raises:
@@ -279,11 +279,11 @@ def refuse_records(path: Path) -> None:
         )
 
 
-def _job(sweep: Sweep, run: Run, device: str) -> Job:
+def _job(sweep: Sweep, run: Run, device: str) -> LaunchedRun:
     plan = stored(run.folder) if run.begun else replace(run.plan, data=located(run.plan.data))
     if device and not run.begun:
         plan = replace(plan, hardware=replace(plan.hardware, device=device))
-    return Job(plan, run.folder, {"sweep": _about(sweep, run)})
+    return LaunchedRun(plan, run.folder, {"sweep": _about(sweep, run)})
 
 
 def _about(sweep: Sweep, run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ekiden.base.seeds import derive
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network, fresh, trial
@@ -23,8 +24,9 @@ from ekiden.training.weights import Weights
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
+@recorded_as("Sums")
 @dataclass(frozen=True, eq=False)
-class Sums:
+class LeastSquaresSums:
     """Sums over a client's samples, for a least-squares problem with inputs a and targets y.
 
     Attributes:
@@ -50,7 +52,8 @@ class Sums:
             raise UserError("sums hold values that are not finite: check this client's data")
 
 
-class Kept(NamedTuple):
+@recorded_as("Kept")
+class KeptSolutions(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -132,7 +135,7 @@ class DeepAFL(Method):
     scale: Positive = 1.0
     """factor of R_0, for features that are much smaller or larger than 1"""
 
-    private: ClassVar[type[Kept]] = Kept
+    private: ClassVar[type[KeptSolutions]] = KeptSolutions
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -169,17 +172,17 @@ class DeepAFL(Method):
             yield s
 
     @on_client
-    def sums(self, client: Client, initial: Weights, last: Tensor | None, seed: int) -> Sums:
+    def sums(self, client: Client, initial: Weights, last: Tensor | None, seed: int) -> LeastSquaresSums:
         """Sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
 
         Args:
-            client: whose state is `Kept`.
+            client: whose state is `KeptSolutions`.
             initial: the frozen network.
             last: the newest solution.
             seed: of the random layers.
         """
         solutions = [] if last is None else [*client.state.solutions, last]
-        client.state = Kept(solutions)
+        client.state = KeptSolutions(solutions)
         head = self.head(inputs(client.module), client.classes, seed, solutions).to(initial.params.device)
         solved = 3 + len(solutions) // 2  # flatten, R_0, tanh, and the residual layers with a Δ
         squares: Tensor | float = 0.0
@@ -197,9 +200,9 @@ class DeepAFL(Method):
                 products = products + a.T @ y
         assert isinstance(squares, Tensor)
         assert isinstance(products, Tensor)
-        return Sums(squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))], products)
+        return LeastSquaresSums(squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))], products)
 
-    def solve(self, sums: Sequence[Sums], solutions: Sequence[Tensor]) -> Tensor:
+    def solve(self, sums: Sequence[LeastSquaresSums], solutions: Sequence[Tensor]) -> Tensor:
         """The next solution from all clients' sums: W, or G where the last one was W."""
         packed = torch.stack([s.squares for s in sums]).sum(0)
         products = torch.stack([s.products for s in sums]).sum(0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import ParallelMethod
 from ekiden.methods.blocks.robust import Rule
@@ -28,8 +29,9 @@ from ekiden.methods.blocks.rounds import (
 from ekiden.training.weights import Weights
 
 
+@recorded_as("Server")
 @dataclass(frozen=True)
-class Server(State):
+class ServerOptimizer(State):
     """What the server's optimiser remembers: v, or m and v of Adam."""
 
     momentum: Tensor | None = None
@@ -85,11 +87,11 @@ class FedAvg(ParallelMethod):
         """The rule must be one for so many clients a round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
-    def start(self) -> Server:
+    def start(self) -> ServerOptimizer:
         """An optimiser that has seen nothing."""
-        return Server()
+        return ServerOptimizer()
 
-    def run(self, fed: Fed, s: Server) -> Iterator[State]:
+    def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
@@ -104,7 +106,7 @@ class FedAvg(ParallelMethod):
         trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
         return Reply(trained, sample_weight(client, self.weighting))
 
-    def update(self, s: Server, model: Weights, target: Weights) -> Server:
+    def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """The server's step from `model` towards the average."""
         if self.server == "sgd":
             new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)

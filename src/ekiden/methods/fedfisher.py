@@ -11,6 +11,7 @@ from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
@@ -25,7 +26,8 @@ Gradient = Callable[[Tensor], Tensor]
 """Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)."""
 
 
-class Informed(NamedTuple):
+@recorded_as("Informed")
+class BlockInformed(NamedTuple):
     """What a client sends.
 
     Attributes:
@@ -86,21 +88,21 @@ class FedFisher(Method):
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> Informed:
+    def train(self, client: Client, model: Weights) -> BlockInformed:
         """Plain training, then one pass for the Fisher information."""
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         data = client.network(trained.model), self.layers(client.layout), client.batches()
         if self.form == "diagonal":
-            return Informed(trained, [diagonal(*data, self.fisher, draw, client.work).float()])
+            return BlockInformed(trained, [diagonal(*data, self.fisher, draw, client.work).float()])
         found = kronecker(*data, self.fisher, draw, client.work)
-        return Informed(trained, [half(side) for factors in found for side in factors])
+        return BlockInformed(trained, [half(side) for factors in found for side in factors])
 
     def layers(self, layout: Layout) -> list[Layer]:
         """Those with Fisher information: all that have parameters, or the linear and convolutional ones."""
         return [x for x in layout.layers if x.params] if self.form == "diagonal" else list(layout.dense)
 
-    def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:
+    def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
         """Adam on the quadratic, from the average."""
         models = [s.trained for s in sent]
         mean, p = self.average.aggregate(models, layout), shares(models)

@@ -11,6 +11,7 @@ from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive, requir
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Matching, Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -31,7 +32,8 @@ class FirstLayer(NamedTuple):
     counts: Annotated[Tensor, OwnSamples]
 
 
-class Kept(NamedTuple):
+@recorded_as("Kept")
+class KeptLayers(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -98,7 +100,7 @@ class FedMA(Method):
     init: Init = "different"
     """initial models: one for all, or each client its own"""
 
-    private: ClassVar[type[Kept]] = Kept
+    private: ClassVar[type[KeptLayers]] = KeptLayers
     needs = CLASSES
 
     def __post_init__(self) -> None:
@@ -187,7 +189,7 @@ class FedMA(Method):
             elastic = Elastic(client.network(initial))
             own = own_units(client.state, elastic.forms, head)
             layers = tune(client, elastic, own, 0, self.epochs)
-        client.state = Kept(layers, [])
+        client.state = KeptLayers(layers, [])
         return FirstLayer(layers[0], client.class_counts().int())
 
     @on_client
@@ -195,18 +197,18 @@ class FedMA(Method):
         """Take the global layer in place of its own, retrain the layers after it; the next one goes to the server.
 
         Args:
-            client: whose state is `Kept`.
+            client: whose state is `KeptLayers`.
             initial: says what the network is like.
             layer: (units, inputs) the first layer that is not yet global.
             units: for each of its own units there the global one.
         """
-        kept: Kept = client.state
+        kept: KeptLayers = client.state
         elastic = Elastic(client.network(initial))
         layers, now = list(kept.layers), len(kept.units)
         layers[now] = layer
         layers[now + 1] = elastic.forms[now + 1].spread(layers[now + 1], units, len(layer))
         layers = tune(client, elastic, layers, now + 1, self.retrain_epochs)
-        client.state = Kept(layers, [*kept.units, units])
+        client.state = KeptLayers(layers, [*kept.units, units])
         return layers[now + 1]
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
@@ -252,7 +254,7 @@ def class_mean(heads: Sequence[Tensor], counts: Tensor) -> Tensor:
     return (shares[:, :, None] * torch.stack([h.double() for h in heads])).sum(0).float()
 
 
-def own_units(kept: Kept, forms: Sequence[Form], head: Tensor) -> list[Tensor]:
+def own_units(kept: KeptLayers, forms: Sequence[Form], head: Tensor) -> list[Tensor]:
     """The layers of a client's own units, out of those of the global model with this classifier."""
     layers = [layer[units.long()] for layer, units in zip(kept.layers, kept.units, strict=False)]
     inputs = [form.pick(layer, u) for form, layer, u in zip(forms[1:], [*layers[1:], head], kept.units, strict=True)]

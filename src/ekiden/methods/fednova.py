@@ -9,6 +9,7 @@ from torch import Tensor
 from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import (
     After,
@@ -48,8 +49,9 @@ class Progress(NamedTuple):
     a: float
 
 
+@recorded_as("Server")
 @dataclass(frozen=True)
-class Server(State):
+class ServerMomentum(State):
     """The state with the server's momentum."""
 
     momentum: Tensor | None = None
@@ -91,11 +93,11 @@ class FedNova(ParallelMethod):
 
     selection = last_iterate
 
-    def start(self) -> Server:
+    def start(self) -> ServerMomentum:
         """No momentum yet."""
-        return Server()
+        return ServerMomentum()
 
-    def run(self, fed: Fed, s: Server) -> Iterator[State]:
+    def run(self, fed: Fed, s: ServerMomentum) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)

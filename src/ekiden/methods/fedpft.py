@@ -15,6 +15,7 @@ from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
 from ekiden.training.fit import Diverged
@@ -30,7 +31,8 @@ class Own(NamedTuple):
     mixtures: Mixtures
 
 
-class Joint(NamedTuple):
+@recorded_as("Joint")
+class JointMixtures(NamedTuple):
     """What a client of the chain hands on: the same for all clients so far."""
 
     counts: Tensor
@@ -41,7 +43,7 @@ class Joint(NamedTuple):
 class Chained(State):
     """The state with what the last client handed on."""
 
-    joint: Ref[Joint] | None = None
+    joint: Ref[JointMixtures] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,13 @@ class FedPFT(Method):
         return Own(client.class_counts().cpu(), self.mixture(client, x, y))
 
     @on_client
-    def join(self, client: Client, model: Weights, received: Joint | None) -> Joint:
+    def join(self, client: Client, model: Weights, received: JointMixtures | None) -> JointMixtures:
         """Mixtures of the client's own features and of those drawn from what it received."""
         x, y = self.joined(client, model, received)
-        return Joint(torch.bincount(y, minlength=client.classes), self.mixture(client, x, y))
+        return JointMixtures(torch.bincount(y, minlength=client.classes), self.mixture(client, x, y))
 
     @on_client
-    def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
+    def finish(self, client: Client, model: Weights, received: JointMixtures | None) -> Weights:
         """The head, trained at the last client of the chain."""
         x, y = self.joined(client, model, received)
         draw = Generator().manual_seed(client.seed("head"))
@@ -141,7 +143,7 @@ class FedPFT(Method):
         x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return self.with_head(model, network.module, network.head, x, y, fed.generator("head"))
 
-    def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Tensor, Tensor]:
+    def joined(self, client: Client, model: Weights, received: JointMixtures | None) -> tuple[Tensor, Tensor]:
         """The client's own features and those that it draws (n, A), and labels (n,), on the CPU."""
         x, y = features(client, model)
         if received is None:

@@ -17,17 +17,19 @@ from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
-from ekiden.methods.fedavg import FedAvg, Server
+from ekiden.methods.fedavg import FedAvg, ServerOptimizer
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean
 
 Form = Literal["linear", "per-class", "mlp", "ridge"]
 
 
-class Held(NamedTuple):
+@recorded_as("Held")
+class HeldOut(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -41,7 +43,8 @@ class Held(NamedTuple):
     answers: Tensor
 
 
-class Trained(NamedTuple):
+@recorded_as("Trained")
+class TrainedAggregator(NamedTuple):
     """What a client sends in a round.
 
     Attributes:
@@ -53,7 +56,8 @@ class Trained(NamedTuple):
     weight: float
 
 
-class Sums(NamedTuple):
+@recorded_as("Sums")
+class RegressionSums(NamedTuple):
     """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models answer.
 
     Attributes:
@@ -135,7 +139,7 @@ class FENS(Method):
     init: Init = "different"
     """initial models: one for all, or each client its own"""
 
-    private: ClassVar[Any] = Held
+    private: ClassVar[Any] = HeldOut
     needs = CLASSES
 
     def start(self) -> Stacking:
@@ -159,7 +163,7 @@ class FENS(Method):
         """Training on all samples but some that are held out."""
         train, held = client.data.train, min(max(round(self.holdout * client.n), 1), client.n - 1)
         order = torch.randperm(client.n, generator=Generator().manual_seed(client.seed("holdout")))
-        client.state = Held(order[:held].sort().values, order[:0], torch.empty(0))
+        client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
         rest = Subset(train.samples, train.rows[order[held:].sort().values])
         return client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs, train=rest)
 
@@ -172,7 +176,7 @@ class FENS(Method):
             for network in map(client.network, models):
                 answers.append(torch.cat([network(x).float() for x, _ in client.batches(held)]))
         y = torch.cat([y for _, y in client.batches(held, passes=0)])  # in the same order
-        client.state = Held(rows, y, torch.stack(answers, 1))
+        client.state = HeldOut(rows, y, torch.stack(answers, 1))
 
     def round(self, fed: Fed, s: Stacking) -> Stacking:
         """FedAvg's round for the aggregator."""
@@ -184,20 +188,20 @@ class FENS(Method):
             raise _nothing_held()
         target = mean([trained.aggregator for trained in sent], [trained.weight for trained in sent])
         host = FedAvg(server=self.server, server_lr=self.server_lr, server_momentum=self.server_momentum)
-        after = host.update(Server(momentum=s.momentum, second=s.second), start, target)
+        after = host.update(ServerOptimizer(momentum=s.momentum, second=s.second), start, target)
         assert isinstance(after.model, Weights)
         if not after.model.is_finite():
             raise UserError("the aggregator became NaN or infinite: lower --aggregator-lr")
         return s.next(aggregator=after.model, momentum=after.momentum, second=after.second)
 
     @on_client
-    def improve(self, client: Client, models: tuple[Weights, ...], aggregator: Weights) -> Trained:
+    def improve(self, client: Client, models: tuple[Weights, ...], aggregator: Weights) -> TrainedAggregator:
         """Some steps of SGD on the answers to the held-out samples."""
         if models:
             self.ask(client, models)
         answers, y = client.state.answers, client.state.y
         if not len(y):
-            return Trained(aggregator, 0.0)
+            return TrainedAggregator(aggregator, 0.0)
         draw = Generator().manual_seed(client.seed("aggregator"))
         network = Network(self.combiner(answers.shape[1], client.classes, draw), answers.device)
         network.load(aggregator)
@@ -205,7 +209,7 @@ class FENS(Method):
             network.grad.zero_()
             F.cross_entropy(network.module(answers[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             network.params.sub_(network.grad, alpha=self.aggregator_lr)
-        return Trained(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch)))
+        return TrainedAggregator(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch)))
 
     def solve(self, fed: Fed, s: Stacking) -> Stacking:
         """The ridge of the clients' sums."""
@@ -217,19 +221,19 @@ class FENS(Method):
         return s.next(aggregator=network.weights())
 
     @on_client
-    def products(self, client: Client, models: tuple[Weights, ...]) -> Sums:
+    def products(self, client: Client, models: tuple[Weights, ...]) -> RegressionSums:
         """Sums over the held-out samples."""
         self.ask(client, models)
         phi = client.state.answers.softmax(2).flatten(1).double()
         i, j = torch.triu_indices(phi.shape[1], phi.shape[1])
-        return Sums((phi.T @ phi)[i, j], phi.T @ F.one_hot(client.state.y, client.classes).double(), len(phi))
+        return RegressionSums((phi.T @ phi)[i, j], phi.T @ F.one_hot(client.state.y, client.classes).double(), len(phi))
 
     def joined(self, fed: Fed, s: Stacking) -> Weights:
         """The models and the aggregator as one network."""
         assert s.aggregator is not None
         models, combiner = fed.get(s.models), self.combiner(len(fed.clients), fed.layout.classes)
         Network(combiner).load(s.aggregator)
-        return Network(Joint(copies(fed.network(models[0]), models), combiner)).weights()
+        return Network(JointNetwork(copies(fed.network(models[0]), models), combiner)).weights()
 
     def combiner(self, members: int, classes: int, draw: Generator | None = None) -> nn.Module:
         """The aggregator (b, N, K) → (b, K) as it is before training."""
@@ -241,12 +245,12 @@ class FENS(Method):
             case "mlp":
                 return Perceptron(members, classes, members * self.hidden, draw or Generator())
             case "ridge":
-                return Regression(members, classes)
+                return LinearCombiner(members, classes)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks and the aggregator."""
         classes = Network(copy.deepcopy(network)).layout.classes
-        return Joint([copy.deepcopy(network) for _ in range(clients)], self.combiner(clients, classes))
+        return JointNetwork([copy.deepcopy(network) for _ in range(clients)], self.combiner(clients, classes))
 
     def steps(self, clients: int) -> int:
         """One for the models, one for each round, or for the ridge."""
@@ -276,7 +280,7 @@ def minibatches(n: int, size: int, steps: int, draw: Generator) -> Iterator[Tens
     return islice(chain.from_iterable(torch.split(torch.randperm(n, generator=draw), size) for _ in count()), steps)
 
 
-def ridge(sums: Sequence[Sums], penalty: float) -> Tensor:
+def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
     """W (D, K) with the least ‖Y - ΦW‖² + λ‖W - W_0‖² over the samples of all sums; ΦW_0 is the mean of the models.
 
     Args:
@@ -309,7 +313,7 @@ def ridge(sums: Sequence[Sums], penalty: float) -> Tensor:
     return start + change
 
 
-class Joint(nn.Module):
+class JointNetwork(nn.Module):
     """N networks whose logits an aggregator joins."""
 
     def __init__(self, members: Sequence[nn.Module], combiner: nn.Module) -> None:
@@ -358,7 +362,7 @@ class Perceptron(nn.Module):
         return F.linear(hidden, self.second, self.second_bias)
 
 
-class Regression(nn.Module):
+class LinearCombiner(nn.Module):
     """A linear map of the models' probabilities; at first their mean. What it gives adds up to 1."""
 
     def __init__(self, members: int, classes: int) -> None:

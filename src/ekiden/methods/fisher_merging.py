@@ -11,6 +11,7 @@ from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Labels, diagonal, refuse
@@ -20,7 +21,8 @@ from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 
 
-class Informed(NamedTuple):
+@recorded_as("Informed")
+class DiagonalInformed(NamedTuple):
     """What a client sends.
 
     Attributes:
@@ -74,14 +76,16 @@ class FisherMerging(Method):
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> Informed:
+    def train(self, client: Client, model: Weights) -> DiagonalInformed:
         """Plain training, then one pass for the Fisher information."""
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         network, layers = client.network(trained.model), _trained_layers(client.layout)
-        return Informed(trained, diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float())
+        return DiagonalInformed(
+            trained, diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float()
+        )
 
-    def merge(self, sent: Sequence[Informed]) -> Weights:
+    def merge(self, sent: Sequence[DiagonalInformed]) -> Weights:
         """Σ p_k F_k W_k / Σ p_k F_k."""
         models = [s.trained for s in sent]
         result = self.average.aggregate(models, Layout((), (), ()))

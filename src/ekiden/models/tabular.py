@@ -47,7 +47,7 @@ class MlpFeatures(nn.Module):
         return features
 
 
-class TransformerFeatures(nn.Module):
+class TableTransformerFeatures(nn.Module):
     """A token for each column, then attention: FT-Transformer (Gorishniy et al., 2021, https://arxiv.org/abs/2106.11959).
 
     The number x of column j becomes x w_j + b_j. A further token gathers what the head gets.
@@ -61,6 +61,9 @@ class TransformerFeatures(nn.Module):
         self.gather = nn.Parameter(torch.randn(1, 1, _WIDTH) / sqrt(_WIDTH))
         self.blocks = transformer(_WIDTH, _HEADS, _BLOCKS)
         self.norm = nn.LayerNorm(_WIDTH)
+
+    def _get_name(self) -> str:
+        return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, 32)."""
@@ -102,4 +105,4 @@ def table_mlp(table: Table, classes: int) -> SplitNetwork:
 
 def table_transformer(table: Table, classes: int) -> SplitNetwork:
     """Two blocks of attention over the columns, like FT-Transformer."""
-    return SplitNetwork(TransformerFeatures(table), nn.Linear(_WIDTH, classes))
+    return SplitNetwork(TableTransformerFeatures(table), nn.Linear(_WIDTH, classes))

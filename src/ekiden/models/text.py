@@ -27,7 +27,7 @@ class MeanFeatures(nn.Module):
         return features
 
 
-class TransformerFeatures(nn.Module):
+class TextTransformerFeatures(nn.Module):
     """Embeddings of tokens and places, two blocks of attention, then the mean over the tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -37,6 +37,9 @@ class TransformerFeatures(nn.Module):
         self.places = nn.Parameter(torch.randn(tokens.length, _WIDTH) * 0.02)
         self.blocks = Blocks(_WIDTH, 4, 2)
         self.norm = nn.LayerNorm(_WIDTH)
+
+    def _get_name(self) -> str:
+        return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, L) tokens to (b, 64)."""
@@ -56,4 +59,4 @@ def text_mean(tokens: Tokens, classes: int) -> SplitNetwork:
 
 def text_transformer(tokens: Tokens, classes: int) -> SplitNetwork:
     """Two blocks of attention of width 64 over the tokens."""
-    return SplitNetwork(TransformerFeatures(tokens), nn.Linear(_WIDTH, classes))
+    return SplitNetwork(TextTransformerFeatures(tokens), nn.Linear(_WIDTH, classes))

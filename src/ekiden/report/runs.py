@@ -12,7 +12,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import NAMED
 from ekiden.data.tasks import Metric
-from ekiden.experiments.results import Result, unmeasured
+from ekiden.experiments.results import CellResult, unmeasured
 from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.methods import known
@@ -71,7 +71,7 @@ class Found:
     """
 
     groups: tuple[Group, ...]
-    sweeps: tuple[tuple[Sweep, tuple[Result, ...]], ...]
+    sweeps: tuple[tuple[Sweep, tuple[CellResult, ...]], ...]
     loose: tuple[Group, ...]
     left_out: tuple[tuple[Path, str], ...]
 
@@ -177,7 +177,7 @@ def _read(folder: Path) -> Summary:
 
 def _results(
     sweep: Sweep, runs: Mapping[Path, Summary], left_out: list[tuple[Path, str]]
-) -> tuple[Sweep, tuple[Result, ...]]:
+) -> tuple[Sweep, tuple[CellResult, ...]]:
     """The finished runs of each cell."""
     done: dict[str, list[Summary]] = defaultdict(list)
     for one in sweep.runs():
@@ -187,7 +187,7 @@ def _results(
                 left_out.append((one.folder, f"not in its table: {why}"))
             else:
                 done[one.cell.slug].append(found)
-    return sweep, tuple(Result(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
+    return sweep, tuple(CellResult(cell, tuple(done[cell.slug])) for cell in sweep.experiment.cells)
 
 
 def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:

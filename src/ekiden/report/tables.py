@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from ekiden.experiments.comparison import Comparison, Published
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.paired import Contrast, contrasts
-from ekiden.experiments.results import Result, ranks, verdict
+from ekiden.experiments.results import CellResult, ranks, verdict
 from ekiden.experiments.summary import duration, size
 from ekiden.report.runs import Found, Group
 from ekiden.report.style import Value
@@ -169,7 +169,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{mean(values):.2f}"
 
 
-def _published(number: int, experiment: Experiment, done: Sequence[Result]) -> ResultTable:
+def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> ResultTable:
     """Ours next to the printed values."""
     places = ranks(experiment, done)
     entries: dict[tuple[str, str], Entry | str] = {}
@@ -222,7 +222,7 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
     return PlainTable(name, contrast.title, note, contrast.header, contrast.rows, numbers, data)
 
 
-def _absent(result: Result) -> str:
+def _absent(result: CellResult) -> str:
     """What stands where there is no run."""
     printed = f"; published {result.cell.published.mean:.2f}" if result.cell.published else ""
     return f"{'cannot be run' if result.cell.skip else 'not run'}{printed}"

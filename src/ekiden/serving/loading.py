@@ -15,7 +15,7 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module, read_model
-from ekiden.engine.networks import Given, Made, Named, Prepared, builder, of_method
+from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, builder, of_method
 from ekiden.engine.setup import describe_model
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup
@@ -153,11 +153,11 @@ def _own(
     seed, name = config["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
-        build = Named(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
+        build = NamedNetwork(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
     elif given is None:
         return _Unknown(config["model"])
     else:
-        build = Given(given) if isinstance(given, nn.Module) else Made(given, seed)
+        build = GivenNetwork(given) if isinstance(given, nn.Module) else Made(given, seed)
     return Prepared(build, config.get("pretrained", ""), config.get("train", "all"), seed)
 
 

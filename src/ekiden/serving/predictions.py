@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.results.model import LoadedModel
 from ekiden.serving.answers import Answers
-from ekiden.serving.reading import Batch, Reader
+from ekiden.serving.reading import Batch, SampleReader
 
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
@@ -41,7 +41,7 @@ def predict(
         UserError: a file is broken or does not fit the model, or the output cannot be written.
     """
     check_out(out, overwrite)
-    reader = Reader(model.inputs, model.shape, column)
+    reader = SampleReader(model.inputs, model.shape, column)
     found = reader.found(list(files))
     answers = Answers(model)
     numbered = any(reader.holds_many(file) for file in found)

@@ -36,7 +36,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Reader:
+class SampleReader:
     """Reads what a model takes.
 
     Attributes:

@@ -12,7 +12,7 @@ from ekiden.data.augment import normalise
 from ekiden.data.inputs import Tokens
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.training import frozen
-from ekiden.training.remembered import Answers
+from ekiden.training.remembered import RememberedAnswers
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class _Held:
     samples: Samples
     x: Tensor
     y: Tensor
-    answers: dict[str, Answers | None] = field(default_factory=dict)
+    answers: dict[str, RememberedAnswers | None] = field(default_factory=dict)
 
 
 class Feed:
@@ -92,7 +92,7 @@ class Feed:
             if key not in held.answers:
                 row = int(index[0])
                 file = cache.folder() / self._name(held, key)
-                held.answers[key] = Answers.of(one(row), alone(row), len(held.samples), file)
+                held.answers[key] = RememberedAnswers.of(one(row), alone(row), len(held.samples), file)
             answers = held.answers[key]
             if answers is None:
                 return compute(self._inputs(held, index, train=False)[0])

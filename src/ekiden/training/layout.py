@@ -14,7 +14,7 @@ Kind = Literal["linear", "conv", "norm", "other"]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """One tensor within a flat vector."""
 
     name: str
@@ -44,16 +44,16 @@ class Layer:
 
     name: str
     kind: Kind
-    params: tuple[Part, ...]
-    statistics: tuple[Part, ...] = ()
+    params: tuple[TensorPart, ...]
+    statistics: tuple[TensorPart, ...] = ()
 
     @property
-    def weight(self) -> Part:
+    def weight(self) -> TensorPart:
         """(out, in) of a linear layer, (out, in, h, w) of a convolution, (channels,) of a norm."""
         return self.params[0]
 
     @property
-    def bias(self) -> Part | None:
+    def bias(self) -> TensorPart | None:
         """(out,), if there is one."""
         return self.params[1] if len(self.params) > 1 else None
 
@@ -83,8 +83,8 @@ class Layer:
 class Layout:
     """All tensors of a network in its flat vectors, and its layers in the order in which they are registered."""
 
-    params: tuple[Part, ...]
-    buffers: tuple[Part, ...]
+    params: tuple[TensorPart, ...]
+    buffers: tuple[TensorPart, ...]
     layers: tuple[Layer, ...]
 
     @cached_property
@@ -143,11 +143,11 @@ def _kind(module: nn.Module, shapes: list[tuple[int, ...]]) -> Kind:
     return "norm" if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes) else "other"
 
 
-def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, Part]:
-    parts: dict[int, Part] = {}
+def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, TensorPart]:
+    parts: dict[int, TensorPart] = {}
     start = 0
     for tensor in tensors:
-        parts[id(tensor)] = Part(names[id(tensor)], tuple(tensor.shape), start)
+        parts[id(tensor)] = TensorPart(names[id(tensor)], tuple(tensor.shape), start)
         start += tensor.numel()
     return parts
 

@@ -23,7 +23,7 @@ _PAUSE = 60.0  # seconds between two writes
 
 
 @dataclass(eq=False)
-class Answers:
+class RememberedAnswers:
     """The answers of one frozen part to the samples of one set.
 
     A sample goes through the part alone, so that its answer depends on nothing but itself: not on the batch, the
@@ -44,7 +44,7 @@ class Answers:
     saved_at: float = 0.0
 
     @classmethod
-    def of(cls, first: Tensor, sample: Tensor, samples: int, file: Path | None) -> "Answers | None":
+    def of(cls, first: Tensor, sample: Tensor, samples: int, file: Path | None) -> "RememberedAnswers | None":
         """Return room for so many answers like `first` (1, ...) to `sample` (1, ...), with those in the file.
 
         None where they are not worth keeping: larger than samples are, or as long as a text is.

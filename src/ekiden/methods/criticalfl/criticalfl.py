@@ -10,12 +10,14 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, requir
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, OwnSamples, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
 from ekiden.training.weights import Weights, mean
 
 
-class Trained(NamedTuple):
+@recorded_as("Trained")
+class CountedModel(NamedTuple):
     """A model, and how many samples it was trained on."""
 
     model: Weights
@@ -125,16 +127,16 @@ class CriticalFL(Method):
         return replace(s, norms=seen, peers=peers, capped=now)
 
     @on_client
-    def train(self, client: Client, model: Weights, round: int) -> Trained:
+    def train(self, client: Client, model: Weights, round: int) -> CountedModel:
         """Local training; keeps η times the mean over epochs of the sum of squared gradient norms."""
         training = replace(client.training, lr=client.training.lr * self.decay**round)
         squares = Squares()
         model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
         client.state = training.lr * squares.sum / self.epochs
-        return Trained(model, client.n)
+        return CountedModel(model, client.n)
 
     @on_client
-    def mix(self, client: Client, models: list[Trained]) -> Weights:
+    def mix(self, client: Client, models: list[CountedModel]) -> Weights:
         """The average of the client's own model and its peers', by numbers of samples."""
         return mean([m.model for m in models], [float(m.n) for m in models])
 

@@ -14,16 +14,18 @@ from ekiden.base.settings import Training
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.methods.fedtasuki import class_means
 from ekiden.methods.fedtasuki.class_means import ClassInputs
-from ekiden.methods.fedtasuki.statistics import SHARE, ClassStatistics, Moments, measure, rank, size
+from ekiden.methods.fedtasuki.statistics import SHARE, ClassMoments, ClassStatistics, measure, rank, size
 from ekiden.training.layout import Layer
 from ekiden.training.weights import Weights
 
 
-class Handoff(NamedTuple):
+@recorded_as("Handoff")
+class TeacherHandoff(NamedTuple):
     """What a client hands to the next one.
 
     Attributes:
@@ -141,14 +143,14 @@ class FedTasuki(Method):
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> Handoff:
+    def train(self, client: Client, model: Weights) -> TeacherHandoff:
         """Plain training at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
         own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
-        return Handoff(model, client.n, self.compressed(client, own), self.inputs(client))
+        return TeacherHandoff(model, client.n, self.compressed(client, own), self.inputs(client))
 
     @on_client
-    def distil(self, client: Client, received: Handoff, others: int, again: bool, last: bool) -> Handoff:
+    def distil(self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool) -> TeacherHandoff:
         """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
         seen = received.seen if again else received.seen + client.n
         factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
@@ -167,7 +169,7 @@ class FedTasuki(Method):
             training=self.training(client),
         )
         if received.statistics is None:
-            return Handoff(model, seen, None, inputs)
+            return TeacherHandoff(model, seen, None, inputs)
         known = received.statistics.moments(client.classes, client.layout.head.inputs - 1)
         known = known.without(client.class_counts()) if again else known
         before, _ = self.features(client, received.model)
@@ -175,7 +177,7 @@ class FedTasuki(Method):
         known = known.moved(before, after).merged(measure(after[: len(y)], y, client.classes))
         if last:
             model = model.with_params(added(client.layout.head, model.params, known.classifier()))
-        return Handoff(model, seen, self.compressed(client, known), inputs)
+        return TeacherHandoff(model, seen, self.compressed(client, known), inputs)
 
     def inputs(self, client: Client) -> ClassInputs | None:
         """The mean of each class of the client's own inputs, if these shall travel."""
@@ -195,7 +197,7 @@ class FedTasuki(Method):
                 labels.append(y)
         return torch.cat([f for part in parts for f in part]), torch.cat(labels)
 
-    def compressed(self, client: Client, known: Moments | None) -> ClassStatistics | None:
+    def compressed(self, client: Client, known: ClassMoments | None) -> ClassStatistics | None:
         """As much of the class statistics as may travel."""
         return None if known is None else known.compressed(self.rank(client.size))
 

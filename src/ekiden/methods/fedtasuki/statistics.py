@@ -28,7 +28,7 @@ class ClassStatistics(NamedTuple):
     diagonal: Tensor
     factor: Tensor
 
-    def moments(self, classes: int, features: int) -> "Moments":
+    def moments(self, classes: int, features: int) -> "ClassMoments":
         """The same in full.
 
         Raises:
@@ -41,10 +41,12 @@ class ClassStatistics(NamedTuple):
                 "features: use the same model at every client"
             )
         factor = self.factor.double()
-        return Moments(self.counts.double(), self.means.double(), self.diagonal.double().diag() + factor @ factor.T)
+        return ClassMoments(
+            self.counts.double(), self.means.double(), self.diagonal.double().diag() + factor @ factor.T
+        )
 
 
-class Moments(NamedTuple):
+class ClassMoments(NamedTuple):
     """Class statistics to compute with, in double precision.
 
     Attributes:
@@ -57,7 +59,7 @@ class Moments(NamedTuple):
     means: Tensor
     covariance: Tensor
 
-    def moved(self, before: Tensor, after: Tensor) -> "Moments":
+    def moved(self, before: Tensor, after: Tensor) -> "ClassMoments":
         """Where they are once features have moved, after the linear map that best takes `before` to `after` (n, A).
 
         The map is the identity and a ridge regression of what is left.
@@ -69,20 +71,20 @@ class Moments(NamedTuple):
         change = eye + torch.linalg.solve(gram + ridge * eye, x.T @ (y - x))
         present = (self.counts > 0)[:, None]
         means = torch.where(present, (self.means - centre) @ change + target, self.means)
-        return Moments(self.counts, means, change.T @ self.covariance @ change)
+        return ClassMoments(self.counts, means, change.T @ self.covariance @ change)
 
-    def without(self, counts: Tensor) -> "Moments":
+    def without(self, counts: Tensor) -> "ClassMoments":
         """The same of fewer samples of each class."""
         return self._replace(counts=(self.counts - counts.to(self.counts)).clamp(min=0))
 
-    def merged(self, other: "Moments") -> "Moments":
+    def merged(self, other: "ClassMoments") -> "ClassMoments":
         """Of the samples of both."""
         counts = self.counts + other.counts
         share = (other.counts / counts.clamp(min=1))[:, None]
         apart = other.means - self.means
         between = (apart * share * self.counts[:, None]).T @ apart  # Σ n n'/(n + n')·(m - m')(m - m')ᵀ
         within = self.counts.sum() * self.covariance + other.counts.sum() * other.covariance
-        return Moments(counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1))
+        return ClassMoments(counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1))
 
     def classifier(self) -> Tensor:
         """(K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features; m_k, C), up to a constant.
@@ -105,13 +107,13 @@ class Moments(NamedTuple):
         return ClassStatistics(self.counts.long(), self.means.float(), rest.float(), factor.float().contiguous())
 
 
-def measure(features: Tensor, labels: Tensor, classes: int) -> Moments:
+def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
     """The class statistics of features (n, A) with these labels (n,)."""
     x, of = features.double(), F.one_hot(labels, classes).double()
     counts = of.sum(0)
     means = of.T @ x / counts.clamp(min=1)[:, None]
     within = x - means[labels]
-    return Moments(counts, means, within.T @ within / len(x))
+    return ClassMoments(counts, means, within.T @ within / len(x))
 
 
 def rank(classes: int, features: int, model: int, taken: int = 0) -> int:

@@ -13,6 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
@@ -25,7 +26,8 @@ from ekiden.training.weights import Weights, mean
 STEPS = 64  # widths that are tried, as parts of the network's
 
 
-class Kept(NamedTuple):
+@recorded_as("Kept")
+class KeptBlocks(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -88,7 +90,7 @@ class FuseFL(Method):
     calibration_lr: Positive = 0.01
     """learning rate of the calibration (plain SGD, batches of 128)"""
 
-    private: ClassVar[type[Kept]] = Kept
+    private: ClassVar[type[KeptBlocks]] = KeptBlocks
     needs = CLASSES
 
     def selection(self, select: str) -> str:
@@ -160,7 +162,7 @@ class FuseFL(Method):
         """Train all blocks that are not yet frozen, and the classifier.
 
         Args:
-            client: whose state is `Kept`.
+            client: whose state is `KeptBlocks`.
             initial: says what the network is like; also its values, where it is not thin.
             before: the blocks that were trained last, of all clients.
             clients: N.
@@ -169,7 +171,7 @@ class FuseFL(Method):
         parts, head = self.parts(client.network(initial).requires_grad_(True), clients, seed)
         fused: list[list[Weights]] = []
         if before:
-            kept: Kept = client.state
+            kept: KeptBlocks = client.state
             fused = [*kept.levels, list(before)]
             head = filled(head, kept.head)
             parts[len(fused) :] = [filled(p, w) for p, w in zip(parts[len(fused) :], kept.blocks, strict=True)]
@@ -185,13 +187,13 @@ class FuseFL(Method):
                 network=network,
             )
         )
-        client.state = Kept(fused, [read(stage.block) for stage in own[1:]], read(head))
+        client.state = KeptBlocks(fused, [read(stage.block) for stage in own[1:]], read(head))
         return read(own[0])
 
     @on_client
     def head(self, client: Client) -> Weights:
         """The client's classifier."""
-        kept: Kept = client.state
+        kept: KeptBlocks = client.state
         return kept.head
 
     @on_client

@@ -13,6 +13,7 @@ from ekiden.base.refs import Ref
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
+from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import ClientRound, Closing, ServerRound, Vectors, visit
 from ekiden.methods.blocks.rounds import (
@@ -59,7 +60,8 @@ class Opening(NamedTuple):
     sent: Vectors
 
 
-class Kept(NamedTuple):
+@recorded_as("Kept")
+class KeptInChains(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -118,7 +120,7 @@ class SPFL(Method):
     lr_decay: Fraction = 1.0
     """factor on the local learning rate, once a round"""
 
-    private: ClassVar[Any] = Kept
+    private: ClassVar[Any] = KeptInChains
 
     selection = last_iterate
 
@@ -194,9 +196,9 @@ class SPFL(Method):
     @on_client
     def train(self, client: Client, model: Weights, opening: Opening | None, size: float, round: int) -> Weights:
         """A visit. What the server sends comes with the first of a round; the client keeps it for the others."""
-        host, kept = host_named(self.host), client.state or Kept()
+        host, kept = host_named(self.host), client.state or KeptInChains()
         if opening is not None:
-            kept = Kept(opening, kept.memory, earlier=kept.own)
+            kept = KeptInChains(opening, kept.memory, earlier=kept.own)
         at = self.at(client, kept, size, round)
         trained, learned = visit(host.method, at, model, self.alignment(client, model, kept))
         if kept.visits:
@@ -211,16 +213,16 @@ class SPFL(Method):
         """The end of a round: what its visits gave takes effect."""
         kept = client.state
         memory, closing = host_named(self.host).method.close(self.at(client, kept, size, round), kept.learned)
-        client.state = Kept(memory=memory, own=kept.own)
+        client.state = KeptInChains(memory=memory, own=kept.own)
         return closing
 
-    def at(self, client: Client, kept: Kept, size: float, round: int) -> ClientRound:
+    def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
         """What a host may look at."""
         training, (start, sent) = local_training(client, self.lr_decay, round), kept.opening
         anchor = host_named(self.host).anchor
         return ClientRound(client, training, self.epochs, start, sent, kept.memory, size, anchor)
 
-    def alignment(self, client: Client, model: Weights, kept: Kept) -> Objective:
+    def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
         """GLAM, or the loss of the labels alone."""
         previous = model if self.previous == "received" else kept.earlier
         return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)

@@ -22,7 +22,7 @@ from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.engine.method import Method
-from ekiden.engine.networks import Named, Prepared, of_method
+from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named
 from ekiden.models import training_part
@@ -152,7 +152,7 @@ class Agreement:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
         inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
-        named = Named(model, self.shape, len(self.classes), self.seed, inputs)
+        named = NamedNetwork(model, self.shape, len(self.classes), self.seed, inputs)
         prepared = Prepared(named, weights, self.train, self.seed)
         return of_method(prepared, method, self.shape, len(self.classes), self.seed)
 

@@ -15,7 +15,7 @@ from ekiden.transports.flower.custody import Taken
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenArguments:
     """What a task gets.
 
     Attributes:
@@ -36,7 +36,7 @@ def gather(
     contents: Contents,
     kept: Callable[[str], bytes],
     own: Mapping[str, bytes],
-) -> Given:
+) -> GivenArguments:
     """Put a task's arguments together, each checked and with its digest.
 
     Args:
@@ -80,4 +80,4 @@ def gather(
     kinds, _ = payload_types(method, task)
     args = wire.decode(contents.arguments, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
     check(args, worker.network, whole=False)
-    return Given(tuple(args), tuple(taken), mine)
+    return GivenArguments(tuple(args), tuple(taken), mine)

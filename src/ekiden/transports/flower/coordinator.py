@@ -24,8 +24,8 @@ from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence, arguments_key, check, check_claims, value_key
 from ekiden.transports.flower.courier import Courier, Message
-from ekiden.transports.flower.custody import Measured, Record, Tally
-from ekiden.transports.flower.parcel import Answer, Ask, Count, Part
+from ekiden.transports.flower.custody import Record, SignedTally, Tally
+from ekiden.transports.flower.parcel import Answer, Ask, Count, ParcelPart
 from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
 from ekiden.transports.flower.shelf import is_place
 
@@ -43,7 +43,7 @@ class Remote(Transport):
         agreed: Agreement,
         initial: Callable[[], Weights],
         state: State,
-        note: Callable[[Record | Measured], None] = lambda record: None,
+        note: Callable[[Record | SignedTally], None] = lambda record: None,
         void: Mapping[str, Iterable[int]] | None = None,
         held: Mapping[str, int] | None = None,
         written: Mapping[str, str] | None = None,
@@ -106,7 +106,7 @@ class Remote(Transport):
         for ref in foreign:
             self._order(ref, reader)
         values = [self._fetch(ref, reader) for ref in foreign]
-        parts = tuple(Part(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
+        parts = tuple(ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
         ask = self._ask("task", request.client, step=request.step, call=request.call, task=request.task, parts=parts)
         arguments, locks = self._sealer.seal(wire.encode(request.args), arguments_key(ask), (reader,))
         readers = self._readers(result, server=request.task in self._read_by_server)
@@ -234,7 +234,7 @@ class Remote(Transport):
 
     def _tally(
         self, client: str, line: str, results: int, digests: tuple[str, ...], counts: tuple[Count, ...]
-    ) -> Measured:
+    ) -> SignedTally:
         """A silo's account of what it measured, for the chain of custody.
 
         Raises:

@@ -167,7 +167,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SignedTally:
     """A tally and its signature in hexadecimal."""
 
     tally: Tally
@@ -187,9 +187,9 @@ def record(hop: Hop, sign: Sign) -> Record:
     return Record(hop, sign(hop.text()))
 
 
-def measured(tally: Tally, sign: Sign) -> Measured:
+def measured(tally: Tally, sign: Sign) -> SignedTally:
     """`tally`, signed."""
-    return Measured(tally, sign(tally.text()))
+    return SignedTally(tally, sign(tally.text()))
 
 
 def parse(line: str) -> Record:
@@ -206,7 +206,7 @@ def parse(line: str) -> Record:
         raise _unreadable(error) from None
 
 
-def parse_measured(line: str) -> Measured:
+def parse_measured(line: str) -> SignedTally:
     """The record of a measurement in a line.
 
     Raises:
@@ -218,7 +218,7 @@ def parse_measured(line: str) -> Measured:
         models = tuple(tally["models"])
         if any(type(m) is not str for m in models):
             raise TypeError
-        return Measured(_checked(Tally(**{**tally, "models": models, "counts": counts})), signature)
+        return SignedTally(_checked(Tally(**{**tally, "models": models, "counts": counts})), signature)
     except _UNREADABLE as error:
         raise _unreadable(error) from None
 

@@ -14,7 +14,7 @@ _MOST_HEADER = 1 << 22
 
 
 @dataclass(frozen=True)
-class Part:
+class ParcelPart:
     """A value of another client in the body, as its owner encoded and sealed it."""
 
     owner: str
@@ -62,7 +62,7 @@ class Ask:
     settled: int = 0
     keep: tuple[str, ...] = ()
     absent: tuple[tuple[int, str], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ParcelPart, ...] = ()
     length: int = 0
     lock: Lock | None = None
     eager: bool = False

@@ -155,7 +155,7 @@ def moved(found: Sequence[Transfer], plan: Outline, steps: int) -> Iterator[str]
 
 
 @dataclass(frozen=True)
-class Result:
+class ReportedModels:
     """The models of the last state, read from the folder.
 
     Attributes:
@@ -177,7 +177,7 @@ def metrics(
     ledger: Sequence[Transfer],
     marks: Marks,
     steps: int,
-    result: Result | None,
+    result: ReportedModels | None,
     *,
     compute: bool,
 ) -> Iterator[str]:
@@ -224,7 +224,9 @@ def metrics(
                 yield f"state.safetensors says {name} {mark}, metrics.jsonl {_short(rows[-1].get(name))}"
 
 
-def _incomplete(tallies: Mapping[str, Tally], terms: Agreement, step: int, result: Result | None) -> Iterator[str]:
+def _incomplete(
+    tallies: Mapping[str, Tally], terms: Agreement, step: int, result: ReportedModels | None
+) -> Iterator[str]:
     """Where silos did not all measure the same models, or others than the result."""
     wanted = result is not None and bool(result.digests)
     if not terms.skips and (wanted or tallies):
@@ -249,7 +251,11 @@ def _fits(tally: Tally, clients: int) -> bool:
 
 
 def _measured(
-    tallies: Mapping[str, Tally], clients: Sequence[str], row: Mapping[str, Any], result: Result | None, classes: int
+    tallies: Mapping[str, Tally],
+    clients: Sequence[str],
+    row: Mapping[str, Any],
+    result: ReportedModels | None,
+    classes: int,
 ) -> dict[str, Any]:
     """What the row of a step says of its models; what only they tell is taken from the row where they are gone."""
     if not tallies:
@@ -266,7 +272,12 @@ def _measured(
 
 
 def unproven(
-    rows: Sequence[Mapping[str, Any]], signed: Signed, ledger: Sequence[Transfer], result: Result | None, *, known: bool
+    rows: Sequence[Mapping[str, Any]],
+    signed: Signed,
+    ledger: Sequence[Transfer],
+    result: ReportedModels | None,
+    *,
+    known: bool,
 ) -> Iterator[Unproven]:
     """What the folder says that nobody signed.
 

@@ -38,7 +38,7 @@ from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name, no_samples
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
-from ekiden.transports.flower.custody import Measured, Record
+from ekiden.transports.flower.custody import Record
 from ekiden.transports.flower.measure import SiloTests
 from ekiden.transports.flower.parcel import Hello, said
 from ekiden.transports.flower.roll import Nodes, Roll
@@ -218,7 +218,7 @@ def _go(
     return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
 
 
-def _append(folder: RunFolder, file: str, row: Crossing | Record | Measured) -> None:
+def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) -> None:
     """Add a line to a growing file."""
     folder.append(file, asdict(row))
 

@@ -68,7 +68,7 @@ class Asked:
     own: tuple[tuple[str, int], ...] = ()
 
 
-class Lost(UserError):
+class LostValue(UserError):
     """An outcome or a private state that should be here and is gone, or is not as it was written."""
 
 
@@ -106,7 +106,7 @@ class Shelf:
         """The outcome of this very request, if it is there and as it was written."""
         try:
             done, value = self._load(self._outcome(place, task))
-        except Lost:
+        except LostValue:
             return None
         return (done, value) if done.digest == digest else None
 
@@ -154,9 +154,9 @@ class Shelf:
         try:
             return wire.decode(intact(path.read_bytes()), Optional[kind] if kind is not None else None)  # noqa: UP045
         except FileNotFoundError:
-            raise Lost(f"{path} is gone") from None
+            raise LostValue(f"{path} is gone") from None
         except (OSError, Damaged, wire.WireError) as error:
-            raise Lost(f"{path} is damaged ({error})") from None
+            raise LostValue(f"{path} is damaged ({error})") from None
 
     def made_at(self, place: Place) -> str:
         """The key of the value that the task at that place gave, if its request is here; else empty."""
@@ -266,9 +266,9 @@ class Shelf:
             done, value = unpack(verified(path.read_bytes()), Done)
             return done, bytes(value)
         except FileNotFoundError:
-            raise Lost(f"{path} is gone") from None
+            raise LostValue(f"{path} is gone") from None
         except (OSError, Damaged, wire.WireError) as error:
-            raise Lost(f"{path} is damaged ({error})") from None
+            raise LostValue(f"{path} is damaged ({error})") from None
 
 
 def _place(key: str) -> tuple[Place, str]:

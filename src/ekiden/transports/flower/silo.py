@@ -26,12 +26,12 @@ from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
 from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.arguments import Given
+from ekiden.transports.flower.arguments import GivenArguments
 from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, pack, signed_text, unpack
 from ekiden.transports.flower.sealing import Party, Plain, Sealer
-from ekiden.transports.flower.shelf import Asked, Done, Lost, Shelf, drop_old_runs, place_of, text_of
+from ekiden.transports.flower.shelf import Asked, Done, LostValue, Shelf, drop_old_runs, place_of, text_of
 from ekiden.transports.flower.silo_file import Held, SiloFile
 
 log = logging.getLogger("ekiden")
@@ -237,7 +237,7 @@ class Silo:
         outcome: Outcome,
         asked: Asked,
         contents: Contents,
-        given: Given,
+        given: GivenArguments,
         request: bytes,
     ) -> Done:
         """Store what a task gave, with the request from which it can be made again."""
@@ -255,7 +255,7 @@ class Silo:
         """
         try:
             return shelf.value(key)
-        except Lost as lost:
+        except LostValue as lost:
             return self._again(run, shelf, key, lost, f"value {key}")
 
     def _private(self, run: Agreed, shelf: Shelf, ask: Ask, void: Sequence[int] = ()) -> Any:
@@ -277,13 +277,13 @@ class Silo:
             made = known  # where it is newer, the silo has lost it
         try:
             return shelf.private(made)
-        except Lost as lost:
+        except LostValue as lost:
             assert made is not None
             self._again(run, shelf, shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void)
         return shelf.private(made)
 
     def _again(
-        self, run: Agreed, shelf: Shelf, key: str, lost: Lost, what: str, void: Sequence[int] = ()
+        self, run: Agreed, shelf: Shelf, key: str, lost: LostValue, what: str, void: Sequence[int] = ()
     ) -> tuple[Done, bytes]:
         """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
 
@@ -380,7 +380,7 @@ class Silo:
 
     def _arguments(
         self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, bytes] | None = None
-    ) -> Given:
+    ) -> GivenArguments:
         """The task's arguments; `own` are values of this silo that are at hand.
 
         Raises:

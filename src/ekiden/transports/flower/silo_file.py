@@ -18,7 +18,7 @@ from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data.inputs import Inputs, Table, Tokens, from_json
 from ekiden.data.own import assemble, hold
-from ekiden.data.tabular import Sums, agree, told_by
+from ekiden.data.tabular import ColumnSums, agree, told_by
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
 
@@ -169,7 +169,7 @@ class SiloFile:
             )
         return found.dataset, client
 
-    def sums(self) -> Sums:
+    def sums(self) -> ColumnSums:
         """What the silo tells of its training rows, for all silos to agree on the scaling of a table.
 
         Raises:
@@ -346,7 +346,7 @@ def agree_on(files: Sequence[Path]) -> Table:
     told = []
     for file in files:
         try:
-            told.append(Sums.from_json(file.read_text(encoding="utf-8"), str(file)))
+            told.append(ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)))
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
     for file, one in zip(files, told, strict=True):

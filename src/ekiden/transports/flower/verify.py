@@ -28,8 +28,8 @@ from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import custody, keys, reported
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, no_samples
-from ekiden.transports.flower.custody import Hop, Measured, Record
-from ekiden.transports.flower.reported import Result, Signed, Unproven
+from ekiden.transports.flower.custody import Hop, Record, SignedTally
+from ekiden.transports.flower.reported import ReportedModels, Signed, Unproven
 
 _MODEL = "model.safetensors"
 
@@ -134,7 +134,7 @@ def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline |
     return outline(setup, clients, absent=lambda *place: place in away, size=reported.sizes(signed))
 
 
-def _records(folder: Path) -> tuple[list[Record], list[Measured], list[str]]:
+def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
     """The records of tasks and of measurements in order of steps, and those that cannot be read.
 
     Raises:
@@ -161,7 +161,7 @@ def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterato
             yield f"the run knew another key of {name}, {keys.fingerprint(public)}, than you gave"
 
 
-def _unsigned(records: list[Record], measured: list[Measured], agreed: Agreement) -> Iterator[str]:
+def _unsigned(records: list[Record], measured: list[SignedTally], agreed: Agreement) -> Iterator[str]:
     """Records that no silo of the run signed, or for another run."""
     tallies, digest = set(), agreed.digest
     for one in measured:
@@ -252,13 +252,13 @@ def _models(
     return found, wrong
 
 
-def _result(found: Mapping[str, Weights], setup: Setup) -> Result:
+def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     """What metrics say of these models, the run's own first."""
     digests = tuple(custody.digest(wire.chunks(model)) for model in found.values())
     personal = [model for name, model in found.items() if name != _MODEL]
     shared = found.get(_MODEL)
     parameters = len(shared.params) if shared is not None and setup.method.changes_network else None
-    return Result(digests, int(shared is not None), consensus(personal) if personal else None, parameters)
+    return ReportedModels(digests, int(shared is not None), consensus(personal) if personal else None, parameters)
 
 
 def _unended(state: State, *, ended: bool) -> Iterator[Unproven]:

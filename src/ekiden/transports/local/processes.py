@@ -21,6 +21,7 @@ from ekiden.engine import wire
 from ekiden.engine.store import FolderJournal
 from ekiden.engine.tasks import payload_types
 from ekiden.engine.worker import Job, Outcome, Setup, Worker
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 _worker: Worker

@@ -13,6 +13,7 @@ from ekiden.engine.method import INITIAL
 from ekiden.engine.store import Store
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
 from ekiden.engine.worker import Job, Outcome
+from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 from ekiden.transports.base import Start
 

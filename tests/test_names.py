@@ -1,0 +1,18 @@
+"""Names that say one thing each."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import ekiden
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    """Who reads a name knows which class is meant."""
+    root, found = Path(ekiden.__file__).parent, defaultdict[str, list[str]](list)
+    for file in sorted(root.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(file.relative_to(root)))
+    assert len(found) > 300
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
