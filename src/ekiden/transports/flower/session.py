@@ -38,7 +38,7 @@ from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name, no_samples
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
-from ekiden.transports.flower.custody import Record
+from ekiden.transports.flower.custody import Record, SignedTally
 from ekiden.transports.flower.measure import SiloTests
 from ekiden.transports.flower.parcel import Hello, said
 from ekiden.transports.flower.roll import Nodes, Roll
