@@ -21,7 +21,7 @@ from ekiden.experiments.experiment import Cell, Experiment
 from ekiden.experiments.launch import RunEnd
 from ekiden.experiments.paired import contrasts
 from ekiden.experiments.summary import divergence, summarise
-from ekiden.experiments.sweep import Run, Sweep
+from ekiden.experiments.sweep import Sweep, SweepRun
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def run_sweep(args: Sequence[str]) -> None:
     sweep.begin(swept, content)
     tried: set[str] = set()
     failed: dict[str, str] = {}
-    elsewhere: list[Run] = []
-    unkept: list[Run] = list(swept.runs())
+    elsewhere: list[SweepRun] = []
+    unkept: list[SweepRun] = list(swept.runs())
 
     def keep(content: str | None = None) -> None:
         sweep.note_failures(swept, tried, failed)
@@ -84,7 +84,7 @@ def run_sweep(args: Sequence[str]) -> None:
             sweep.keep_records(swept, content, options.records, unkept)
         unkept.clear()
 
-    def ended(run: Run, outcome: RunEnd) -> None:
+    def ended(run: SweepRun, outcome: RunEnd) -> None:
         """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
         if outcome.elsewhere:
             elsewhere.append(run)
@@ -105,7 +105,7 @@ def run_sweep(args: Sequence[str]) -> None:
         raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same command")
 
 
-def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed: Mapping[str, str]) -> int:
+def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], failed: Mapping[str, str]) -> int:
     """Print what there is now, and all that is missing; gives how many finished runs do not count."""
     came = results.collect(swept, cells)
     console.print(_table(swept.experiment, came))
@@ -127,7 +127,7 @@ def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[Run], failed:
 
 
 def _do(
-    runs: Sequence[Run], jobs: Sequence[launch.LaunchedRun], cores: int, ended: Callable[[Run, RunEnd], None]
+    runs: Sequence[SweepRun], jobs: Sequence[launch.LaunchedRun], cores: int, ended: Callable[[SweepRun, RunEnd], None]
 ) -> None:
     """Do what is left, and say of each run how it ended when it did."""
     folders = {job.folder for job in jobs}

@@ -27,7 +27,7 @@ OWN = (MARK, COPY, FAILED)
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One cell with one seed.
 
     Attributes:
@@ -88,11 +88,11 @@ class Sweep:
     file: str
     records: Mapping[str, Summary] = field(default_factory=dict)
 
-    def runs(self, cells: Iterable[Cell] | None = None) -> tuple[Run, ...]:
+    def runs(self, cells: Iterable[Cell] | None = None) -> tuple[SweepRun, ...]:
         """All runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
         chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
         names = [(cell, seed, f"{cell.slug}--seed{seed}") for seed in self.experiment.seeds for cell in chosen]
-        return tuple(Run(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
+        return tuple(SweepRun(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
 
     @property
     def command(self) -> str:
@@ -166,7 +166,7 @@ def opened(folder: Path) -> Sweep:
     return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
 
 
-def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[LaunchedRun]:
+def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
     """What is left to do of these runs, less those that cannot be read; begun ones go on as they began.
 
     Raises:
@@ -185,7 +185,7 @@ def jobs(sweep: Sweep, runs: Sequence[Run], device: str = "") -> list[LaunchedRu
     return [_job(sweep, run, device) for run, state in states if not state.result and not state.damage]
 
 
-def damaged(runs: Iterable[Run]) -> list[tuple[Run, str]]:
+def damaged(runs: Iterable[SweepRun]) -> list[tuple[SweepRun, str]]:
     """The runs that cannot be read, which are no jobs, and why."""
     return [(run, why) for run in runs if (why := run.state.damage)]
 
@@ -201,7 +201,7 @@ def begin(sweep: Sweep, content: str) -> None:
     write(sweep.folder / COPY, [content.encode()])
 
 
-def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[Run] | None = None) -> int:
+def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun] | None = None) -> int:
     """Add what is finished to a file of records, to which other sweeps may add too.
 
     Args:
@@ -234,7 +234,7 @@ def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> N
         write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
 
 
-def failures(sweep: Sweep) -> list[tuple[Run, str]]:
+def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
     """The runs that failed when they were last tried, and why."""
     why = _failed(sweep.folder)
     return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
@@ -279,14 +279,14 @@ def refuse_records(path: Path) -> None:
         )
 
 
-def _job(sweep: Sweep, run: Run, device: str) -> LaunchedRun:
+def _job(sweep: Sweep, run: SweepRun, device: str) -> LaunchedRun:
     plan = stored(run.folder) if run.begun else replace(run.plan, data=located(run.plan.data))
     if device and not run.begun:
         plan = replace(plan, hardware=replace(plan.hardware, device=device))
     return LaunchedRun(plan, run.folder, {"sweep": _about(sweep, run)})
 
 
-def _about(sweep: Sweep, run: Run) -> dict[str, Any]:
+def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
     """For which table a run is made."""
     return {
         "experiment": sweep.experiment.name,
