@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import WIDE, Sums, measure, size, widest
+from ekiden.base.sums import (
+    FARTHEST,
+    WIDE,
+    Sums,
+    TargetSums,
+    diagonal,
+    measure,
+    measure_targets,
+    size,
+    size_of_targets,
+    widest,
+)
 
 
 def drawn(n: int = 3000, width: int = 40, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -34,7 +45,7 @@ def test_three_samples_by_hand() -> None:
     assert sums.classes.tolist() == [[1, 2, 0], [0, 0, 0], [130, -1, -122]]
     assert sums.counts.tolist() == [1, 0, 2]
     assert (sums.samples, sums.width) == (3, 3)
-    assert sums.squares.tolist() == [10 + 127**2, 5, 25 + 127**2]
+    assert diagonal(sums.gram, 3).tolist() == [10 + 127**2, 5, 25 + 127**2]
     assert sums.matrix().tolist() == (x.double().T @ x.double()).tolist()
 
 
@@ -127,9 +138,9 @@ def test_the_widest_that_fits_a_budget(classes: int, each: int, fixed: int) -> N
         return size(classes, width) + each * width + fixed
 
     for budget in (bytes_of(1), bytes_of(2) - 1, 248_024, 10**7):
-        width = widest(budget, classes, each, fixed)
+        width = widest(budget, 4 * classes + each, 8 * classes + fixed)
         assert bytes_of(width) <= budget < bytes_of(width + 1)
-    assert widest(bytes_of(1) - 1, classes, each, fixed) == 0
+    assert widest(bytes_of(1) - 1, 4 * classes + each, 8 * classes + fixed) == 0
     x, y = drawn(5, 9)
     sums = of(x, y)
     assert size(4, 9) == sum(t.numel() * t.element_size() for t in vars(sums).values())
@@ -158,3 +169,75 @@ def test_wide_sums_are_exact_up_to_2_53() -> None:
     assert many.matrix().tolist() == [[float(most * WIDE**2)]]
     with pytest.raises(UserError, match="does not fit into 53 bits"):
         many.plus(one)
+
+
+def with_targets(n: int = 3000, width: int = 40) -> tuple[Tensor, Tensor]:
+    features, _ = drawn(n, width)
+    draw = torch.Generator().manual_seed(1)
+    return features, torch.randint(-FARTHEST, FARTHEST + 1, (n, 2), generator=draw).float()
+
+
+def of_targets(x: Tensor, y: Tensor, block: int = 100) -> TargetSums:
+    pairs = zip(torch.split(x, block), torch.split(y, block), strict=True)
+    return measure_targets(pairs, y.shape[1], x.shape[1])
+
+
+def test_targets_equal_whole_numbers_added_up_one_by_one() -> None:
+    """Targets of 20 bits, whose squares and products are beyond what float32 and int32 hold."""
+    x, y = with_targets()
+    sums, phi, rows = of_targets(x, y), x.long(), y.long()
+    assert torch.equal(sums.matrix().long(), phi.T @ phi)
+    assert torch.equal(sums.features, phi.sum(0))
+    assert torch.equal(sums.products, rows.T @ phi)
+    assert torch.equal(sums.targets, rows.sum(0))
+    assert torch.equal(sums.powers, rows.square().sum(0))
+    assert int(sums.powers.min()) > 2**40
+    assert sums.samples == 3000
+    tensors = [t for t in vars(sums).values() if isinstance(t, Tensor)]
+    assert size_of_targets(2, 40) == sum(t.numel() * t.element_size() for t in tensors) + 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_targets_give_the_same_bits_in_any_order_and_division(seed: int) -> None:
+    x, y = with_targets()
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=draw)
+    parts = torch.tensor_split(order, 1 + seed)
+    total = of_targets(x[parts[0]], y[parts[0]])
+    for part in parts[1:]:
+        total = total.plus(of_targets(x[part], y[part], block=1 + 37 * seed))
+    assert all(
+        torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+        for a, b in zip(vars(total).values(), vars(of_targets(x, y)).values(), strict=True)
+    )
+    rest = total.minus(of_targets(x[parts[0]], y[parts[0]]))
+    rows = torch.cat(parts[1:]) if seed else order[:0]
+    assert rest.samples == len(rows)
+    assert torch.equal(rest.products, y[rows].long().T @ x[rows].long())
+
+
+def test_targets_that_cannot_be_added_exactly_are_refused() -> None:
+    x, y = with_targets(10)
+    with pytest.raises(UserError, match="whole numbers"):
+        of_targets(x, y + 0.5 * (y.abs() < 1000) + 0.5)
+    with pytest.raises(UserError, match="farther than 1048576 steps"):
+        of_targets(x, y + 2 * FARTHEST)
+    with pytest.raises(UserError, match="whole numbers"):
+        of_targets(x, y * float("nan"))
+
+
+def test_sums_of_classes_and_of_targets_do_not_mix() -> None:
+    (x, y), (_, labels) = with_targets(10), drawn(10)
+    good, classes = of_targets(x, y), of(x, labels)
+    with pytest.raises(UserError, match="40 features and 4 classes cannot be combined with sums of 40 features and 2"):
+        classes.plus(good)
+    with pytest.raises(UserError, match="cannot be combined"):
+        good.minus(classes)
+    with pytest.raises(UserError, match="cannot be combined"):
+        good.plus(of_targets(x[:, :39], y))
+    with pytest.raises(UserError, match="negative"):
+        good.minus(good.plus(good))
+    with pytest.raises(UserError, match="do not fit together"):
+        TargetSums(good.gram, good.features, good.products[:1], good.targets, good.powers, 10)
+    with pytest.raises(UserError, match="int64"):
+        TargetSums(good.gram, good.features, good.products.int(), good.targets, good.powers, 10)

@@ -9,6 +9,7 @@ from torch import nn
 from ekiden import FederatedData, run
 from ekiden.base.errors import UserError
 from ekiden.conformance.subject import settings
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import GivenNetwork, Prepared, of_method
 from ekiden.models.split import SplitNetwork
@@ -49,7 +50,7 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
         assert not folder.exists(), line
         return
     own = Prepared(GivenNetwork(backbone()), "", part, 3)
-    size = Size.of(Network(of_method(own, method, (4,), 3, 3)()), (4,))
+    size = Size.of(Network(of_method(own, method, (4,), 3, 3, Classification())()), (4,))
     assert result.bytes == method.moved(result.state, len(few.clients), size)
     if type(method).own_network is Method.own_network and not method.extra_outputs:
         assert len(size.network.params) == PARTS[part]

@@ -85,7 +85,10 @@ def test_a_metric_from_a_file_is_the_headline(data: str, command: Command) -> No
     ("arguments", "line"),
     [
         (("fedseq", "--data", "mine.py:parts"), "numbers to predict need --task regression"),
-        (("fedgram", "--data", "mine.py:parts", "--task", "regression"), "fedgram needs one class for each sample"),
+        (
+            ("fedgram", "--head", "lda", "--data", "mine.py:parts", "--task", "regression"),
+            "fedgram needs one class for each sample, the task is regression: leave out the options",
+        ),
         (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "auroc"), "metric of regression"),
         (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "mine.py:no"), "mine.py 'no'"),
         (("fedseq", "--data", "mine.py:parts", "--task", "numbers"), "numbers"),

@@ -16,6 +16,7 @@ from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.watching import watched
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.outline import outline
 from ekiden.engine.transport import ClientMissing
@@ -300,7 +301,7 @@ def test_foreign_scales_are_refused(blobs: FederatedData) -> None:
         good._replace(centre=torch.full((8,), float("inf"))),
     ):
         with pytest.raises(UserError, match="the scales received"):
-            refitted(network.weights(), network.layout, Totals(bad, None))  # type: ignore[arg-type]
+            refitted(network.weights(), network.layout, Totals(bad, None), Classification())  # type: ignore[arg-type]
 
 
 def test_a_plan_knows_the_lap() -> None:

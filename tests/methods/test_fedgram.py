@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.base.sums import measure, size
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.engine.transport import ClientMissing
@@ -170,7 +171,7 @@ def test_a_frozen_network_is_left_as_it_is() -> None:
 
 
 def network(method: FedGram, build: Any = Tiny, shape: tuple[int, ...] = (4,), classes: int = 3) -> Network:
-    return Network(of_method(build, method, shape, classes, 0)())
+    return Network(of_method(build, method, shape, classes, 0, Classification())())
 
 
 @pytest.mark.parametrize(("text", "budget"), [("M", 404), ("50%", 202), ("3kB", 3000), ("0.01MB", 10000), ("600", 600)])
@@ -273,13 +274,13 @@ def test_filters_from_all_are_not_drawn_from_one_in_their_stead() -> None:
     [("colour", 3, True), ("colour", 1, False), ("always", 1, True), ("never", 3, False)],
 )
 def test_images_are_mirrored_where_wished(mirror: Any, channels: int, expected: bool) -> None:
-    made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3)
+    made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3, Classification())
     assert cast(PatchFeatures, as_split(made).features).patches.mirror == expected
 
 
 def test_images_too_small_for_patches_get_random_units() -> None:
     for shape, kind in (((3, 16, 16), PatchFeatures), ((1, 15, 28), RandomReLU), ((16,), RandomReLU)):
-        made = FedGram(width=16).own_network(Tiny(), shape, 3)
+        made = FedGram(width=16).own_network(Tiny(), shape, 3, Classification())
         assert isinstance(as_split(made).features, kind)
 
 

@@ -1,4 +1,4 @@
-"""Exact sums over samples: Gram matrix and class sums of features that are small whole numbers."""
+"""Exact sums over samples: Gram matrix and products with labels, of features that are small whole numbers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ LARGEST = 127
 """the largest absolute value of a feature"""
 WIDE = 2**15 - 1
 """that of features whose sums travel as int64"""
+FARTHEST = 2**20
+"""the largest absolute value of a target"""
 _ROWS = 1024  # 1024 · 127² < 2^24: float32 adds up so many products without rounding, in whatever order
 _STRIPE = 256  # columns of the Gram matrix that are computed together
 _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64, which adds them up, is exact up to the latter
@@ -48,8 +50,7 @@ class Sums:
             raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
         if self.gram.dtype not in _MOST or (self.classes.dtype, self.counts.dtype) != (self.gram.dtype, torch.int64):
             raise UserError("sums must be of int32 or int64, counts of int64: use one version of Ekiden everywhere")
-        if bool((self.counts < 0).any()) or bool((self.squares < 0).any()):
-            raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
+        _refuse_negative(self.counts, diagonal(self.gram, width))
 
     @property
     def width(self) -> int:
@@ -61,20 +62,11 @@ class Sums:
         """n, the number of samples."""
         return int(self.counts.sum())
 
-    @property
-    def squares(self) -> Tensor:
-        """(D,) the diagonal of Σ φφᵀ."""
-        width = self.width
-        rows = torch.arange(width, device=self.gram.device)
-        return self.gram[rows * width - rows * (rows - 1) // 2]
-
     def matrix(self) -> Tensor:
         """(D, D) float64, Σ φφᵀ, exact."""
-        upper = torch.zeros(self.width, self.width, dtype=torch.float64, device=self.gram.device)
-        upper[_upper(self.width, self.gram.device)] = self.gram.double()
-        return upper + upper.triu(1).T
+        return _symmetric(self.gram, self.width)
 
-    def plus(self, other: "Sums") -> "Sums":
+    def plus(self, other: "AnySums") -> "Sums":
         """The sums over the samples of both.
 
         Raises:
@@ -82,7 +74,7 @@ class Sums:
         """
         return self._combined(other, 1)
 
-    def minus(self, other: "Sums") -> "Sums":
+    def minus(self, other: "AnySums") -> "Sums":
         """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
 
         Raises:
@@ -90,17 +82,98 @@ class Sums:
         """
         return self._combined(other, -1)
 
-    def _combined(self, other: "Sums", sign: int) -> "Sums":
-        if self.classes.shape != other.classes.shape or self.gram.dtype != other.gram.dtype:
-            raise UserError(
-                f"sums of {self.width} features and {len(self.counts)} classes cannot be combined with sums of "
-                f"{other.width} and {len(other.counts)}: use the same method and model everywhere"
-            )
-        gram, classes = (
-            _narrow(a.long().add(b, alpha=sign), a.dtype)
-            for a, b in ((self.gram, other.gram), (self.classes, other.classes))
-        )
+    def _combined(self, other: "AnySums", sign: int) -> "Sums":
+        if not isinstance(other, Sums) or _kind(other) != _kind(self):
+            raise _unlike(self, other)
+        gram, classes = _added((self.gram, self.classes), (other.gram, other.classes), sign)
         return Sums(gram, classes, self.counts + sign * other.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetSums:
+    """What ridge regression needs to know of n samples with features φ (D,) and targets y (K,), all whole numbers.
+
+    Attributes:
+        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ as in `Sums`.
+        features: (D,) int64, Σ φ.
+        products: (K, D) int64, Σ yφᵀ.
+        targets: (K,) int64, Σ y.
+        powers: (K,) int64, Σ y².
+        samples: n.
+    """
+
+    gram: Tensor
+    features: Tensor
+    products: Tensor
+    targets: Tensor
+    powers: Tensor
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party.
+
+        Raises:
+            UserError: the parts do not fit each other, or cannot be sums of squares and counts.
+        """
+        parts = (self.gram, self.features, self.products, self.targets, self.powers)
+        shapes, width, outputs = tuple(tuple(part.shape) for part in parts), self.features.numel(), len(self.targets)
+        if not width or shapes != ((width * (width + 1) // 2,), (width,), (outputs, width), (outputs,), (outputs,)):
+            raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
+        if self.gram.dtype not in _MOST or {part.dtype for part in parts[1:]} != {torch.int64}:
+            raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
+        _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
+
+    @property
+    def width(self) -> int:
+        """D, the number of features."""
+        return len(self.features)
+
+    def matrix(self) -> Tensor:
+        """(D, D) float64, Σ φφᵀ, exact."""
+        return _symmetric(self.gram, self.width)
+
+    def plus(self, other: "AnySums") -> "TargetSums":
+        """The sums over the samples of both.
+
+        Raises:
+            UserError: they are of other features or targets, or too large.
+        """
+        return self._combined(other, 1)
+
+    def minus(self, other: "AnySums") -> "TargetSums":
+        """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
+
+        Raises:
+            UserError: they are of other features or targets, or `other` is no part of these sums.
+        """
+        return self._combined(other, -1)
+
+    def _combined(self, other: "AnySums", sign: int) -> "TargetSums":
+        if not isinstance(other, TargetSums) or _kind(other) != _kind(self):
+            raise _unlike(self, other)
+        mine, others = ((s.gram, s.features, s.products, s.targets, s.powers) for s in (self, other))
+        gram, features, products, targets, powers = _added(mine, others, sign)
+        return TargetSums(gram, features, products, targets, powers, self.samples + sign * other.samples)
+
+
+AnySums = Sums | TargetSums
+
+
+def _kind(sums: AnySums) -> tuple[torch.Size, torch.dtype]:
+    """What two sums must have in common."""
+    return (sums.classes if isinstance(sums, Sums) else sums.products).shape, sums.gram.dtype
+
+
+def _unlike(*both: AnySums) -> UserError:
+    mine, other = (
+        f"{s.width} features and {len(s.counts)} classes"
+        if isinstance(s, Sums)
+        else f"{s.width} features and {len(s.targets)} targets"
+        for s in both
+    )
+    return UserError(
+        f"sums of {mine} cannot be combined with sums of {other}: use the same method and model everywhere"
+    )
 
 
 def measure(
@@ -122,22 +195,89 @@ def measure(
     Raises:
         UserError: a feature is no such number, or a sum is too large for its type.
     """
-    kind, precision = (torch.int32, torch.float32) if largest <= LARGEST else (torch.int64, torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64, device=device)
+    gram = _Gram(width, device, largest)
     sums = torch.zeros(width, classes, dtype=torch.float64, device=device)
     counts = torch.zeros(classes, dtype=torch.int64, device=device)
     for features, labels in _regrouped(blocks):
+        phi = gram.add(features)
+        of = torch.nn.functional.one_hot(labels, classes).to(phi)
+        sums += phi.T @ of
+        counts += of.sum(0).long()
+    return Sums(gram.packed(), _narrow(sums.T.contiguous(), gram.kind), counts)
+
+
+def measure_targets(
+    blocks: Iterable[tuple[Tensor, Tensor]],
+    outputs: int,
+    width: int,
+    device: torch.device | str = "cpu",
+    largest: int = LARGEST,
+) -> TargetSums:
+    """The sums over samples that come in blocks of features and targets, as `measure`.
+
+    Args:
+        blocks: features (b, D) and targets (b, K), whole numbers in any floating-point type.
+        outputs: K.
+        width: D.
+        device: where features and targets are.
+        largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
+
+    Raises:
+        UserError: a feature or target is no such number, or a sum is too large for its type.
+    """
+    gram = _Gram(width, device, largest)
+    sums = torch.zeros(width, dtype=torch.int64, device=device)
+    products = torch.zeros(outputs, width, dtype=torch.int64, device=device)
+    targets, powers = torch.zeros(2, outputs, dtype=torch.int64, device=device)
+    count = 0
+    for features, rows in _regrouped(blocks):
+        phi, y = gram.add(features).double(), rows.double()
+        if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):  # also where one is NaN
+            raise UserError(f"exact sums need {outputs} targets for each sample that are whole numbers")
+        if float(y.abs().max()) > FARTHEST:
+            raise UserError(f"a target is farther than {FARTHEST} steps from 0: remove what lies so far from the rest")
+        sums += phi.sum(0).long()  # the sums of one block are whole numbers below 2^53
+        products += (y.T @ phi).long()
+        targets += y.sum(0).long()
+        powers += y.square().sum(0).long()
+        count += len(y)
+    sums, products, targets, powers = (_narrow(t, torch.int64) for t in (sums, products, targets, powers))
+    return TargetSums(gram.packed(), sums, products, targets, powers, count)
+
+
+class _Gram:
+    """Adds up Σ φφᵀ.
+
+    Attributes:
+        kind: the type as which it travels.
+    """
+
+    def __init__(self, width: int, device: torch.device | str, largest: int) -> None:
+        self.kind, self._precision = (
+            (torch.int32, torch.float32) if largest <= LARGEST else (torch.int64, torch.float64)
+        )
+        self._largest = largest
+        self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
+
+    def add(self, features: Tensor) -> Tensor:
+        """Add a block (b, D); returns it in a type in which products of its numbers add up exactly.
+
+        Raises:
+            UserError: a feature is no such number.
+        """
+        width, largest = len(self._total), self._largest
         if features.shape[1:] != (width,):
             raise UserError(f"features of shape {tuple(features.shape[1:])} where {width} numbers were announced")
         if not torch.equal(features.round().clamp(-largest, largest), features):  # also where one is NaN
             raise UserError(f"exact sums need features that are whole numbers from -{largest} to {largest}")
-        phi = features.to(precision)
-        of = torch.nn.functional.one_hot(labels, classes).to(phi)
+        phi = features.to(self._precision)
         for start in range(0, width, _STRIPE):
-            gram[start : start + _STRIPE, start:] += phi[:, start : start + _STRIPE].T @ phi[:, start:]
-        sums += phi.T @ of
-        counts += of.sum(0).long()
-    return Sums(_narrow(gram[_upper(width, gram.device)], kind), _narrow(sums.T.contiguous(), kind), counts)
+            self._total[start : start + _STRIPE, start:] += phi[:, start : start + _STRIPE].T @ phi[:, start:]
+        return phi
+
+    def packed(self) -> Tensor:
+        """The upper triangle as it travels."""
+        return _narrow(self._total[_upper(len(self._total), self._total.device)], self.kind)
 
 
 def size(classes: int, width: int, *, wide: bool = False) -> int:
@@ -145,14 +285,41 @@ def size(classes: int, width: int, *, wide: bool = False) -> int:
     return (1 + wide) * (2 * width * (width + 1) + 4 * classes * width) + 8 * classes
 
 
-def widest(budget: int, classes: int, each: int = 0, fixed: int = 0) -> int:
-    """The largest D of which sums, `each` more bytes a feature and `fixed` more in all take `budget` bytes or less.
+def size_of_targets(outputs: int, width: int, *, wide: bool = False) -> int:
+    """2D(D + 1) + 8(K + 1)D + 16K + 8, bytes of sums with targets; 2D(D + 1) more of wide features."""
+    return (1 + wide) * 2 * width * (width + 1) + 8 * (outputs + 1) * width + 16 * outputs + 8
+
+
+def widest(budget: int, each: int, fixed: int) -> int:
+    """The largest D of which 2D(D + 1), `each` bytes a feature and `fixed` more in all take `budget` bytes or less.
 
     0 or less where not even one feature fits.
     """
     # 2D² + bD ≤ room
-    b, room = 2 + 4 * classes + each, budget - fixed - 8 * classes
+    b, room = 2 + each, budget - fixed
     return (isqrt(b * b + 8 * room) - b) // 4 if room > 0 else 0
+
+
+def diagonal(gram: Tensor, width: int) -> Tensor:
+    """(D,) Σ φ², of a packed Σ φφᵀ."""
+    rows = torch.arange(width, device=gram.device)
+    return gram[rows * width - rows * (rows - 1) // 2]
+
+
+def _symmetric(gram: Tensor, width: int) -> Tensor:
+    """(D, D) float64 of a packed Σ φφᵀ."""
+    upper = torch.zeros(width, width, dtype=torch.float64, device=gram.device)
+    upper[_upper(width, gram.device)] = gram.double()
+    return upper + upper.triu(1).T
+
+
+def _refuse_negative(*squares: Tensor) -> None:
+    if any(bool((part < 0).any()) for part in squares):
+        raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
+
+
+def _added(mine: Iterable[Tensor], others: Iterable[Tensor], sign: int) -> tuple[Tensor, ...]:
+    return tuple(_narrow(a.long().add(b, alpha=sign), a.dtype) for a, b in zip(mine, others, strict=True))
 
 
 def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -185,7 +352,7 @@ def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
     Raises:
         UserError: one is too large.
     """
-    if len(values) and float(values.abs().max()) > _MOST[kind]:
+    if values.numel() and float(values.abs().max()) > _MOST[kind]:
         raise UserError(
             f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there are too many samples "
             "for one run; leave out clients, or some samples of the largest"

@@ -11,6 +11,7 @@ from torch import nn
 from ekiden import data as datasets
 from ekiden import models
 from ekiden.cli.console import console, first_line, parse
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import METHODS
@@ -95,7 +96,7 @@ def _moves(method: type[Method]) -> str:
     def chosen() -> nn.Module:
         return models.build("mlp", _SHAPE, _CLASSES)
 
-    made = of_method(chosen, method(), _SHAPE, _CLASSES, seed=0)
+    made = of_method(chosen, method(), _SHAPE, _CLASSES, seed=0, task=Classification())
     bytes_moved = method().cost(_CLIENTS, Size.of(Network(made()), _SHAPE))
     models_moved = bytes_moved / Size.of(Network(chosen()), _SHAPE)
     return f"{models_moved:,.0f}" if models_moved >= 100 else f"{models_moved:.2g}"

@@ -11,6 +11,7 @@ from ekiden.api import run
 from ekiden.base.settings import Training
 from ekiden.conformance import toy
 from ekiden.conformance.subject import CLIENTS, Broken, Subject, files, same, settings
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
 from ekiden.results.result import Result
@@ -58,7 +59,7 @@ def counts_every_pass(subject: Subject) -> None:
 def ledger_equals_the_cost(subject: Subject) -> None:
     """The ledger is as long as `cost` says, or shorter and as long as `moved` says."""
     method, result = subject.small, subject.plain
-    size = Size.of(Network(of_method(toy.Tiny, method, (4,), 3, 3)()), (4,))
+    size = Size.of(Network(of_method(toy.Tiny, method, (4,), 3, 3, Classification())()), (4,))
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
     if result.bytes != moved:
         says = "cost" if type(method).moved is Method.moved else "moved"

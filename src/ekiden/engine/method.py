@@ -9,6 +9,7 @@ from torch import nn
 
 from ekiden.base.checks import Checked
 from ekiden.base.refs import EVERYONE, Ref
+from ekiden.data import tasks
 from ekiden.data.tasks import Need
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
@@ -48,6 +49,8 @@ NUMBERS: frozenset[Need] = frozenset({"numbers"})
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
+_CLASSES = tasks.Classification()
+
 
 @dataclass(frozen=True)
 class State:
@@ -74,16 +77,18 @@ class Size(int):
     Attributes:
         network: the network.
         shape: of one sample.
+        task: what the labels mean.
     """
 
     network: Network
     shape: tuple[int, ...]
+    task: tasks.Task
 
     @classmethod
-    def of(cls, network: Network, shape: tuple[int, ...] = ()) -> Self:
+    def of(cls, network: Network, shape: tuple[int, ...] = (), task: tasks.Task = _CLASSES) -> Self:
         """The size of `network`, which takes samples of `shape`."""
         size = cls(wire.size(network.weights()))
-        size.network, size.shape = network, shape
+        size.network, size.shape, size.task = network, shape, task
         return size
 
     @property
@@ -139,7 +144,7 @@ class Method(Checked, ABC):
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task) -> nn.Module:
         """The parties' network, made from the one that the user chose; by default that itself.
 
         All parties make it, with torch's random state set by the run's seed.
@@ -148,6 +153,7 @@ class Method(Checked, ABC):
             network: what the user chose, for samples of `shape` and so many `classes`; it may be changed.
             shape: of one sample.
             classes: K, the outputs that the network made must have.
+            task: what the labels mean.
         """
         return network
 

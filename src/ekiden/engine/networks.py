@@ -13,6 +13,7 @@ from ekiden import models
 from ekiden.base.seeds import derive
 from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
+from ekiden.data.tasks import Task
 from ekiden.engine.method import Method
 from ekiden.models import training_part
 from ekiden.models.widen import Widened
@@ -113,12 +114,13 @@ class OfMethod:
     shape: tuple[int, ...]
     classes: int
     seed: int
+    task: Task
 
     def __call__(self) -> nn.Module:
         module = self.build()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "own network"))
-            return self.method.own_network(module, self.shape, self.classes)
+            return self.method.own_network(module, self.shape, self.classes, self.task)
 
 
 def builder(
@@ -141,18 +143,23 @@ def builder(
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
         build = NamedNetwork(name, shape, classes, seed, dataset.inputs)
     training_part.check(train, method.title(), averages=method.averages)
-    return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed)
+    return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed, dataset.task)
 
 
 def of_method(
-    build: Callable[[], nn.Module], method: Method, shape: tuple[int, ...], classes: int, seed: int
+    build: Callable[[], nn.Module],
+    method: Method,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    task: Task,
 ) -> Callable[[], nn.Module]:
     """`build`, or what makes of it the network that the parties of a run of `method` have."""
     if method.extra_outputs:
         build = Widened(build, method.extra_outputs, seed)
     if type(method).own_network is Method.own_network:
         return build
-    return OfMethod(build, method, shape, classes, seed)
+    return OfMethod(build, method, shape, classes, seed, task)
 
 
 def network_name(build: Callable[[], nn.Module]) -> str | None:

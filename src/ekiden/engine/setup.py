@@ -76,7 +76,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
             f"give its last layer {dataset.outputs} outputs"
         )
-    worker.setup.method.check_network(Size.of(worker.network, dataset.shape))
+    worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
 
 
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class Client:
     @property
     def size(self) -> Size:
         """M, the bytes of a model, which knows the network."""
-        return Size.of(self._bench.network, self.shape)
+        return Size.of(self._bench.network, self.shape, self.task)
 
     @property
     def head(self) -> Part:

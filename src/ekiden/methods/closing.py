@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
-from ekiden.base.sums import WIDE, Sums, measure, size
-from ekiden.data.tasks import Need
+from ekiden.base.sums import WIDE, AnySums
+from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, HasModel, Method, Size, State, on_client
+from ekiden.engine.method import VECTORS, HasModel, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.methods.blocks.label_sums import size_of_sums, sums_of
 from ekiden.training.layout import Layout
 from ekiden.training.network import trial
 from ekiden.training.weights import Weights
@@ -47,7 +48,7 @@ class Totals(NamedTuple):
     """
 
     scales: Scales
-    sums: Sums
+    sums: AnySums
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class ClosingLap(Method):
 
     The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
     training samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it,
-    else to the server. Ridge regression with λ by generalised cross-validation of the totals replaces the classifier,
-    scaled by a temperature so that its softmax gives probabilities. All else of the model stays as it is.
+    else to the server. Ridge regression with λ by generalised cross-validation of the totals replaces the last layer,
+    scaled by a temperature so that its softmax gives probabilities (of labels, by logits). All else of the model stays
+    as it is.
 
     Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
     handed on instead of sent to the server; λ is not chosen on data.
@@ -108,8 +110,8 @@ class ClosingLap(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes: sums over the samples of each."""
-        return self.method.needs | CLASSES
+        """Vectors, which least squares brings the outputs to."""
+        return self.method.needs | VECTORS
 
     def check(self, clients: Sequence[str]) -> None:
         """As the method does."""
@@ -177,7 +179,7 @@ class ClosingLap(Method):
     def _closed(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
         if isinstance(s.body, Ref):
             return fed.call(self.lap_close, s.body.owner, s.body, s.totals)
-        return refitted(s.body, fed.layout, fed.get(s.totals))
+        return refitted(s.body, fed.layout, fed.get(s.totals), fed.task)
 
     @property
     def lap_body(self) -> Any:
@@ -203,25 +205,28 @@ class ClosingLap(Method):
                 scales = before.scales
                 refuse_foreign(scales, client.layout)
             blocks = ((whole(h, scales), y) for h, y in features)
-            own = measure(blocks, client.classes, len(scales.centre), model.params.device, WIDE)
+            own = sums_of(blocks, client.task, client.classes, len(scales.centre), model.params.device, WIDE)
         return Totals(scales, client.added(before.sums if before else None, own))
 
     @on_client
     def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:
         """The model with the classifier that the totals give."""
-        return refitted(model, client.layout, totals)
+        return refitted(model, client.layout, totals, client.task)
 
     def steps(self, clients: int) -> int:
         """Those of the method, N hops and the solution."""
         return self.method.steps(clients) + clients + 1
 
     def cost(self, clients: int, model: Size) -> int:
-        """What the method costs and N·(M + S), with S = 4D(D + 1) + 8KD + 8K + 8D; less M where a client has it."""
-        return self.method.cost(clients, model) + clients * (model + handed_on(model.layout))
+        """What the method costs and N·(M + S); less M where a client has it.
+
+        S = 4D(D + 1) + 8KD + 8K + 8D; 8D + 8K + 8 more unless labels are classes.
+        """
+        return self.method.cost(clients, model) + clients * (model + handed_on(model))
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
         """What the method has moved; (N - 1)·M and N·S if a client had its model, N·(M + S) if the server had it."""
-        before, sums = self.method.moved(end, clients, model), handed_on(model.layout)
+        before, sums = self.method.moved(end, clients, model), handed_on(model)
         if isinstance(end.model, Ref):
             return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
         return before + clients * (model + sums)
@@ -231,10 +236,10 @@ _TASKS = ("lap_body", "lap_add", "lap_close")
 _DECLARED = ("private", "pools_data", "averages", "skips", "splits_model", "needs_validation")
 
 
-def handed_on(layout: Layout) -> int:
+def handed_on(model: Size) -> int:
     """S, bytes of a hand-off without the model."""
-    features = layout.head.inputs - 1
-    return size(layout.classes, features, wide=True) + 8 * features
+    features = model.layout.head.inputs - 1
+    return size_of_sums(model.task, model.layout.classes, features, wide=True) + 8 * features
 
 
 def settled(features: Tensor) -> Scales:
@@ -265,11 +270,11 @@ def whole(features: Tensor, scales: Scales) -> Tensor:
     return ((features - scales.centre) * scales.gain).round().clamp(-WIDE, WIDE)
 
 
-def refitted(model: Weights, layout: Layout, totals: Totals) -> Weights:
+def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weights:
     """`model` with the classifier that the totals give, written for the features as they are."""
     refuse_foreign(totals.scales, layout)
-    m = heads.moments(totals.sums)
-    rows = m.rows(heads.calibrated(heads.ridge(m), m))
+    m = heads.moments(totals.sums, task.unit)
+    rows = m.rows(heads.outputs(heads.ridge(m), m, task))
     centre, gain = (t.cpu().double() for t in totals.scales)
     weight = rows[:, :-1] * gain
     rows = torch.cat([weight, (rows[:, -1] - weight @ centre)[:, None]], 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, Positive
 from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
-from ekiden.data.tasks import Need
+from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.wire import recorded_as
@@ -146,7 +146,7 @@ class DeepAFL(Method):
         """There is no classifier before the first sums."""
         return Solved(model=None)
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """A linear classifier of the inputs, where these are the features."""
         if self.features == "network":
             return network

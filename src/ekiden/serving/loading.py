@@ -104,8 +104,9 @@ class _Opened:
             outside.refuse_changed(config.get("plan", {}).get("code", {}))
             method = method_in(config)
             config = _complete(config, method, folder)
-        shape, outputs = tuple(config["input"]["shape"]), task_in(config).outputs(config["classes"])
-        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"])
+        shape, task = tuple(config["input"]["shape"]), task_in(config)
+        outputs = task.outputs(config["classes"])
+        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"], task)
         own = _Same(made, config.get("frozen", {}).get("digest", ""))
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 

@@ -86,6 +86,9 @@ class Task(Checked, ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     """All that can be measured; the first is the headline unless `metric` names another."""
 
+    unit: ClassVar[int] = 1
+    """What 1 in `targets` is counted as where exact sums need whole numbers."""
+
     metric: str | Metric = field(default="", kw_only=True)
     """The headline metric by its name, or one of the user's own: a `Metric`, or PATH.py:NAME of a function or of a
     `Metric`. Empty: the task's first."""

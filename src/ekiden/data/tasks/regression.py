@@ -31,6 +31,7 @@ class Regression(Task):
     kind: ClassVar[str] = "regression"
     offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_NUMBERS
+    unit: ClassVar[int] = 4096
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[Positive, ...] = (1.0,)

@@ -1,14 +1,16 @@
-"""Linear classifiers in closed form, from the sums that clients add up."""
+"""Linear heads in closed form, from the sums that clients add up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import Sums
+from ekiden.base.sums import AnySums, Sums
+from ekiden.data.tasks import Classification, MultiLabel, Task
 
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
 """values of λ/n that are tried: 10^-6 to 10, four a decade"""
@@ -17,7 +19,7 @@ _DRAWS = 4_000_000  # numbers drawn for a temperature, at most
 
 
 class Head(NamedTuple):
-    """A linear classifier of standardised features z: scores = weight z + bias.
+    """A linear head of standardised features z: scores = weight z + bias.
 
     Attributes:
         weight: (K, D) float64.
@@ -34,36 +36,45 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments of the features z = (φ - μ)/σ, float64; z is 0 where φ never changes.
+    """Moments of the features z = (φ - μ)/σ and targets y, float64; z is 0 where φ never changes.
+
+    The targets of classification are one-hot: `targets` and `powers` are the numbers of samples of each class then, and
+    `products` the sums over the samples of each class.
 
     Attributes:
-        counts: (K,) n_c, the samples of each class.
+        n: number of samples.
         mean: (D,) μ.
         scale: (D,) 1/σ, or 0.
         scatter: (D, D) Σ zzᵀ.
-        classes: (K, D) Σ z over the samples of each class.
+        total: (D,) Σ z.
+        products: (K, D) Σ yzᵀ.
+        targets: (K,) Σ y.
+        powers: (K,) Σ y².
     """
 
-    counts: Tensor
+    n: float
     mean: Tensor
     scale: Tensor
     scatter: Tensor
-    classes: Tensor
+    total: Tensor
+    products: Tensor
+    targets: Tensor
+    powers: Tensor
 
     @property
-    def n(self) -> float:
-        """The number of samples."""
-        return float(self.counts.sum())
+    def spread(self) -> float:
+        """Σ ‖y - ȳ‖²."""
+        return float(self.powers.sum()) - float(self.targets.square().sum()) / self.n
 
     @property
     def means(self) -> Tensor:
         """(K, D) mean z of each class; that of a class without samples is 0, the mean of all."""
-        return self.classes / self.counts.clamp(min=1)[:, None]
+        return self.products / self.targets.clamp(min=1)[:, None]
 
     @property
     def within(self) -> Tensor:
         """(D, D) Σ (z - m)(z - m)ᵀ, m being the mean of the sample's class."""
-        return self.scatter - self.classes.T @ self.means
+        return self.scatter - self.products.T @ self.means
 
     def rows(self, head: Head) -> Tensor:
         """(K, D + 1) weights and biases that give the scores of `head` for features φ as they are."""
@@ -71,44 +82,64 @@ class Moments:
         return torch.cat([weight, (head.bias - weight @ self.mean)[:, None]], 1)
 
 
-def moments(sums: Sums) -> Moments:
+def moments(sums: AnySums, unit: int = 1) -> Moments:
     """The moments behind `sums`, on the CPU.
 
     n²·covariance = n·Σ φφᵀ - Σφ Σφᵀ is a difference of whole numbers, exact up to 747,000 samples.
 
+    Args:
+        sums: of all samples.
+        unit: what 1 is counted as in targets; see `Task.unit`.
+
     Raises:
         UserError: there are no samples.
     """
-    if not sums.samples:
-        raise UserError("there are no samples behind these sums: no classifier can be made")
-    counts, classes, n = sums.counts.cpu().double(), sums.classes.cpu().double(), float(sums.samples)
-    features = classes.sum(0)
+    features, products, targets, powers = _doubles(sums, unit)
+    n = float(sums.samples)
     scatter = n * sums.matrix().cpu() - torch.outer(features, features)  # n²·covariance
     variance = scatter.diagonal().clone()
     scale = torch.where(variance > 0, n / variance.clamp(min=1).sqrt(), 0.0)
     scatter *= torch.outer(scale, scale) / n
     mean = features / n
-    return Moments(counts, mean, scale, scatter, (classes - torch.outer(counts, mean)) * scale)
+    products = (products - torch.outer(targets, mean)) * scale
+    total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
+    return Moments(n, mean, scale, scatter, total, products, targets, powers)
 
 
-def moments_around(sums: Sums, mean: Tensor, scale: Tensor) -> Moments:
+def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
     """The moments behind `sums` of features that are standardised by another mean and scale (D,), on the CPU.
+
+    Raises:
+        UserError: there are no samples.
+    """
+    features, products, targets, powers = _doubles(sums, unit)
+    mean, scale = mean.double(), scale.double()
+    cross = torch.outer(features, mean)
+    scatter = sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
+    scatter *= torch.outer(scale, scale)
+    products = (products - torch.outer(targets, mean)) * scale
+    total = products.sum(0) if isinstance(sums, Sums) else (features - sums.samples * mean) * scale
+    return Moments(float(sums.samples), mean, scale, scatter, total, products, targets, powers)
+
+
+def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σ φ, Σ yφᵀ, Σ y and Σ y², float64 on the CPU.
 
     Raises:
         UserError: there are no samples.
     """
     if not sums.samples:
         raise UserError("there are no samples behind these sums: no classifier can be made")
-    counts, classes = sums.counts.cpu().double(), sums.classes.cpu().double()
-    mean, scale = mean.double(), scale.double()
-    cross = torch.outer(classes.sum(0), mean)
-    scatter = sums.matrix().cpu() - cross - cross.T + sums.samples * torch.outer(mean, mean)
-    scatter *= torch.outer(scale, scale)
-    return Moments(counts, mean, scale, scatter, (classes - torch.outer(counts, mean)) * scale)
+    if isinstance(sums, Sums):
+        counts, classes = sums.counts.cpu().double(), sums.classes.cpu().double()
+        return classes.sum(0), classes, counts, counts
+    parts = (sums.features, sums.products, sums.targets, sums.powers)
+    features, products, targets, powers = (part.cpu().double() for part in parts)
+    return features, products / unit, targets / unit, powers / unit**2
 
 
 def ridge(m: Moments, penalty: float = 0.0) -> Head:
-    """Ridge regression of one-hot labels y on z; the constant is not penalised.
+    """Ridge regression of targets y on z; the constant is not penalised. The targets of classification are one-hot.
 
     Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a penalty, λ/n is the one of `GRID` with the least error of generalised
     cross-validation, n·RSS/(n - df)², among those with df ≤ n/2: where nearly as many parameters as samples are free,
@@ -121,13 +152,12 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
         m: of all samples.
         penalty: λ/n; 0: by cross-validation.
     """
-    spread = m.n - float(m.counts.square().sum()) / m.n
-    weight, chosen, freedom = _solved(m.scatter, m.classes.T, spread, m.n, (penalty,) if penalty else GRID)
-    return Head(weight, m.counts / m.n, chosen, freedom)
+    weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, (penalty,) if penalty else GRID)
+    return Head(weight, m.targets / m.n, chosen, freedom)
 
 
 def personal_ridge(m: Moments, towards: Head) -> Head:
-    """Ridge regression of one-hot labels y on z towards another head W₀; the constant is not penalised.
+    """Ridge regression of targets y on z towards another head W₀; the constant is not penalised.
 
     Minimises Σ ‖y - W z - b‖² + λ‖W - W₀‖², which is ridge regression of the residuals y - W₀ z. λ/n is chosen as in
     `ridge`, from values up to 10^4.
@@ -136,13 +166,12 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
         m: of one client's samples, standardised as `towards` expects.
         towards: W₀.
     """
-    total, shares = m.classes.sum(0), m.counts / m.n
+    total, shares = m.total, m.targets / m.n
     middle = total / m.n
     scatter = m.scatter - m.n * torch.outer(middle, middle)
-    cross = m.classes.T - torch.outer(total, shares)  # Σ (z - z̄)(y - ȳ)ᵀ, (D, K)
+    cross = m.products.T - torch.outer(total, shares)  # Σ (z - z̄)(y - ȳ)ᵀ, (D, K)
     answered = scatter @ towards.weight.T  # Σ (z - z̄)(W₀ z - W₀ z̄)ᵀ
-    spread = m.n - float(m.counts.square().sum()) / m.n
-    spread += float((towards.weight.T * (answered - 2 * cross)).sum())
+    spread = m.spread + float((towards.weight.T * (answered - 2 * cross)).sum())
     change, chosen, freedom = _solved(scatter, cross - answered, spread, m.n, (*GRID, *_FAR))
     weight = towards.weight + change
     return Head(weight, shares - weight @ middle, chosen, freedom)
@@ -184,7 +213,7 @@ def lda(m: Moments, shrink: float) -> Head:
 
     Σ is shrunk to (1 - α) Σ + α tr(Σ)/D I.
     """
-    return _gaussian(m, m.within / max(m.n - float((m.counts > 0).sum()), 1.0), shrink)
+    return _gaussian(m, m.within / max(m.n - float((m.targets > 0).sum()), 1.0), shrink)
 
 
 def cgs(m: Moments, shrink: float) -> Head:
@@ -195,7 +224,7 @@ def cgs(m: Moments, shrink: float) -> Head:
 def ncm(m: Moments) -> Head:
     """The nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
     means = m.means
-    return Head(means, torch.where(m.counts > 0, -means.square().sum(1) / 2, -1e9))
+    return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
@@ -203,8 +232,38 @@ def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
     level = float(covariance.diagonal().mean())
     shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
     weight = torch.linalg.solve(shrunk, m.means.T).T
-    priors = (m.counts.clamp(min=0.5) / m.n).log()
+    priors = (m.targets.clamp(min=0.5) / m.n).log()
     return Head(weight, priors - (weight * m.means).sum(1) / 2)
+
+
+def outputs(head: Head, m: Moments, task: Task) -> Head:
+    """The head whose scores are what a network of this task gives: logits of classes or labels, or numbers."""
+    if isinstance(task, Classification):
+        return calibrated(head, m)
+    return label_logits(head, m) if isinstance(task, MultiLabel) else head
+
+
+def label_logits(head: Head, m: Moments) -> Head:
+    """The head with the scores of each label as logits: the scores of the samples with and without it as Gaussians.
+
+    Both have the variance within; means and variance follow from the totals, corrected as in `calibrated`. Their
+    log-likelihood ratio is linear in the score. No logit of a mean is larger than that of one error in n + 2 samples.
+    Targets are 1 and -1.
+    """
+    with_, without = (m.n + m.targets) / 2, (m.n - m.targets) / 2
+    both = (m.total + m.products) / 2, (m.total - m.products) / 2  # Σ z of the samples with and without the label
+    first, second = (
+        (head.weight * part).sum(1) / count.clamp(min=1) for part, count in zip(both, (with_, without), strict=True)
+    )
+    power = ((head.weight @ m.scatter) * head.weight).sum(1)
+    variance = (power - with_ * first.square() - without * second.square()).clamp(min=0) / m.n
+    larger = 1 / (1 - min(head.freedom, 0.9))
+    first, second = 1 - (1 - first - head.bias) * larger, -1 + (second + head.bias + 1) * larger
+    gap = (first - second).clamp(min=0)
+    slope = torch.minimum(gap / (variance * larger**2).clamp(min=1e-12), 2 * log(m.n + 2) / gap.clamp(min=1e-12))
+    slope = torch.where((with_ > 0) & (without > 0), slope, 0.0)
+    odds = ((with_ + 0.5) / (without + 0.5)).log()
+    return head._replace(weight=head.weight * slope[:, None], bias=odds + slope * (head.bias - (first + second) / 2))
 
 
 def calibrated(head: Head, m: Moments) -> Head:
@@ -216,8 +275,8 @@ def calibrated(head: Head, m: Moments) -> Head:
     of a sample that is left out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times. The draws
     are always the same, so that equal sums give equal bits.
     """
-    labels = (m.counts > 0).nonzero().flatten()
-    classes, shares, wrong = len(m.counts), m.counts[labels] / m.n, 1 / (m.n + 2)
+    labels = (m.targets > 0).nonzero().flatten()
+    classes, shares, wrong = len(m.targets), m.targets[labels] / m.n, 1 / (m.n + 2)
     centres = m.means @ head.weight.T + head.bias
     spread = head.weight @ (m.within / m.n) @ head.weight.T
     if head.freedom:

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import size, widest
+from ekiden.base.sums import widest
+from ekiden.data.tasks import Task
+from ekiden.methods.blocks.label_sums import size_of_sums
 from ekiden.models.split import as_split
 from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
 from ekiden.training import frozen
@@ -36,13 +38,15 @@ class Room:
         width: D, where the user chose it; 0: as many features as fit into the bytes.
         text: the bytes as the user wrote them: M, a share of M, or a size.
         model: M, bytes of a model of the user's network.
-        classes: K.
+        outputs: K.
+        task: what the labels mean, which decides what sums there are.
     """
 
     width: int
     text: str
     model: int
-    classes: int
+    outputs: int
+    task: Task
 
     @property
     def bytes(self) -> int:
@@ -54,6 +58,10 @@ class Room:
         number, unit = float(found[1]), found[2]
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
+    def sums(self, width: int) -> int:
+        """Bytes of the sums over so many features."""
+        return size_of_sums(self.task, self.outputs, width)
+
     def features(self, each: int, fixed: int) -> int:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
 
@@ -62,9 +70,11 @@ class Room:
         """
         if self.width:
             return self.width
-        found = widest(self.bytes, self.classes, each, fixed)
+        # Sums are 2D(D + 1) bytes, some more a feature, and some more in all.
+        once, twice = (self.sums(width) - 2 * width * (width + 1) for width in (1, 2))
+        found = widest(self.bytes, twice - once + each, 2 * once - twice + fixed)
         if found < 1:
-            least = size(self.classes, 1) + each + fixed
+            least = self.sums(1) + each + fixed
             raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has room for no feature: give {least}B or more")
         return found
 
@@ -92,7 +102,7 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
         inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
     width = room.features(each=4, fixed=4 * inputs)
     if width < inputs:
-        least = size(room.classes, inputs) + 8 * inputs
+        least = room.sums(inputs) + 8 * inputs
         raise UserError(
             f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves room for "
             f"{width}: give --width {inputs} or --bytes {least}B, or more"

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
-from ekiden.base.sums import Sums, measure, size
-from ekiden.data.tasks import Need
+from ekiden.base.sums import AnySums
+from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.methods.blocks.label_sums import size_of_sums, sums_of
 from ekiden.methods.fedgram import features as fixed
 from ekiden.methods.fedgram.features import features_of
 from ekiden.methods.fedgram.handed import Common, Handoff, PatchMoments, Settled, Summing
@@ -92,8 +93,9 @@ class FedGram(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes; and numbers, unless the network makes the features."""
-        return CLASSES if self.features == "network" else CLASSES | NUMBERS
+        """Vectors, or classes if the head is not ridge regression; numbers, unless the network makes the features."""
+        labels = VECTORS if self.head == "ridge" else CLASSES
+        return labels if self.features == "network" else labels | NUMBERS
 
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""
@@ -112,14 +114,13 @@ class FedGram(Method):
         if self.dictionary == "all" and not isinstance(features_of(model.network.module), PatchFeatures):
             raise UserError("--dictionary all is for patches of images: leave it out")
 
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """Fixed features and a linear head."""
-        features = self._features(network, shape, classes)
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        features = self._features(network, shape, fixed.Room(self.width, self.bytes, model, classes, task))
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
-    def _features(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> WholeFeatures:
-        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        room = fixed.Room(self.width, self.bytes, model, classes)
+    def _features(self, network: nn.Module, shape: tuple[int, ...], room: fixed.Room) -> WholeFeatures:
         if self.features == "network":
             return fixed.frozen_network(as_split(network).features, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
@@ -183,7 +184,7 @@ class FedGram(Method):
         if self.personal and not s.personal:
             t = s.totals
             assert t is not None, "there is a model"
-            common = self.common(t) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
+            common = self.common(t, fed.task) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
             yield s.next(personal=tuple(fed.call(self.personalise, client, INITIAL, common) for client in clients))
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
@@ -191,7 +192,7 @@ class FedGram(Method):
         if s.totals is None:
             raise UserError("no client has answered: start them, then begin the run again")
         if isinstance(s.totals, Handoff):
-            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals))
+            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task))
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
 
     @on_client
@@ -229,7 +230,7 @@ class FedGram(Method):
         return features.tell()
 
     @on_client
-    def measure(self, client: Client, model: Weights, settled: Settled, before: Sums | None) -> Sums:
+    def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
         """The sums over own samples, added to those received."""
         features = features_of(client.network(model))
         features.adopt(settled)
@@ -241,7 +242,7 @@ class FedGram(Method):
         return totals.settled
 
     @on_client
-    def without(self, client: Client, totals: Handoff, part: Sums) -> Handoff:
+    def without(self, client: Client, totals: Handoff, part: AnySums) -> Handoff:
         """The totals, as if the samples of `part` had never been among them."""
         return Handoff(totals.settled, totals.sums.minus(part))
 
@@ -253,16 +254,16 @@ class FedGram(Method):
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
         """The network with the classifier that the totals give."""
-        return self.solved(client.network(model), totals)
+        return self.solved(client.network(model), totals, client.task)
 
     @on_client
     def share(self, client: Client, totals: Handoff) -> Common:
         """The head of all, for clients that make one of their own."""
-        return self.common(totals)
+        return self.common(totals, client.task)
 
-    def common(self, totals: Handoff) -> Common:
+    def common(self, totals: Handoff, task: Task) -> Common:
         """The same from the totals."""
-        m = heads.moments(totals.sums)
+        m = heads.moments(totals.sums, task.unit)
         head = heads.ridge(m, self.penalty)
         return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
 
@@ -271,14 +272,15 @@ class FedGram(Method):
         """The network with a head for this client's samples."""
         network = client.network(model)
         features_of(network).adopt(common.settled)
-        m = heads.moments_around(own_sums(client, features_of(network)), common.mean.cpu(), common.scale.cpu())
+        own, unit = own_sums(client, features_of(network)), client.task.unit
+        m = heads.moments_around(own, common.mean.cpu(), common.scale.cpu(), unit)
         towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
-        return with_head(network, heads.calibrated(heads.personal_ridge(m, towards), m), m)
+        return with_head(network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m)
 
-    def solved(self, network: nn.Module, totals: Handoff) -> Weights:
+    def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
         """`network` with the features and the classifier of the totals, as weights."""
         features_of(network).adopt(totals.settled)
-        m = heads.moments(totals.sums)
+        m = heads.moments(totals.sums, task.unit)
         match self.head:
             case "ridge":
                 head = heads.ridge(m, self.penalty)
@@ -288,7 +290,7 @@ class FedGram(Method):
                 head = heads.cgs(m, self.shrink)
             case "ncm":
                 head = heads.ncm(m)
-        return with_head(network, heads.calibrated(head, m), m)
+        return with_head(network, heads.outputs(head, m, task), m)
 
     @property
     def one_model(self) -> bool:
@@ -310,7 +312,7 @@ class FedGram(Method):
         return clients + 1 + self._passes(clients) + self.personal
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(2D(D + 1) + 4KD + 8K + S).
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 in place of 4KD + 8K unless labels are classes.
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u.
         In a star the sums of all go to the server, and S to the others and the server.
@@ -319,7 +321,7 @@ class FedGram(Method):
         are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features, star = features_of(model.network.module), self.shape == "star"
-        each = size(model.layout.classes, features.width) + features.told_bytes()
+        each = size_of_sums(model.task, model.layout.classes, features.width) + features.told_bytes()
         if self.personal:
             width, classes = features.width, model.layout.classes
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
@@ -331,12 +333,12 @@ class FedGram(Method):
         return (clients - 1) * each + (clients * moments if clients > 1 else 0)
 
 
-def own_sums(client: Client, features: WholeFeatures) -> Sums:
+def own_sums(client: Client, features: WholeFeatures) -> AnySums:
     """The sums over the client's own samples."""
     with torch.no_grad():
         # In the order in which they lie, so that features in floating point are the same bits in every step.
         blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
-        return measure(blocks, client.classes, features.width, client.unit().device)
+        return sums_of(blocks, client.task, client.classes, features.width, client.unit().device)
 
 
 def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ekiden.base.refs import Ref
-from ekiden.base.sums import Sums
+from ekiden.base.sums import AnySums
 from ekiden.engine.method import State
 from ekiden.models.patch_filters import PatchSums
 from ekiden.training.weights import Weights
@@ -24,7 +24,7 @@ class Handoff(NamedTuple):
     """
 
     settled: Settled
-    sums: Sums
+    sums: AnySums
 
 
 class Common(NamedTuple):

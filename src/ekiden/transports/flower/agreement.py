@@ -21,6 +21,7 @@ from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.worker import Setup
@@ -154,7 +155,7 @@ class Agreement:
         inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
         named = NamedNetwork(model, self.shape, len(self.classes), self.seed, inputs)
         prepared = Prepared(named, weights, self.train, self.seed)
-        return of_method(prepared, method, self.shape, len(self.classes), self.seed)
+        return of_method(prepared, method, self.shape, len(self.classes), self.seed, Classification())
 
 
 def parse(text: str) -> Agreement:

@@ -167,7 +167,7 @@ def run(
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # what the server computes is the same bits on any machine
     check_reading(plan, agreed, setup)
-    plan.whole.check_network(Size.of(Network(setup.build()), setup.dataset.shape))
+    plan.whole.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
     roll.introduce(agreed.text())
     hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
