@@ -1,11 +1,13 @@
 """Flat vectors under a module."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from ekiden import UserError
-from ekiden.training.network import Network
+from ekiden.training.network import Network, blank
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import weights
@@ -84,3 +86,40 @@ def test_refuses_weights_of_another_network() -> None:
     own = Network(Tiny()).weights()
     with pytest.raises(UserError, match="do not fit"):
         Network(Tiny()).load(Weights(own.params, own.buffers, torch.empty(0, dtype=torch.int64)))
+
+
+def test_a_blank_network_holds_loaded_values_and_shows_those_that_were_not() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+    full, empty = Network(build()), Network(blank(build))
+    assert empty.layout == full.layout
+    assert torch.isnan(empty.params).all()
+    assert torch.isnan(empty.buffers).all()
+    empty.load(full.weights())
+    x = torch.randn(5, 3, 3, 3)
+    assert torch.equal(empty.module.eval()(x), full.module.eval()(x))
+
+
+class Biased(nn.Module):
+    """Has a tensor of its own, which no layer of PyTorch would draw again."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.layer.requires_grad_()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+
+def tied() -> nn.Module:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    network[1].weight = network[0].weight
+    return network
+
+
+@pytest.mark.parametrize("build", [lambda: Biased(scale=torch.ones(2)), tied], ids=["own tensor", "tied"])
+def test_a_network_with_values_of_its_own_is_not_blank(build: Callable[[], nn.Module]) -> None:
+    module = blank(build)
+    assert not any(torch.isnan(t).any() for t in (*module.parameters(), *module.buffers()))

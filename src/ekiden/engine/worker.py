@@ -317,6 +317,7 @@ class Worker:
         clients: Mapping[str, ClientData],
         watch: Watch | None = None,
         most_epochs: float = float("inf"),
+        module: nn.Module | None = None,
     ) -> None:
         """Prepare network and samples.
 
@@ -325,6 +326,7 @@ class Worker:
             clients: whose data are here.
             watch: called after each epoch of training.
             most_epochs: that one task may train for.
+            module: the run's network, with any values; made here if it is not given.
         """
         torch.set_num_threads(setup.hardware.threads)
         if torch.device(setup.hardware.device).type == "cuda":  # in every process that computes, not only in the first
@@ -334,7 +336,9 @@ class Worker:
         self._watch = watch
         self._most_epochs = most_epochs
         self._feed = Feed(setup.dataset.fed(setup.training), setup.hardware)
-        self.network = Network(setup.build(), setup.hardware.device, compiled=setup.hardware.compile)
+        self.network = Network(
+            setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
+        )
 
     def execute(self, job: Job, journal: Journal | None = None, digest: str = "") -> Outcome:
         """Do one task. A pure function of `job`: the same job gives the same bits, anywhere and again.

@@ -167,6 +167,26 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
+def blank(build: Callable[[], nn.Module]) -> nn.Module:
+    """The network that `build` makes, with NaN in the place of its values, for those who load others into it.
+
+    To draw the values of a large network takes long. Where a part may need its own, because it is no layer of PyTorch
+    or shares a tensor with another, the network has all its values.
+    """
+    with torch.device("meta"):
+        module = build()
+    tensors = [t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))]
+    holders = [part for part in module.modules() if [*part.parameters(False), *part.buffers(False)]]
+    known = all(type(part).__module__.startswith("torch.nn.modules.") for part in holders)
+    if not known or len({id(t) for t in tensors}) < len(tensors) or any(not t.is_meta for t in tensors):
+        return build()
+    module = module.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+    return module
+
+
 def _buffers(module: nn.Module) -> Iterator[Tensor]:
     """Persistent buffers only: the others are constants of the architecture."""
     for part in module.modules():

@@ -20,7 +20,7 @@ from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
 from ekiden.training.frozen import Copies
-from ekiden.training.network import Network
+from ekiden.training.network import Network, blank
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
@@ -163,11 +163,13 @@ class Silo:
         policy.check_data(file, terms, held)
         dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=type(dataset.augment)(**terms.augment))
         setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
-        setup = replace(setup, build=Copies(setup.build))  # each message needs several
         policy.check_size(file, terms)
+        module = blank(setup.build) if not terms.has_values else None
+        setup = replace(setup, build=Copies(setup.build))  # a message may need several
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
-        setup = replace(setup, hardware=machine.resolve(file.hardware, 1, setup.build))
+        network = module or setup.build()  # tasks load their own values into it
+        setup = replace(setup, hardware=machine.resolve(file.hardware, 1, lambda: network))
         first = not admission.folder.exists()
         admission.bind()
         data = custody.fingerprint(client, custody.kept_salt(admission.folder))
@@ -178,7 +180,7 @@ class Silo:
         def watch(name: str, epoch: int, epochs: int) -> None:
             log.info("%s: epoch %d/%d", name, epoch, epochs)
 
-        worker = Worker(setup, {file.name: client}, watch, most_epochs=file.limits.epochs)
+        worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
         sealer: Sealer = Plain()
         if terms.sealed:
             private = sealing.kept_private(admission.folder / _SEALING_KEY)
