@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.outside import failure, source
+from ekiden.conformance import transport
 from ekiden.conformance.conduct import (
     counts_every_pass,
     ends_after_its_steps,
@@ -32,6 +34,7 @@ from ekiden.conformance.form import (
 )
 from ekiden.conformance.subject import Broken, Subject
 from ekiden.engine.method import Method
+from ekiden.transports import MakesTransport
 
 Check = Callable[[Subject], None]
 
@@ -78,7 +81,7 @@ class Finding:
         return self.tried and not self.broken
 
 
-def line(check: Check) -> str:
+def line(check: Callable[..., None]) -> str:
     """The line of the contract that a check measures."""
     return " ".join((check.__doc__ or "").split())
 
@@ -110,6 +113,23 @@ def check(
     return tuple(findings)
 
 
+def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
+    """Check a transport against its contract, see `ekiden.transports.Transport`; none of its mistakes raises an error.
+
+    Args:
+        make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
+    """
+    findings = []
+    for one in transport.CHECKS:
+        broken = ""
+        try:
+            one(make)
+        except Exception as error:
+            broken = _found(error, make)
+        findings.append(Finding(one.__name__, line(one), broken))
+    return tuple(findings)
+
+
 _FIRST = {f.__name__ for f in (is_a_frozen_dataclass, tasks_are_annotated)}
 """What has to hold before a run can tell anything."""
 
@@ -135,13 +155,13 @@ def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
     return finding
 
 
-def _found(error: Exception, kind: type[Method]) -> str:
+def _found(error: Exception, kind: Any) -> str:
     """What went wrong, in one line."""
     if isinstance(error, Broken) and error.__cause__ is not None:
         return f"{error} ({_found(error.__cause__, kind)})" if isinstance(error.__cause__, Exception) else str(error)
     if isinstance(error, Broken | UserError):
         return " ".join(str(error).split())
-    return " ".join(str(failure(source(kind) or Path(kind.__name__), error)).split())
+    return " ".join(str(failure(source(kind) or Path(getattr(kind, "__name__", "it")), error)).split())
 
 
 __all__ = [
@@ -153,6 +173,7 @@ __all__ = [
     "Finding",
     "Subject",
     "check",
+    "check_transport",
     "cites_its_source",
     "counts_every_pass",
     "describes_itself",

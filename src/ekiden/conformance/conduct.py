@@ -80,7 +80,7 @@ def keeps_what_it_declares(subject: Subject) -> None:
 def repeats(subject: Subject) -> None:
     """It gives the same bits again: all randomness is from `client.seed(...)` or `fed.generator(...)`."""
     again, _ = subject.watched
-    if differs := _difference(subject.plain, again):
+    if differs := difference(subject.plain, again):
         raise Broken(f"a second run with the same seed gives {differs}: does it draw from torch's own random numbers?")
 
 
@@ -109,7 +109,7 @@ def same_on_processes(subject: Subject) -> None:
     """It gives the same bits on every transport: what crosses is what the annotations say."""
     here = subject.plain
     there = run(subject.small, toy.blobs(), toy.Tiny, processes=True, **settings())
-    if differs := _difference(here, there):
+    if differs := difference(here, there):
         raise Broken(f"a run with worker processes gives {differs}: does a task use what no argument brings?")
     if there.metrics != here.metrics:
         raise Broken("a run with worker processes gives other metrics")
@@ -132,7 +132,7 @@ def _models(result: Result) -> list[Any]:
     return [*([result.weights] if result.weights else []), *result.personal]
 
 
-def _difference(a: Result, b: Result) -> str:
+def difference(a: Result, b: Result) -> str:
     """In what two runs differ; empty where they do not."""
     if a.ledger != b.ledger:
         return "another ledger"
