@@ -62,7 +62,7 @@ def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], 
 
         own = signature(function).return_annotation
         prepared.__signature__ = signature(prepare).replace(return_annotation=own)  # type: ignore[attr-defined]
-        del prepared.__wrapped__  # type: ignore[attr-defined]  # the reference would show its arguments
+        del prepared.__wrapped__  # the reference would show its arguments
         return prepared
 
     return decorate
