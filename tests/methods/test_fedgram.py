@@ -187,11 +187,12 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
-@pytest.mark.parametrize("features", ["random", "network"])
+@pytest.mark.parametrize("features", ["random", "fourier", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
     data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, shape=shape, width=20)
-    inputs, units = (4, 16) if features == "random" else (8, 12)  # beside the inputs themselves
-    settled, sums = 8 * inputs + 4 * units, 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
+    inputs, units = (8, 12) if features == "network" else (4, 16)  # beside the inputs themselves
+    settled = 8 * inputs + (4 if features == "fourier" else 4 * units)
+    sums = 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
     hops = 3 if shape == "chain" else 4
     result = run(method, data, Tiny, hardware=Hardware(threads=1))
     assert result.bytes == hops * (settled + sums)
@@ -205,6 +206,14 @@ def test_a_run_is_loaded_as_any_other(tmp_path: Path, pooled: Result) -> None:
     loaded = load_model(tmp_path / "run", network=Tiny)
     with torch.no_grad():
         assert torch.equal(loaded(x), pooled.model(x))
+
+
+def test_fourier_features_give_the_same_bits_in_any_division() -> None:
+    method = FedGram(features="fourier", width=24, bandwidth=0.5)
+    whole = go(silos([torch.arange(60, 300)]), method)
+    assert whole.accuracy > 0.6
+    assert bits(go(silos(torch.split(torch.arange(60, 300), 70)), method)) == bits(whole)
+    assert "bandwidth" not in FedGram(features="fourier").settings()
 
 
 def pictures() -> FederatedData:

@@ -12,8 +12,10 @@ from ekiden.base.sums import LARGEST
 from ekiden.models.patch_filters import PatchSums, from_images, from_sums, measure_patches
 from ekiden.models.patches import Patches, blank, filters_of
 
-_EXACT = 2**24 - 1  # float32 holds whole numbers up to here, so that products of matrices are exact in any order
-_SPREAD = 4  # standard deviations that an input may lie from its mean before it is cut off
+EXACT = 2**24 - 1
+"""float32 holds whole numbers up to here, so that products of matrices are exact in any order"""
+SPREAD = 4
+"""standard deviations that an input may lie from its mean before it is cut off"""
 _MOST_INPUTS = 100_000
 
 
@@ -67,7 +69,44 @@ class WholeFeatures(nn.Module, ABC):
         return sum(self.get_buffer(name).numel() * kind.itemsize for name, kind in self.settled.items())
 
 
-class RandomReLU(WholeFeatures):
+class OfVectors(WholeFeatures):
+    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as whole numbers.
+
+    Attributes:
+        inputs: d.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        """Prepare for vectors of `inputs` numbers.
+
+        Raises:
+            UserError: these are too many.
+        """
+        super().__init__()
+        if inputs > _MOST_INPUTS:
+            raise UserError(
+                f"random features are for samples of at most {_MOST_INPUTS} numbers, these have {inputs}: "
+                "use --size or other --features"
+            )
+        self.inputs = inputs
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
+
+    def standardise(self, x: Tensor) -> None:
+        """Standardise by the mean and the spread of these inputs; one that hardly varies by the mean spread."""
+        rows = x.flatten(1).double()
+        spread = rows.std(0, correction=0)
+        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
+        self.get_buffer("centre").copy_(rows.mean(0))
+        self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The standardised inputs u (b, d), cut off at -127 and 127."""
+        centred = x.flatten(1).float() - self.get_buffer("centre")
+        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
+
+
+class RandomReLU(OfVectors):
     """Random rectified linear units of a vector: relu(R u + b), u being the standardised inputs as whole numbers.
 
     R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct` the inputs u are the
@@ -87,17 +126,10 @@ class RandomReLU(WholeFeatures):
         Raises:
             UserError: too many inputs.
         """
-        super().__init__()
-        if inputs > _MOST_INPUTS:
-            raise UserError(
-                f"random features are for samples of at most {_MOST_INPUTS} numbers, these have {inputs}: "
-                "use --size or other --features"
-            )
+        super().__init__(inputs)
         self.width, self.direct = width, direct
         units = width - inputs if direct else width
         self.linear = nn.Linear(inputs, units) if units else None
-        self.register_buffer("centre", torch.zeros(inputs))
-        self.register_buffer("scale", torch.full((inputs,), LARGEST / _SPREAD))
         self.register_buffer("gain", torch.ones(units))
         self.reset_parameters()
 
@@ -107,9 +139,9 @@ class RandomReLU(WholeFeatures):
             return
         with torch.no_grad():
             weight, bias = torch.randn_like(self.linear.weight), torch.randn_like(self.linear.bias)
-            bias *= weight.norm(dim=1) / _SPREAD  # of inputs of 127, as large as the rest
+            bias *= weight.norm(dim=1) / SPREAD  # of inputs of 127, as large as the rest
             most = LARGEST * (weight.abs().sum(1) + bias.abs() + weight.shape[1])
-            factor = torch.minimum(LARGEST / weight.abs().max(), _EXACT / most.max())
+            factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
             self.linear.weight.copy_((weight * factor).round())
             self.linear.bias.copy_((bias * factor * LARGEST).round())
             self.linear.requires_grad_(False)
@@ -117,7 +149,7 @@ class RandomReLU(WholeFeatures):
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
         with torch.autocast(x.device.type, enabled=False):
-            inputs = self._inputs(x)
+            inputs = self.whole(x)
             if self.linear is None:
                 return inputs
             units = (self.linear(inputs).relu() * self.get_buffer("gain")).round().clamp(max=LARGEST)
@@ -125,19 +157,10 @@ class RandomReLU(WholeFeatures):
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise by these inputs, and let the largest answer of each unit be 127."""
-        rows = x.flatten(1).double()
-        spread = rows.std(0, correction=0)
-        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
-        self.get_buffer("centre").copy_(rows.mean(0))
-        self.get_buffer("scale").copy_(LARGEST / _SPREAD / spread)
+        self.standardise(x)
         if self.linear is not None:
-            top = self.linear(self._inputs(x)).amax(0)
+            top = self.linear(self.whole(x)).amax(0)
             self.get_buffer("gain").copy_(LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1))
-
-    def _inputs(self, x: Tensor) -> Tensor:
-        """The standardised inputs u (b, d)."""
-        centred = x.flatten(1).float() - self.get_buffer("centre")
-        return (centred * self.get_buffer("scale")).round().clamp(-LARGEST, LARGEST)
 
 
 class FrozenNetwork(WholeFeatures):
@@ -242,7 +265,7 @@ class PatchFeatures(WholeFeatures):
         parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
         for (count, _), part in zip(self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True):
             filters = part.view(count, -1)
-            if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > _EXACT:
+            if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
                 raise UserError("the filters received do not sum to zero, or are too large for exact sums: refused")
         for name in ("gain", "std", "scale"):
             if not bool((self.get_buffer(name) > 0).all()):

@@ -11,6 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.sums import widest
 from ekiden.data.tasks import Task
 from ekiden.methods.blocks.label_sums import size_of_sums
+from ekiden.models.fourier import RandomFourier
 from ekiden.models.split import as_split
 from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
 from ekiden.training import frozen
@@ -83,6 +84,12 @@ def random_units(inputs: int, room: Room) -> RandomReLU:
     """Random units of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
     width = room.features(each=4, fixed=8 * inputs)
     return RandomReLU(inputs, width, direct=2 * inputs <= width)
+
+
+def fourier(inputs: int, bandwidth: float, room: Room) -> RandomFourier:
+    """Random cosines of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
+    width = room.features(each=0, fixed=8 * inputs + 4)
+    return RandomFourier(inputs, width, bandwidth=bandwidth, direct=2 * inputs <= width)
 
 
 def patch_room(channels: int, size: int, pool: int, room: Room) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative
+from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative, Positive
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.sums import AnySums
@@ -51,9 +51,10 @@ class FedGram(Method):
     Personal heads are ridge regression towards the head of all; the papers have none.
     """
 
-    features: Literal["auto", "patches", "random", "network"] = "auto"
-    """φ: answers to patches of the first client's images, random units of the inputs, or the features of the network as
-    it is given and random units of these; auto: patches for images of 16 pixels a side or more, else random"""
+    features: Literal["auto", "patches", "random", "fourier", "network"] = "auto"
+    """φ: answers to patches of the first client's images, random units or Fourier features of the inputs, or the
+    features of the network as it is given and random units of these; auto: patches for images of 16 pixels a side or
+    more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
     nearest class means"""
@@ -76,6 +77,8 @@ class FedGram(Method):
     """t, what is subtracted from the absolute value of each answer"""
     root: bool = True
     """take the square root of what is averaged"""
+    bandwidth: Positive = 1.0
+    """σ of Fourier features, in median distances between samples of the first client"""
     penalty: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -89,7 +92,7 @@ class FedGram(Method):
     """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
 
     skips: ClassVar[bool] = True  # a hop is left out
-    later: ClassVar[tuple[str, ...]] = ("personal",)
+    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -125,7 +128,10 @@ class FedGram(Method):
             return fixed.frozen_network(as_split(network).features, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
             return self._patches(shape, room)
-        return fixed.random_units(torch.Size(shape).numel(), room)
+        inputs = torch.Size(shape).numel()
+        if self.features == "fourier":
+            return fixed.fourier(inputs, self.bandwidth, room)
+        return fixed.random_units(inputs, room)
 
     def _patches(self, shape: tuple[int, ...], room: fixed.Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
@@ -314,7 +320,8 @@ class FedGram(Method):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 in place of 4KD + 8K unless labels are classes.
 
-        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u.
+        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
+        for Fourier features 8d + 4.
         In a star the sums of all go to the server, and S to the others and the server.
 
         The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²). Personal heads
