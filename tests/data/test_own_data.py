@@ -445,6 +445,51 @@ def test_images_named_by_a_table(tmp_path: Path) -> None:
     assert not torch.equal(data.train.x.sum() + data.test.x.sum(), changed.train.x.sum() + changed.test.x.sum())
 
 
+def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        file = tmp_path / "photos" / ("cat", "dog")[k % 2] / f"{k}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (30, 20, 3), dtype=np.uint8)).save(file)
+    plain = load(str(tmp_path / "photos"), size=16)
+    data = load(str(tmp_path / "photos"), size=16, augment_crop=2, augment_flip=True, augment_rotation=10)
+    assert not plain.augment.active
+    assert data.augment == ekiden.Augment(crop=2, flip=True, rotation=10.0)
+    assert torch.equal(data.train.x, plain.train.x)  # samples stay as they are
+    assert data.augment(data.train.x).shape == data.train.x.shape
+    files = [str(tmp_path / "photos" / f"{name}.csv") for name in ("a", "b")]
+    for file in files:
+        csv(Path(file), {"image": [f"cat/{k}.png" for k in range(0, 20, 2)], "label": ["x", "y"] * 5})
+    silos = join(files, size=16, image_column="image", augment_flip=True)
+    assert silos.augment == ekiden.Augment(flip=True)
+    assert federate(files, image_column="image", augment_flip=True).dataset.augment == ekiden.Augment(flip=True)
+    assert load("digits", augment_flip=True).augment == ekiden.Augment(flip=True)
+
+
+def test_augmentation_is_for_images() -> None:
+    with pytest.raises(UserError, match=r"--augment-flip .* are for images, these samples have shape"):
+        load(patients(), label_column="died", drop_columns=others("died"), augment_flip=True)
+    with pytest.raises(UserError, match="augment_rotation"):
+        load("digits", augment_rotation=200)
+
+
+def test_augmentation_is_a_setting_of_a_run(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ("--clients", "2", "--partition", "iid", "--epochs", "1", "--augment-crop", "1", "--augment-flip")
+    code, said = command("run", "fedseq", *flags)
+    assert code == 0, said
+    code, said = command("run", "fedseq", *flags[:-3], "--out", "plain")
+    assert code == 0, said
+    augmented, plain = (Path(p) / "fedseq-digits-seed0" for p in ("runs", "plain"))
+    config = json.loads((augmented / "config.json").read_text())
+    assert config["plan"]["reading"] == {"augment_crop": 1, "augment_flip": True}
+    assert (augmented / "model.safetensors").read_bytes() != (plain / "model.safetensors").read_bytes()
+    code, said = command("evaluate", str(augmented))
+    assert code == 0, said
+
+
 def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
     volume = np.zeros((8, 8, 3), dtype=np.int16)

@@ -1,5 +1,7 @@
 """Networks that others trained: read without executing or unpickling anything, and refused in one line."""
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ekiden import models
+from ekiden import load_model, models
 from ekiden.base.errors import UserError
 from ekiden.models.pretrained import load_weights
 from ekiden.models.split import SplitNetwork
@@ -76,3 +78,105 @@ def test_efficientnet_lite0_with_the_values_of_its_package() -> None:
     assert module(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
     with pytest.raises(UserError, match="colour images"):
         models.build("efficientnet_lite0", (1, 64, 64), 7)
+
+
+# timm itself does not load without torchvision. A module with its API stands in for it, so that our side is exercised:
+# what is asked of `timm.create_model`, and what is done with the network that it gives.
+
+
+class Pooled(nn.Module):
+    """A network as timm makes them with `num_classes=0`: pooled features, blocks in named children."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv_stem = nn.Conv2d(channels, 4, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.blocks = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1))
+        self.global_pool = nn.AdaptiveAvgPool2d(1)
+        self.num_features = 8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.global_pool(self.blocks(self.bn1(self.conv_stem(x)).relu()).relu()).flatten(1)
+        return features
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for timm; notes what is asked of it."""
+    asked: list[dict[str, Any]] = []
+
+    def create_model(
+        model_name: str, pretrained: bool = False, *, num_classes: int = 1000, in_chans: int = 3
+    ) -> nn.Module:
+        asked.append({"name": model_name, "pretrained": pretrained, "classes": num_classes, "channels": in_chans})
+        if model_name != "tiny_net.in1k":
+            raise RuntimeError(f"Unknown model ({model_name})\nand a second line")
+        assert num_classes == 0
+        torch.manual_seed(5)  # as values that were read
+        return Pooled(in_chans)
+
+    module = types.ModuleType("timm")
+    module.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", module)
+    return asked
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_of_timm_gets_a_new_head(channels: int, timm: list[dict[str, Any]]) -> None:
+    before = torch.get_rng_state()
+    module = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
+    assert timm == [{"name": "tiny_net.in1k", "pretrained": True, "classes": 0, "channels": channels}]
+    assert (module.head.in_features, module.head.out_features) == (8, 5)
+    assert module.eval()(torch.zeros(2, channels, 16, 16)).shape == (2, 5)
+    torch.set_rng_state(before)
+    other = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)  # reading values leaves the head's draw alone
+    assert torch.equal(module.head.weight, other.head.weight)
+
+
+def test_a_whole_run_with_a_network_of_timm(
+    timm: list[dict[str, Any]], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    flags = ("--clients", "2", "--partition", "iid", "--model", "timm:tiny_net.in1k", "--epochs", "2", "--lr", "1e-2")
+    code, said = command("run", "fedseq", *flags, "--train", "last:1")
+    assert code == 0, said
+    loaded = load_model(tmp_path / "runs" / "fedseq-digits-seed0")
+    assert loaded(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
+    torch.manual_seed(5)
+    fresh = Pooled(1)
+    network: Any = loaded.network.features
+    assert torch.equal(network.conv_stem.weight, fresh.conv_stem.weight)  # frozen
+    assert not torch.equal(network.blocks[1].weight, fresh.blocks[1].weight)  # the last block was trained
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize(
+    ("name", "shape", "error"),
+    [
+        (
+            "timm:tiny",
+            (3, 16, 16),
+            r"timm:tiny cannot be made \(Unknown model \(tiny\)\): see timm.list_models",
+        ),
+        ("timm:tiny_net.in1k", (30,), r"timm:tiny_net.in1k takes images, these samples have shape \(30,\)"),
+    ],
+)
+def test_what_timm_cannot_make_is_one_line(name: str, shape: tuple[int, ...], error: str) -> None:
+    with pytest.raises(UserError, match=error) as raised:
+        models.build(name, shape, 5)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_timm_that_does_not_load_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        """What importing timm does where torchvision does not fit torch."""
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "timm":
+                raise RuntimeError("operator torchvision::nms does not exist\nand a second line")
+
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(UserError, match=r"torchvision::nms does not exist\): pip install .*torchvision that fits"):
+        models.build("timm:resnet18", (3, 16, 16), 5)

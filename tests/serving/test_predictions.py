@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ekiden import load, load_model, run
+from ekiden import Training, federate, load, load_model, run
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.folder import read_lines
@@ -190,3 +190,140 @@ def test_texts_are_read_from_files_and_tables(
     (tmp_path / "texts" / "latin.txt").write_bytes("schön".encode("latin-1"))
     code, printed = command("predict", str(run_folder), "texts")
     assert (code, printed) == (2, "ekiden: texts/latin.txt is no text in UTF-8: convert or remove it\n")
+
+
+class Pixels(torch.nn.Module):
+    """Three classes for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Conv2d(1, 4, 3, padding=1)
+        self.head = torch.nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).relu())  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def segmented(tmp_path: Path) -> Path:
+    """A finished run that tells dark, grey and bright pixels apart, its network, and its test images."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (60, 1, 6, 6), generator=draw, dtype=torch.uint8)
+    y = x[:, 0].long() // 86
+    silos = federate([(x[:20], y[:20]), (x[20:40], y[20:40])], test=(x[40:], y[40:]), task="segmentation")
+    training = Training(lr=2e-2, batch_size=4)
+    done = run(FedSeq(epochs=20), silos, Pixels(), training=training, folder=tmp_path / "run")
+    assert done.score > 0.5
+    np.savez(tmp_path / "images.npz", x=x[40:].numpy(), y=y[40:].numpy())
+    (tmp_path / "net.py").write_text("from tests.serving.test_predictions import Pixels as pixels\n")
+    return tmp_path
+
+
+def test_a_segmentation_gives_a_mask_for_each_image(segmented: Path, command: Command) -> None:
+    run_folder, out = segmented / "run", segmented / "masks"
+    typed = ("predict", str(run_folder), str(segmented / "images.npz"), "--network", f"{segmented / 'net.py'}:pixels")
+    code, said = command(*typed, "-o", str(out))
+    assert code == 0, said
+    table = pd.read_csv(out / "masks.csv")
+    truth = np.load(segmented / "images.npz")["y"]
+    masks = np.stack([np.array(Image.open(out / name)) for name in table["mask"]])
+    assert (masks == truth).mean() == pytest.approx(reported(run_folder), abs=1e-6)
+    assert table.row.tolist() == list(range(20))
+    shares = table.filter(like="share_").to_numpy()
+    assert np.allclose(shares, [[(mask == k).mean() for k in range(3)] for mask in masks], atol=1e-6)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    code, said = command(*typed, "-o", str(out))
+    assert (code, said) == (2, f"ekiden: {out} exists: choose another name, or add --overwrite\n")
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    code, said = command(*typed, "-o", str(out), "--overwrite")
+    assert code == 0, said
+    (out / "mine.txt").write_text("keep me")  # then it is not ours alone to replace
+    code, said = command(*typed, "-o", str(out), "--overwrite")
+    assert (code, said) == (2, f"ekiden: {out} exists: choose another name\n")
+
+
+@pytest.mark.parametrize("out", ["-", "masks.csv"])
+def test_masks_need_a_folder(out: str, segmented: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(segmented)
+    typed = ("predict", "run", "images.npz", "--network", "net.py:pixels", "-o", out)
+    assert command(*typed) == (
+        2,
+        "ekiden: a segmentation gives a mask for each image: name a folder for them by -o FOLDER\n",
+    )
+
+
+def test_a_broken_image_leaves_no_folder_of_masks(segmented: Path, command: Command) -> None:
+    (segmented / "pictures").mkdir()
+    Image.new("L", (6, 6)).save(segmented / "pictures" / "a.png")
+    (segmented / "pictures" / "b.png").write_text("no image")
+    before = sorted(segmented.iterdir())
+    network = f"{segmented / 'net.py'}:pixels"
+    code, said = command(
+        "predict", str(segmented / "run"), str(segmented / "pictures"), "--network", network, "-o", f"{segmented}/out"
+    )
+    assert (code, said.count("\n")) == (2, 1)
+    assert "b.png cannot be decoded" in said
+    assert sorted(segmented.iterdir()) == before
+
+
+def test_arrays_in_npz_and_safetensors_are_read_as_in_training(
+    run_on_digits: Path, tmp_path: Path, command: Command
+) -> None:
+    from safetensors.numpy import save_file
+
+    test = load("digits").test
+    x = test.x.numpy()
+    np.savez(tmp_path / "images.npz", x=x)
+    np.savez(tmp_path / "flat.npz", pictures=x[:, 0], other=np.zeros(3))  # (n, H, W)
+    save_file({"x": x}, tmp_path / "images.safetensors")
+    for name, flags in (("images.npz", []), ("flat.npz", ["--column", "pictures"]), ("images.safetensors", [])):
+        code, said = command("predict", str(run_on_digits), str(tmp_path / name), *flags)
+        assert code == 0, said
+        found = pd.read_csv(io.StringIO(said), dtype={"prediction": str})
+        assert (found.prediction.astype(int) == test.y.numpy()).mean() == reported(run_on_digits)
+    code, said = command("predict", str(run_on_digits), str(tmp_path / "flat.npz"))
+    assert (code, said.count("\n")) == (2, 1)
+    assert "flat.npz has no array 'x', it has pictures, other: name it by --column" in said
+
+
+def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    pytest.importorskip("pydicom")
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    dark, bright = draw.integers(0, 400, (8, 8, 20)), draw.integers(600, 1000, (8, 8, 20))
+    for name, volume in (("dark", dark), ("bright", bright)):
+        nibabel.save(nibabel.Nifti1Image(volume.astype(np.int16), np.eye(4)), f"{name}.nii.gz")
+    rows = [(f"{name}.nii.gz#{k}", name) for name in ("dark", "bright") for k in range(20)]
+    pd.DataFrame(rows, columns=["file", "label"]).to_csv("slices.csv", index=False)
+    flags = ("--image-column", "file", "--pixel-window", "0", "1000", "--clients", "2", "--partition", "iid")
+    code, said = command("run", "fedseq", "--data", "slices.csv", *flags, "--model", "mlp", "--epochs", "20")
+    assert code == 0, said
+    dicom(tmp_path / "scan.dcm", 200)
+    dicom(tmp_path / "scan.DICOM", 800)
+    given = ("scan.dcm", "scan.DICOM", "dark.nii.gz", "bright.nii.gz#19")
+    code, said = command("predict", "runs/fedseq-slices-seed0", *given)
+    assert code == 0, said
+    found = pd.read_csv(io.StringIO(said))
+    assert found.prediction.tolist() == ["dark", "bright", "dark", "bright"]
+    code, said = command("predict", "runs/fedseq-slices-seed0", ".")  # the folder's tables name images, too
+    assert code == 2
+    code, said = command("predict", "runs/fedseq-slices-seed0", "bright.nii.gz#20")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "it has 20 slices, there is no slice 20" in said
+
+
+def dicom(path: Path, value: int) -> None:
+    """Write an image of one value."""
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID = meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+    made = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    made.Rows = made.Columns = 8
+    made.SamplesPerPixel, made.BitsAllocated, made.BitsStored, made.HighBit = 1, 16, 12, 11
+    made.PixelRepresentation, made.PhotometricInterpretation = 0, "MONOCHROME2"
+    made.PixelData = np.full((8, 8), value, dtype=np.uint16).tobytes()
+    made.save_as(path)

@@ -143,3 +143,82 @@ def test_trackers_that_cannot_work_are_refused_before_the_run(
 def test_a_tracker_needs_a_folder(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="give folder="):
         run(METHOD, blobs, Tiny(), track="tensorboard" if "tensorboard" in sys.modules else "mlflow")
+
+
+def test_what_another_process_writes_is_followed(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+    folder = tmp_path / "run"
+    with tracking.watching(["noting"], folder, 3) as look:
+        look()  # nothing is there yet
+        assert noting.told == []
+        run(METHOD, blobs, Tiny(), folder=folder, on_step=lambda row: look())
+        look()
+    assert steps(noting.told) == [1, 2, 3]
+    assert noting.told[0][0] == "begin"
+    assert noting.told[-1] == ("end", folder / "model.safetensors")
+
+
+def test_a_run_that_stopped_is_not_told_as_finished(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
+    with tracking.watching(["noting"], tmp_path / "run", 3):
+        run(METHOD, blobs, Tiny(), folder=tmp_path / "run", stop_after=2)
+    assert steps(noting.told) == [1, 2]
+    assert noting.told[-1] == ("end", None)
+
+
+def test_a_tracker_that_fails_does_not_end_what_is_watched(
+    blobs: FederatedData, tmp_path: Path, noting: type[Noting], caplog: pytest.LogCaptureFixture
+) -> None:
+    noting.fails_at = 1
+    with tracking.watching(["noting"], tmp_path / "run", 3) as look:
+        run(METHOD, blobs, Tiny(), folder=tmp_path / "run", on_step=lambda row: look())
+    assert len(caplog.records) == 1
+
+
+EXPERIMENT = """
+seeds = [0, 1]
+[settings]
+clients = 2
+partition = "iid"
+epochs = 1
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+"""
+
+
+def test_runs_of_a_sweep_are_followed(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    code, printed = command("sweep", "small.toml", "--track", "tensorboard")
+    assert code == 0, printed
+    runs = sorted((tmp_path / "runs" / "small").glob("FedSeq*"))
+    assert len(runs) == 2
+    assert all(list((folder / "tensorboard").iterdir()) for folder in runs)
+    code, printed = command("sweep", "small.toml", "--track", "tensorbord")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert "unknown tracker 'tensorbord'" in printed
+
+
+def test_a_run_between_machines_is_followed_here(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, noting: type[Noting], blobs: FederatedData
+) -> None:
+    """The SuperLink's part is played by a function that writes the run folder and says what Flower would say."""
+    pytest.importorskip("flwr")
+    from ekiden.transports.flower import commands
+
+    monkeypatch.chdir(tmp_path)
+
+    def submitted(plan: object, link: object, how: object, folder: Path, keys: object, say: Callable[..., None]) -> str:
+        run(METHOD, blobs, Tiny(), folder=folder, on_step=lambda row: say(f"ekiden: step {row['step']} of 3 done"))
+        return ""
+
+    monkeypatch.setattr(commands, "run", submitted)
+    flags = ("--on", "flower", "--clients", "a,b", "--link", "127.0.0.1:1", "--insecure", "--rounds", "3")
+    code, printed = command("run", "fedavg", *flags, "--track", "noting")
+    assert code == 0, printed
+    assert steps(noting.told) == [1, 2, 3]
+    assert noting.told[-1] == ("end", Path("runs/fedavg-flower-seed0/model.safetensors"))
+    code, printed = command("run", "fedavg", *flags, "--track", "other")
+    assert code == 2
+    assert "unknown tracker 'other'" in printed

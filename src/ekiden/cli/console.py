@@ -29,7 +29,6 @@ _LISTS = (
     "--drop-columns",
     "--categorical-columns",
     "--pixel-window",
-    "--track",
 )
 # Labels, paths and names of classes may hold square brackets and colons.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)

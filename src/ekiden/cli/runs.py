@@ -150,7 +150,7 @@ def resume(args: Sequence[str]) -> None:
     options = parse(ResumeOptions, args, "ekiden resume")
     if not options.runs:
         raise UserError("name the run folders to go on with")
-    here = [folder for folder in options.runs if not cli_silos.resume(folder)]
+    here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
         _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here])

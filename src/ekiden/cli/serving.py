@@ -33,13 +33,15 @@ class PredictOptions:
     run: Positional[Path]
     """run folder"""
     files: Positional[tuple[Path, ...]]
-    """what the model takes: images of any size and folders of them, Parquet or CSV files, texts, NumPy arrays (.npy)"""
+    """what the model takes: images of any size and folders of them, DICOM and NIfTI files, Parquet or CSV files, texts,
+    arrays (.npy, .npz, .safetensors)"""
     out: _Out = predictions.STDOUT
-    """file to write, .parquet or .csv; -: CSV to the standard output"""
+    """file to write, .parquet or .csv; -: CSV to the standard output; for segmentation a folder of masks"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     column: str = ""
-    """column of tables that holds the images, texts or arrays; by default that of the run's own tables"""
+    """column of tables that holds the images, texts or arrays, or the array in a .npz file; by default that of the
+    run's own data"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
@@ -83,7 +85,6 @@ class CardOptions:
 def predict(args: Sequence[str]) -> None:
     """`ekiden predict RUN FILES... [-o OUT]`."""
     options = parse(PredictOptions, args, "ekiden predict")
-    predictions.check_out(options.out, options.overwrite)
     model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
     warn(options.run)
     column = options.column or column_in(read_config(options.run))

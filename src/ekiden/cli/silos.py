@@ -16,6 +16,7 @@ from ekiden.base.refs import EVERYONE
 from ekiden.cli.console import console, first_line, parse
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
+from ekiden.results import tracking
 from ekiden.transports.flower import commands, keys, silo_file, supernode
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
@@ -47,6 +48,9 @@ class RemoteOptions(Generic[M]):
     """no TLS and no proof of names, also to other machines"""
     out: Path = Path("runs")
     """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
+    MLFLOW_TRACKING_URI says); on this machine, so the run folder must be here"""
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         plan = plan if plan.clients else replace(plan, clients=",".join(federation.silos))
     if not plan.clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
+    tracking.check(options.track, options.out)
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.seed}")
     link = {
         "link": options.link,
@@ -247,23 +252,26 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         "keys": str(options.keys.absolute()) if options.keys else "",
         "insecure": options.insecure or options.insecure_anywhere,
     }
-    _submit(plan, folder, link, anywhere=options.insecure_anywhere)
+    _submit(plan, folder, link, anywhere=options.insecure_anywhere, track=options.track)
 
 
-def resume(folder: Path) -> bool:
+def resume(folder: Path, track: Sequence[str] = ()) -> bool:
     """Go on with a run over silos; False if the folder is of a run on one machine."""
     plan = stored(folder)
     if plan is None:
         return False
+    tracking.check(track, folder)
     try:
         link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
-    _submit(plan, folder, link, anywhere=True)
+    _submit(plan, folder, link, anywhere=True, track=track)
     return True
 
 
-def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool) -> None:
+def _submit(
+    plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
+) -> None:
     security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
     commands.checked(link["link"], security, _say, anywhere=anywhere)
     check(plan)
@@ -273,7 +281,13 @@ def _submit(plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, any
         public_keys = {}
     else:
         raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
-    ended = commands.run(plan, link, security, folder, public_keys, _say)
+    with tracking.watching(track, folder, plan.whole.steps(len(plan.names))) as look:
+
+        def say(line: str) -> None:
+            _say(line)
+            look()
+
+        ended = commands.run(plan, link, security, folder, public_keys, say)
     begun = (folder / "config.json").exists()
     if ended:
         more = f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""

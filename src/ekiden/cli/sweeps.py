@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -22,6 +22,7 @@ from ekiden.experiments.launch import RunEnd
 from ekiden.experiments.paired import contrasts
 from ekiden.experiments.summary import divergence, summarise
 from ekiden.experiments.sweep import Sweep, SweepRun
+from ekiden.results import tracking
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class SweepOptions:
     """small file that keeps what finished runs gave, OUT.jsonl: those in it are not run again"""
     reuse: tuple[Path, ...] = ()
     """records or sweep folders of other experiments: runs of theirs with the same settings are kept, not run again"""
+    track: tuple[str, ...] = ()
+    """programs that draw the metrics of each run as it goes on: tensorboard (files in the run folders), mlflow (where
+    MLFLOW_TRACKING_URI says)"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
 
@@ -57,10 +61,11 @@ def run_sweep(args: Sequence[str]) -> None:
         raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
+    tracking.check(options.track, Path())
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
     cells = selection.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
-    jobs = sweep.jobs(swept, runs, options.device)
+    jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
     if options.dry_run:
         damaged = sweep.damaged(runs)
         console.print(_listed(swept, cells))

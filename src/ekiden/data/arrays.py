@@ -59,3 +59,12 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # of numpy, zipfile or safetensors
         why = "it holds Python objects" if "pickle" in str(error) else str(error).splitlines()[0][:120]
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
+
+
+def channels_first(x: NDArray[Any]) -> NDArray[Any]:
+    """Return bytes (n, H, W) or (n, H, W, 1 or 3) as images (n, C, H, W); any other array as it is."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    return np.moveaxis(x, 3, 1) if x.shape[3] in (1, 3) and x.shape[1] > 3 else x

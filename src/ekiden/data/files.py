@@ -17,6 +17,7 @@ from ekiden.data.reading import Reading
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}) | {
     ".dcm",
+    ".dicom",
     ".nii",
 }
 

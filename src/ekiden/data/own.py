@@ -108,10 +108,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     for name, array in ((labels[0], y), (owners[0], group), (owners[1], domain)):
         if array is not None and len(array) != len(x):
             raise UserError(f"{source} holds {len(x)} samples and {len(array)} values in {name!r}: give one for each")
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x = x[:, None] if x.ndim == 3 else np.moveaxis(x, 3, 1) if x.shape[3] in (1, 3) and x.shape[1] > 3 else x
-    else:
-        x = arrays.encode(x, source).numpy()
+    pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
+    x = arrays.channels_first(x) if pictures else arrays.encode(x, source).numpy()
     return Raw(source, x, y.astype(np.float64) if y.ndim > 1 else y, domain, group, kind="arrays", targets=(labels[0],))
 
 
@@ -254,6 +252,22 @@ def assemble(
         made = replace(made, task=_provisional(chosen, train.y))
     open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
     return replace(made, least=reading.min_count if open_ else 0)
+
+
+def augmented(dataset: Dataset, reading: Reading) -> Dataset:
+    """The data set whose training images undergo what the user chose, or else what the set defines.
+
+    Raises:
+        UserError: the samples are no images.
+    """
+    if not reading.augment.active:
+        return dataset
+    if len(dataset.shape) != 3:
+        raise UserError(
+            "--augment-crop, --augment-flip and --augment-rotation are for images, these samples have shape "
+            f"{dataset.shape}: leave them out"
+        )
+    return replace(dataset, augment=reading.augment)
 
 
 def _alike(raws: Sequence[Raw]) -> None:

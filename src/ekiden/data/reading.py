@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ekiden.base.checks import Checked, Count, Range
+from ekiden.base.checks import Checked, Count, CountOrZero, Range
 from ekiden.base.errors import UserError, unknown
+from ekiden.data.augment import Augment
 from ekiden.data.inputs import Images
 
 
@@ -43,6 +44,12 @@ class Reading(Checked):
     default that of --model hf:FOLDER, else words"""
     text_length: Annotated[int, Range(least=1, most=100_000)] = 256
     """most tokens of a text; the rest is cut off"""
+    augment_crop: CountOrZero = 0
+    """black pixels around a training image, of which a part of its size is cut out at random"""
+    augment_flip: bool = False
+    """mirror training images left and right, at random"""
+    augment_rotation: Annotated[float, Range(least=0, most=180)] = 0.0
+    """largest angle in degrees by which training images are turned, at random"""
 
     def __post_init__(self) -> None:
         if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
@@ -61,6 +68,15 @@ class Reading(Checked):
         """What differs from the defaults, as plain values."""
         default = asdict(Reading())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    @property
+    def augment(self) -> Augment:
+        """What training images undergo, at the size of training."""
+        return Augment(self.augment_crop, self.augment_flip, float(self.augment_rotation))
+
+    def without_augment(self) -> "Reading":
+        """How samples are read; augmentation changes none."""
+        return replace(self, augment_crop=0, augment_flip=False, augment_rotation=0.0)
 
     @property
     def names_columns(self) -> bool:

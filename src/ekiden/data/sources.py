@@ -59,9 +59,15 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
-    how = reading(columns)
+    chosen = reading(columns)
     if size is not None and size < 1:
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
+    return own.augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
+
+
+def _loaded(
+    name: str | os.PathLike[str] | Any, how: Reading, size: int | None, task: str, like: Dataset | None
+) -> Dataset:
     if frames.is_frame(name) or type(name) is dict:
         return own.assemble([own.hold(name, how)], how, name="own data", size=size, task=task, like=like)
     if not isinstance(name, str | os.PathLike):
@@ -111,7 +117,9 @@ def join(
     Raises:
         UserError: as in `load`; the silos hold data that do not go together.
     """
-    return _own(list(own.silos(paths).items()), "silos", size, reading(columns), task, like)
+    chosen = reading(columns)
+    how = chosen.without_augment()
+    return own.augmented(_own(list(own.silos(paths).items()), "silos", size, how, task, like), chosen)
 
 
 def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | None) -> bool:

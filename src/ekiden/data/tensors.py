@@ -141,7 +141,7 @@ def federate(
             raise UserError("for frames and files, give tests=[...] for each silo instead of test, and no classes")
         kind = task.kind if isinstance(task, Task) else task or ""
         made = _from_own(silos, tests, names, columns, kind, val_fraction, seed)
-        dataset = replace(made.dataset, mean=tuple(mean), std=tuple(std), augment=augment or Augment())
+        dataset = replace(made.dataset, mean=tuple(mean), std=tuple(std), augment=augment or made.dataset.augment)
         return replace(made, dataset=dataset)
     sources: dict[str, Source] = {f"silo {i}": silo for i, silo in enumerate(silos)}
     sources |= {f"test set {i}": own for i, own in enumerate(tests or ())}
@@ -195,7 +195,7 @@ def _from_own(
         holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
     if len(holdings) < 2:
         raise UserError("one silo is no federation: give several, or divide the data by ekiden.split(ekiden.load(...))")
-    dataset = own.assemble(holdings, how, name="own data", task=task)
+    dataset = own.augmented(own.assemble(holdings, how, name="own data", task=task), how)
     return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
 
 

@@ -55,6 +55,18 @@ def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
     return torch.from_numpy(out)
 
 
+def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
+    """Return each token as text; None where nobody can say: words are hashed.
+
+    Raises:
+        UserError: the tokenizer is not there.
+    """
+    if tokens.tokenizer == "words":
+        return None
+    made, _ = _loaded(tokens.tokenizer)
+    return [made.decode([token], skip_special_tokens=False) for token in ids]
+
+
 @lru_cache(1 << 18)
 def _word(word: str, vocabulary: int) -> int:
     """A token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words of another."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_lines
+from ekiden.engine.folder import read_config, read_lines
 from ekiden.results.result import flat
 
 log = logging.getLogger("ekiden")
@@ -142,6 +142,39 @@ def following(
     try:
         yield seen
     finally:
+        for follower in followers:
+            follower.close()
+
+
+@contextmanager
+def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callable[[], None]]:
+    """Give a callable that tells the trackers what another process has written into `folder` since the last call.
+
+    Args:
+        names: of the trackers.
+        folder: the run folder; nothing is told before it is there.
+        steps: of the whole run.
+    """
+    followers: list[_Follower] = []
+    last = 0
+
+    def look() -> None:
+        nonlocal last
+        if not names or not (folder / "metrics.jsonl").is_file():
+            return
+        if not followers:
+            config = {"steps": steps, **read_config(folder)}
+            followers.extend(_Follower(name, folder, config) for name in names)
+        for row in read_lines(folder / "metrics.jsonl", "step"):
+            if row["step"] > last:
+                last = row["step"]
+                for follower in followers:
+                    follower(row)
+
+    try:
+        yield look
+    finally:
+        look()
         for follower in followers:
             follower.close()
 

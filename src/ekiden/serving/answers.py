@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.data.tasks import Classification, MultiLabel, Regression
+from ekiden.data import texts
+from ekiden.data.inputs import Tokens
+from ekiden.data.tasks import LanguageModelling, MultiLabel, Regression
+from ekiden.data.tasks.base import IGNORED
 from ekiden.results.model import LoadedModel
 
 
@@ -22,26 +24,19 @@ class Answers:
 
     model: LoadedModel
 
-    def __post_init__(self) -> None:
-        """Refuse a task whose answers are no row of a table.
-
-        Raises:
-            UserError: says which, and how to go on.
-        """
-        if not isinstance(self.model.task, Classification | MultiLabel | Regression):
-            raise UserError(
-                f"{self.model.task.kind} gives no table of predictions: use ekiden.load_model(run) in Python"
-            )
-
     def __call__(self, x: Tensor) -> dict[str, Any]:
         """Return columns for samples (b, ...).
 
         classification: `prediction`, the class by name, and `probability_NAME` of each. multi-label: `prediction`, the
         labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
-        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several.
+        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. language-modelling: see
+        `_of_texts`.
         """
         with torch.inference_mode():
-            answers = self.model.task.answers(self.model(x).float(), full=True)
+            outputs = self.model(x).float()
+            if isinstance(self.model.task, LanguageModelling):
+                return self._of_texts(x, outputs)
+            answers = self.model.task.answers(outputs, full=True)
         names = self.model.classes
         if isinstance(self.model.task, Regression):
             called = ["prediction"] if len(names) == 1 else [f"prediction_{name}" for name in names]
@@ -53,3 +48,26 @@ class Answers:
                 "prediction": [";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there]
             } | columns
         return {"prediction": np.array(names, dtype=object)[answers.argmax(1).numpy()].tolist(), **columns}
+
+    def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
+        """Return for texts (b, L) with outputs (b, L, K) how well the model foresees them.
+
+        `tokens`, how many are predicted, all but the first; `loss`, the mean over them of -ln p; `perplexity`, exp of
+        it; these two are missing in a text of one token. `prediction`: what most probably comes next, where the
+        tokenizer can say that.
+        """
+        tokens, task = self.model.inputs, self.model.task
+        assert isinstance(tokens, Tokens)
+        y = x.masked_fill(x == tokens.pad, IGNORED)
+        counted = task.units(y)
+        assert counted is not None
+        loss = task.loss(outputs, y).masked_fill(counted == 0, torch.nan)
+        last = (tokens.lengths(x) - 1).clamp(min=0)
+        following = texts.decode(outputs[torch.arange(len(x)), last].argmax(-1).tolist(), tokens)
+        columns: dict[str, Any] = {"tokens": counted.numpy(), "loss": _gaps(loss), "perplexity": _gaps(loss.exp())}
+        return columns | ({} if following is None else {"prediction": following})
+
+
+def _gaps(values: Tensor) -> list[float | None]:
+    """The numbers; None for NaN."""
+    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124  (NaN)

@@ -11,12 +11,15 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
+from ekiden.data.tasks import LanguageModelling, Segmentation
 from ekiden.results.model import LoadedModel
+from ekiden.serving import masks
 from ekiden.serving.answers import Answers
 from ekiden.serving.reading import Batch, SampleReader
 
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
+_AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples: their outputs are large
 
 
 def predict(
@@ -25,13 +28,14 @@ def predict(
     """Write what the model says of each sample.
 
     Columns: `file`; `row`, where a file holds several samples; `prediction`, the name of the class, and
-    `probability_NAME` for each class. Nothing is written where a sample cannot be read.
+    `probability_NAME` for each class; those of other tasks are said by `Answers`. Segmentation writes a folder of
+    masks, see `masks`. Nothing is written where a sample cannot be read.
 
     Args:
         model: from `ekiden.load_model`.
-        files: images, folders of images, Parquet or CSV files, NumPy arrays, as the model takes them.
-        out: a .parquet or .csv file; "-": CSV to the standard output.
-        column: of tables, which holds the images or texts.
+        files: images, folders of images, Parquet or CSV files, arrays, as the model takes them.
+        out: a .parquet or .csv file; "-": CSV to the standard output; of segmentation a folder.
+        column: of tables, which holds the images or texts; of files of several arrays, the one of samples.
         overwrite: whether a file of this name is replaced.
 
     Returns:
@@ -40,8 +44,11 @@ def predict(
     Raises:
         UserError: a file is broken or does not fit the model, or the output cannot be written.
     """
+    reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
+    if isinstance(model.task, Segmentation):
+        masks.check_out(out, overwrite)
+        return masks.write(model, reader.read(reader.found(list(files))), Path(out))
     check_out(out, overwrite)
-    reader = SampleReader(model.inputs, model.shape, column)
     found = reader.found(list(files))
     answers = Answers(model)
     numbered = any(reader.holds_many(file) for file in found)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data import arrays, frames, medical
 from ekiden.data import files as images
-from ekiden.data import frames
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
 from ekiden.data.named import NAMED
 
@@ -65,6 +65,17 @@ class SampleReader:
         """Whether a file has rows, each of them a sample."""
         return file.suffix.lower() in self._many
 
+    def _is_one(self, file: Path) -> bool:
+        """Whether a file is one sample."""
+        suffix = file.suffix.lower()
+        match self.inputs:
+            case Images():
+                return suffix in images.SUFFIXES or medical.is_medical(file)
+            case Tokens():
+                return suffix in _TEXTS
+            case _:
+                return False
+
     def read(self, files: Sequence[Path]) -> Iterator[Batch]:
         """Yield batches of samples from files that `found` gave, in their order.
 
@@ -79,26 +90,15 @@ class SampleReader:
                 yield from self._alone(single)
                 single = []
             if self.holds_many(file):
-                yield from self._array(file) if file.suffix.lower() == ".npy" else self._table(file)
+                yield from self._array(file) if file.suffix.lower() in arrays.SUFFIXES else self._table(file)
         yield from self._alone(single)
-
-    @property
-    def _single(self) -> frozenset[str]:
-        """How files end that are one sample."""
-        match self.inputs:
-            case Images():
-                return images.SUFFIXES
-            case Tokens():
-                return _TEXTS
-            case _:
-                return frozenset()
 
     @property
     def _many(self) -> tuple[str, ...]:
         """How files end that hold many samples."""
         match self.inputs:
             case Images() | Arrays():
-                return *frames.SUFFIXES, ".npy"
+                return *frames.SUFFIXES, *arrays.SUFFIXES
             case _:
                 return frames.SUFFIXES
 
@@ -108,17 +108,19 @@ class SampleReader:
         single = {"images": "images, folders of images, ", "tokens": "texts (.txt), "}.get(kind(self.inputs), "")
         return f"{single}tables ({', '.join(self._many)})"
 
+    def _takes(self, file: Path) -> bool:
+        return self._is_one(file) or self.holds_many(file)
+
     def _in(self, path: Path) -> list[Path]:
-        if not path.exists():
+        if not (medical.split(path)[0] if isinstance(self.inputs, Images) else path).exists():
             raise UserError(f"there is no file or folder {path}: name {self._wanted}")
         if path.is_dir():
-            ends = {*self._single, *self._many}
-            below = sorted(file for file in path.rglob("*") if file.suffix.lower() in ends and file.is_file())
+            below = sorted(file for file in path.rglob("*") if self._takes(file) and file.is_file())
             below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
             if not below:
                 raise UserError(f"{path} holds nothing to predict: this model takes {self._wanted}")
             return below
-        if path.suffix.lower() not in {*self._single, *self._many}:
+        if not self._takes(path):
             raise UserError(f"{path} is no file that this model takes: name {self._wanted}")
         return [path]
 
@@ -133,11 +135,10 @@ class SampleReader:
         yield Batch([str(file) for file in files], [None] * len(files), x)
 
     def _array(self, file: Path) -> Iterator[Batch]:
-        """The samples in a NumPy file (n, ...)."""
-        try:
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
+        """The samples in a file of arrays, (n, ...) each."""
+        array = self._opened(file)
+        if isinstance(self.inputs, Images):
+            array = arrays.channels_first(array)
         wanted = np.uint8 if isinstance(self.inputs, Images) else np.floating
         if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
             kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
@@ -146,6 +147,18 @@ class SampleReader:
             x = torch.from_numpy(np.array(array[start : start + self.batch]))
             x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{file}, row {start}"])
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
+
+    def _opened(self, file: Path) -> NDArray[Any]:
+        """The array of samples in a file; that of .npy is mapped, not read."""
+        if file.suffix.lower() != ".npy":
+            found, name = arrays.read(file), self.column or "x"
+            if name not in found:
+                raise UserError(f"{file} has no array {name!r}, it has {', '.join(found)}: name it by --column")
+            return found[name]
+        try:
+            return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        except (ValueError, OSError, EOFError) as error:
+            raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
 
     def _table(self, file: Path) -> Iterator[Batch]:
         """The rows of a Parquet or CSV file."""
@@ -271,4 +284,5 @@ def column_in(config: Mapping[str, Any]) -> str:
     """Return the column that a run's own tables had the images, texts or arrays in; "" where its plan does not say."""
     reading = config.get("plan", {}).get("reading", {})
     named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
-    return next(filter(None, named), NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else "")
+    usual = NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else ""
+    return next(filter(None, named), "" if usual == _COLUMNS["images"] else usual)
