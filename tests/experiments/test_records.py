@@ -11,6 +11,7 @@ from rich.console import Console
 from ekiden.base.errors import UserError
 from ekiden.experiments import experiment, ledger, records, results, sweep
 from ekiden.experiments.plan import stored
+from ekiden.experiments.portable import portable
 from ekiden.experiments.summary import Summary, about, comparison, label, summarise
 from tests.data.conftest import write_folder
 
@@ -379,3 +380,59 @@ def test_a_record_made_before_the_selection_was_noted_counts_and_says_what_was_d
     assert "select last" in about(found)
     assert "select=" not in label(found.config)
     assert "| FedOV (N models) | PACS | 58." in ledger.section(swept)
+
+
+PATHS = """
+seeds = [0]
+[settings]
+silos = ["north.csv", "south.csv"]
+text_column = "text"
+label_column = ["label"]
+tokenizer = "words"
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+epochs = 1
+"""
+
+
+def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own files are known by their names, so that records made in one place stand for the runs in another."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        place.mkdir()
+        for name in ("north", "south"):
+            rows = [f"{'good' if k % 2 else 'bad'} film,{'yes' if k % 2 else 'no'}" for k in range(20)]
+            (place / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+        (place / "table.toml").write_text(PATHS)
+    monkeypatch.chdir(here)
+    swept = sweep.plan_sweep(Path("table.toml"), "paper", here / "runs", None)
+    run(swept, 1)
+    file = tmp_path / "kept.jsonl"
+    assert sweep.keep_records(swept, PATHS, file) == 1
+    assert str(tmp_path) not in file.read_text()
+    monkeypatch.chdir(there)
+    again = sweep.plan_sweep(Path("table.toml"), "paper", there / "runs", file)
+    assert [one.finished for one in again.runs()] == [True]
+    assert all(one.finished for one in sweep.opened(file).runs())
+    (there / "table.toml").write_text(PATHS.replace("south.csv", "west.csv"))
+    other = sweep.plan_sweep(Path("table.toml"), "paper", there / "runs", file)
+    with pytest.raises(UserError, match=r"silos is .*south.csv.* there, .*west.csv.* in the file"):
+        sweep.jobs(other, other.runs())
+
+
+def test_paths_become_names_and_nothing_else_changes() -> None:
+    values = {
+        "model": "hf:/home/me/models/minilm",
+        "plan": {"silos": ["/a/b.csv", "c.csv"], "data": "digits", "reading": {"tokenizer": "/m/minilm"}},
+        "note": "/a/b stays",
+        "network": "mine/net.py:Net",
+        "pretrained": "/x/start.safetensors",
+    }
+    assert portable(values) == {
+        "model": "hf:minilm",
+        "plan": {"silos": ["b.csv", "c.csv"], "data": "digits", "reading": {"tokenizer": "minilm"}},
+        "note": "/a/b stays",
+        "network": "mine/net.py:Net",
+        "pretrained": "start.safetensors",
+    }

@@ -16,6 +16,7 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, write
 from ekiden.engine.folder import check_config
+from ekiden.experiments.portable import portable
 from ekiden.experiments.summary import COUNTED, Summary
 
 FORMAT = 1
@@ -117,7 +118,7 @@ def keep(path: Path, records: Records) -> None:
 
 def _line(name: str, run: Summary) -> dict[str, Any]:
     environment = {k: run.environment.get(k) for k in _ENVIRONMENT}
-    given = {"run": name, "config": run.config, "environment": environment}
+    given = {"run": name, "config": portable(run.config), "environment": environment}
     return given | {"seconds": run.seconds, "result": run.last}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, plan_in
+from ekiden.experiments.portable import portable
 from ekiden.experiments.summary import Summary
 
 
@@ -59,8 +60,8 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
 
 
 def flat(plan: Plan[Method]) -> dict[str, Any]:
-    """What decides the results of a plan, by the names of the settings."""
-    values: dict[str, Any] = plan.to_json()
+    """What decides the results of a plan, by the names of the settings; of paths only the names, see `portable`."""
+    values: dict[str, Any] = portable(plan.to_json())
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
     values |= training
