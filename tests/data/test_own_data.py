@@ -458,8 +458,8 @@ def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> Non
     assert torch.equal(data.train.x, plain.train.x)  # samples stay as they are
     assert data.augment(data.train.x).shape == data.train.x.shape
     files = [str(tmp_path / "photos" / f"{name}.csv") for name in ("a", "b")]
-    for file in files:
-        csv(Path(file), {"image": [f"cat/{k}.png" for k in range(0, 20, 2)], "label": ["x", "y"] * 5})
+    for path in files:
+        csv(Path(path), {"image": [f"cat/{k}.png" for k in range(0, 20, 2)], "label": ["x", "y"] * 5})
     silos = join(files, size=16, image_column="image", augment_flip=True)
     assert silos.augment == ekiden.Augment(flip=True)
     assert federate(files, image_column="image", augment_flip=True).dataset.augment == ekiden.Augment(flip=True)

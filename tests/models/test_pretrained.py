@@ -124,12 +124,12 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_network_of_timm_gets_a_new_head(channels: int, timm: list[dict[str, Any]]) -> None:
     before = torch.get_rng_state()
-    module = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
+    module: Any = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
     assert timm == [{"name": "tiny_net.in1k", "pretrained": True, "classes": 0, "channels": channels}]
     assert (module.head.in_features, module.head.out_features) == (8, 5)
     assert module.eval()(torch.zeros(2, channels, 16, 16)).shape == (2, 5)
-    torch.set_rng_state(before)
-    other = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)  # reading values leaves the head's draw alone
+    torch.set_rng_state(before)  # reading values leaves the head's draw alone
+    other: Any = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
     assert torch.equal(module.head.weight, other.head.weight)
 
 
@@ -144,7 +144,7 @@ def test_a_whole_run_with_a_network_of_timm(
     loaded = load_model(tmp_path / "runs" / "fedseq-digits-seed0")
     assert loaded(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
     torch.manual_seed(5)
-    fresh = Pooled(1)
+    fresh: Any = Pooled(1)
     network: Any = loaded.network.features
     assert torch.equal(network.conv_stem.weight, fresh.conv_stem.weight)  # frozen
     assert not torch.equal(network.blocks[1].weight, fresh.blocks[1].weight)  # the last block was trained

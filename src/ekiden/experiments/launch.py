@@ -166,17 +166,25 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> RunEnd:
     """Do one run; an error that the user can fix becomes its outcome."""
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        if not begun:  # by now all is checked: of what is refused there is one line, the reason
+            begun = True
+            report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
 
     def on_step(row: Row) -> None:
+        begin()
         report(Event(run, _measured(data.dataset.task.headline, row), row["step"]))
 
     def watch(client: str, epoch: int, epochs: int) -> None:
+        begin()
         report(Event(run, f"{client}: epoch {epoch}/{epochs}"))
 
     report(Event(run, "loading data"))
     try:
         data = job.plan.federation()
-        report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line has a line of its own for it
             result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)

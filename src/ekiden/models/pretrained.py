@@ -54,7 +54,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     return (
         causal(source, tokens)
         if tokens and tokens.vocabulary == classes
-        else from_transformers(source, shape, classes, tokens)
+        else from_transformers(source, shape, classes, inputs)
     )
 
 
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         return hidden
 
 
-def from_transformers(source: str, shape: tuple[int, ...], classes: int, texts: Tokens | None = None) -> SplitNetwork:
+def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
     """Return a network of transformers, from a folder or by its name on the hub, with a new linear head.
 
     Raises:
@@ -154,8 +154,9 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int, texts: 
     transformers = _transformers()
     backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
     tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
-    if tokens != (len(shape) == 1):
-        wanted, hint = ("tokens", "give texts") if tokens else ("images", "give images")
+    texts = inputs if isinstance(inputs, Tokens) else None
+    if tokens != (len(shape) == 1 and isinstance(inputs, Tokens | None)):
+        wanted, hint = ("texts", "name their column by --text-column") if tokens else ("images", "give images")
         raise UserError(f"hf:{source} takes {wanted}, these samples have shape {shape}: {hint}, or another --model")
     config = backbone.config
     if not tokens:

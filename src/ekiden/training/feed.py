@@ -58,7 +58,7 @@ class Feed:
         """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
-        known = self._remembers and (self.alike or not train)
+        known = self._remembers and (self.alike or not train) and not self._in_tokens(held)
         if light and known and not isinstance(self.dataset.inputs, Tokens):
             inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
         else:
@@ -67,6 +67,10 @@ class Feed:
             version = 0 if inputs.is_inference() else inputs._version
             setattr(inputs, frozen.SOURCE, (_Rows(self, held, index), version))
         return inputs, y
+
+    def _in_tokens(self, held: _Held) -> bool:
+        """Whether labels are per token: then batches have lengths of their own, and so have answers to them."""
+        return isinstance(self.dataset.inputs, Tokens) and held.y.shape == held.x.shape
 
     def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
         inputs, y = held.x[index], held.y[index]
