@@ -12,7 +12,6 @@ model.safetensors   the result
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from typing import IO, Any, TypeVar
 import torch
 
 from ekiden._version import __version__
+from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, metadata_of, safetensors_chunks, with_digest, write
 from ekiden.engine import identity, wire
@@ -122,13 +122,10 @@ class RunFolder:
         self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / "lock", "a")  # noqa: SIM115
+            self._lock = locks.hold(path / "lock", wait=False)
         except OSError as error:
-            raise disk_error(error, path) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+            if not isinstance(error, locks.Timeout):
+                raise disk_error(error, path) from None
             raise InUse(f"{path} is in use by another process: wait for it, or choose another folder") from None
         if fresh:
             try:
@@ -223,7 +220,7 @@ class RunFolder:
         for file in self._files.values():
             with contextlib.suppress(OSError):  # what a full disk refused before, it refuses again
                 file.close()
-        self._lock.close()
+        self._lock.release()
 
     def _beyond(self, name: str, length: int) -> bytes:
         """What a growing file holds after what belongs to finished steps."""

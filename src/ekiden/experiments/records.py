@@ -4,7 +4,6 @@ The first line names the experiment file and the budget and holds the file's tex
 """
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, write
 from ekiden.engine.folder import check_config
@@ -94,15 +94,11 @@ def held(path: Path) -> Iterator[None]:
         UserError: its folder cannot be made, or not be written to.
     """
     prepare(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
+    with locks.locked(locks.beside(path.parent)):
+        with contextlib.suppress(OSError):
             for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of a process that was killed
                 left.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(folder)
 
 
 def keep(path: Path, records: Records) -> None:

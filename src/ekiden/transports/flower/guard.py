@@ -7,7 +7,6 @@ seconds of importing PyTorch. `ekiden silo start` puts a command of that name be
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -69,6 +68,8 @@ def limit_memory(most: int) -> None:
     """Let this process allocate so many bytes more, where the system can tell; what exceeds it fails."""
     status = Path("/proc/self/status")
     if status.exists():
+        import resource  # noqa: PLC0415  (Linux alone has both)
+
         kib = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = 1024 * kib + most

@@ -9,7 +9,6 @@ from it and the private state before. Outcomes and states carry a digest. The fi
 that there must be, so that one that is lost is not taken for one that never was.
 """
 
-import fcntl
 import re
 import shutil
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, intact, marked, verified, with_digest, write
 from ekiden.engine import wire
@@ -89,18 +89,16 @@ class Shelf:
         """Keep other processes of this silo off the run: one task at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "lock").touch()  # how old the run is
-        with open(self._folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locks.locked(self._folder / "lock"):
             yield
 
     def busy(self) -> bool:
         """Whether a process of this silo works on the run."""
         try:
-            with open(self._folder / "lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with locks.locked(self._folder / "lock", wait=False):
+                return False
         except OSError:
             return (self._folder / "lock").exists()
-        return False
 
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, bytes] | None:
         """The outcome of this very request, if it is there and as it was written."""
@@ -310,7 +308,6 @@ def drop_old_runs(runs: Path) -> None:
     """Remove the folders of runs that nobody asked for in a month."""
     limit = time.time() - _DAYS_KEPT * 86400
     for file in runs.glob("*/lock"):
-        with suppress(OSError), open(file, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process that works on the run holds it
+        with suppress(OSError), locks.locked(file, wait=False):  # a process that works on the run holds it
             if file.stat().st_mtime < limit:
                 shutil.rmtree(file.parent, ignore_errors=True)

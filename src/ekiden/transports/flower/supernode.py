@@ -1,6 +1,5 @@
 """The SuperNode of a silo: its command, printed before it is run and started again when it ends."""
 
-import fcntl
 import os
 import shlex
 import signal
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path
 from ekiden.transports.flower.silo_file import SiloFile
@@ -75,15 +75,16 @@ def alone(file: SiloFile) -> Iterator[None]:
         UserError: another one does.
     """
     file.folder.mkdir(parents=True, exist_ok=True)
-    locks = [(file.folder / "started", "ab", "stop that one first")]
+    started = file.folder / "started"
+    wanted = [(started, started, "stop that one first")]
     if file.link.key:
-        locks.append((file.beside(file.link.key), "rb", "stop that one first, or give each silo its own key"))
+        key = file.beside(file.link.key)
+        wanted.append((key, locks.beside(key), "stop that one first, or give each silo its own key"))
     with ExitStack() as held:
-        for path, mode, remedy in locks:
-            lock = held.enter_context(open(path, mode))  # its end frees it, however the process ends
+        for path, lock, remedy in wanted:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                held.enter_context(locks.locked(lock, wait=False))
+            except locks.Timeout:
                 raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
         yield
 
