@@ -18,6 +18,7 @@ demo: $(VENV)/.base
 
 # The picture of the README: accuracy against bytes of the runs of the demo.
 picture: demo
+	$(BIN)/pip install --quiet --editable ".[report]"
 	$(BIN)/ekiden report $(DEMO) -o $(DEMO)-report --details 0
 	cp $(DEMO)-report/figures/bytes-1.svg docs/assets/demo.svg
 

@@ -273,6 +273,19 @@ def test_pathological_refuses_more_classes_than_there_are() -> None:
         split(toy(), Pathological(6), 10, seed=0)
 
 
+@pytest.mark.parametrize("clients", [1, 7, 10])
+def test_iid_gives_the_shards_of_flower(clients: int) -> None:
+    from datasets import Dataset as Table
+    from flwr_datasets.partitioner import IidPartitioner
+
+    dataset = toy()
+    partitioner = IidPartitioner(clients)
+    rows = np.random.default_rng(3).permutation(len(dataset.train))
+    partitioner.dataset = Table.from_dict({"row": rows})
+    expected = [list(partitioner.load_partition(i)["row"]) for i in range(clients)]
+    assert [part.tolist() for part in Iid().assign(dataset, clients, np.random.default_rng(3))] == expected
+
+
 # Natural
 
 

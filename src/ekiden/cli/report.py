@@ -9,8 +9,8 @@ import tyro
 from tyro.conf import Positional
 
 from ekiden.base.checks import require
+from ekiden.base.extras import require_extra
 from ekiden.cli.console import console, parse
-from ekiden.report import report as write
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class ReportOptions:
 def report(args: Sequence[str]) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
     options = parse(ReportOptions, args, "ekiden report")
+    require_extra("report", "ekiden report", "matplotlib", "jinja2")
+    from ekiden.report import report as write  # noqa: PLC0415  (it needs an extra)
+
     require(options.details >= 0, "details", options.details, "0 or more")
     with console.status("reading runs") as status:
         found = write(options.runs, options.out, options.details, status.update)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -199,6 +200,9 @@ def data(args: Sequence[str]) -> None:
     federation = plan.federation()
     console.print(datasets.table(federation))
     file = options.draw or Path("who-holds-what.png")
+    if options.draw is None and find_spec("matplotlib") is None:
+        console.print('not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True)
+        return
     datasets.draw(federation, file)
     console.print(f"drawn to {file}")
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from ekiden.base.extras import require_extra
 from ekiden.base.files import disk_error
 from ekiden.data.samples import FederatedData
 
@@ -84,6 +85,7 @@ def draw(fed: FederatedData, path: Path | str) -> None:
 
 def picture(fed: FederatedData) -> Any:
     """A matplotlib figure: classes across, clients down, bubbles by number of training and validation samples."""
+    require_extra("report", "the picture", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.extras import require_extra
 from ekiden.data import cache, frames, medical, own
 from ekiden.data.decode import decode
 from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
@@ -278,6 +279,7 @@ def _from_hub(name: str, spec: Named, size: int | None) -> Dataset:
     place = f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
     if spec.hub is None:
         raise UserError(f"{name!r} has to be given as local files: {place} (columns image, label, maybe domain).")
+    require_extra("hub", f"{name!r} is on the Hugging Face hub, which", "datasets")
     import datasets  # noqa: PLC0415  (seconds, and only this function needs it)
 
     splits = ["train"] + ([spec.test] if spec.test else [])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative, require
 from ekiden.base.errors import UserError
+from ekiden.base.extras import require_extra
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Size, State, on_client
@@ -72,6 +73,7 @@ class OTFusion(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """The target must be one of them."""
+        require_extra("methods", "OT fusion", "ot")
         require(self.target < len(clients), "target", self.target, f"below {len(clients)}, the number of clients")
 
     def check_network(self, model: Size) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.extras import require_extra
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.engine import machine
@@ -202,6 +203,7 @@ class Result:
         Raises:
             UserError: no step has this metric.
         """
+        require_extra("report", "plot", "matplotlib")
         from matplotlib import pyplot  # noqa: PLC0415  (seconds)
         from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, Fraction, NonNegative, Range, require
 from ekiden.base.errors import UserError
+from ekiden.base.extras import require_extra
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, Method, Model, Size, State, on_client
@@ -113,6 +114,8 @@ class MAEcho(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """C must leave room for weights that sum to 1."""
+        if self.alpha == "qp":
+            require_extra("methods", "--alpha qp", "clarabel")
         m = participants(len(clients), self.participation)
         wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
         require(self.alpha == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)

@@ -1,0 +1,24 @@
+"""Packages that only some commands need."""
+
+import sys
+from importlib.util import find_spec
+
+from ekiden.base.errors import UserError
+
+
+def require_extra(extra: str, what: str, *modules: str) -> None:
+    """Refuse what needs packages that are not installed, before any work is done. Imports nothing.
+
+    Args:
+        extra: the extra of ekiden that installs them.
+        what: what needs them, the subject of the message.
+        modules: their names in Python.
+
+    Raises:
+        UserError: one of them is missing; names it and the command that installs it.
+    """
+    for module in modules:
+        if module in sys.modules and sys.modules[module] is not None:
+            continue
+        if find_spec(module) is None:
+            raise UserError(f'{what} needs the package {module}: pip install "ekiden[{extra}]"')
