@@ -9,8 +9,8 @@ import pytest
 
 EXTRAS = (
     "datasets", "flwr_datasets", "ot", "clarabel", "matplotlib", "jinja2", "flwr", "cryptography", "transformers",
-    "peft", "timm", "tokenizers", "pandas", "polars", "pydicom", "nibabel", "onnx", "onnxscript", "onnxruntime", "mlflow",
-    "tensorboard",
+    "peft", "timm", "tokenizers", "pandas", "polars", "pydicom", "nibabel", "onnx", "onnxscript", "onnxruntime",
+    "mlflow", "tensorboard",
 )  # fmt: skip
 PROGRAM = f"""
 import sys

@@ -11,8 +11,7 @@ import torch
 
 from ekiden import Training
 from ekiden.base.settings import Hardware
-from ekiden.cli.console import parse
-from ekiden.cli.runs import RunOptions
+from ekiden.cli.runs import run_options
 from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
@@ -86,7 +85,7 @@ def test_the_command_of_a_plan_is_read_as_that_plan(wanted: Plan[Method]) -> Non
     words = shlex.split(command(wanted))
     assert words[:3] == ["ekiden", "run", wanted.method.title()]
     kind = type(wanted.method)
-    assert parse(RunOptions[kind], words[3:], "test", RunOptions(Plan(kind()))).plan == wanted  # type: ignore[valid-type]
+    assert run_options(Plan(kind()), words[3:]).plan == wanted
 
 
 def test_the_pool_is_kept_and_nothing_else_changes(runs: Path, tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """What the commands share: the console, and flags read into a dataclass."""
 
+import ast
 import contextlib
+import inspect
 import io
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import field, make_dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -54,6 +59,36 @@ def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = Non
     text = re.sub(r"\s+", " ", " ".join(lines)).strip()
     text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
     raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
+
+
+def part_of(name: str, about: str, kind: type, names: Sequence[str], default: Any, also: type | None = None) -> type:
+    """Some fields of a dataclass as a dataclass of its own, with the values of `default` and the same help texts.
+
+    Args:
+        name: of the class that is made; the help shows it as the title of a box.
+        about: its docstring, which the help shows below.
+        kind: the dataclass that has the fields.
+        names: which, in the order of the help.
+        default: one of `kind`.
+        also: a dataclass made so, whose fields follow.
+    """
+    hints, texts = get_type_hints(kind, include_extras=True), field_texts(kind)
+    annotated = {n: Annotated[hints[n], tyro.conf.arg(help=texts.get(n))] for n in names}
+    parts = [(n, hint, field(default=getattr(default, n))) for n, hint in annotated.items()]
+    bases = (also,) if also is not None else ()
+    return make_dataclass(name, parts, bases=bases, frozen=True, namespace={"__doc__": about})
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """The texts below the fields of a dataclass, by their names."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for one, after in pairwise(node.body):
+        text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+        if isinstance(text, str) and isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            found[one.target.id] = " ".join(text.split())
+    return found
 
 
 def no_run(action: str, paths: Sequence[Path]) -> UserError:

@@ -1,9 +1,11 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Generic, TypeVar
 
 from tyro.conf import Positional
@@ -11,15 +13,15 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
-from ekiden.cli.console import console, first_line, no_run, parse
+from ekiden.cli.console import console, no_run, parse, part_of
 from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.presets import PRESETS, preset
+from ekiden.experiments.presets import preset
 from ekiden.experiments.sweep import refuse_records, summaries
-from ekiden.methods import METHODS, method_named
+from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
 
 M = TypeVar("M", bound=Method)
@@ -37,6 +39,67 @@ class RunOptions(Generic[M]):
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
     MLFLOW_TRACKING_URI says)"""
+    preset: str = ""
+    """settings of FedELMY's authors for --data, which other flags change: paper, those of the paper, with ResNet-18;
+    released-cnn, the small CNN, learning rate and warm-up of their code, the rest as in the paper"""
+
+
+# The flags in the order of the help, after the method's own: a box's title, and which fields of the plan are in it.
+_BOXES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "data",
+        "Samples, and who holds them.",
+        ("data", "silos", "partition", "clients", "without", "val_fraction", "size", "task", "metric"),
+    ),
+    ("columns", "Tables, texts and pictures in files: which columns mean what, and their size.", ("reading",)),
+    ("network", "What is trained.", ("model", "pretrained", "train")),
+    ("training", "How a client trains.", ("training",)),
+    ("hardware", "What it runs on.", ("hardware",)),
+)
+_RUN = "The run as a whole: seeds, folder, what is measured."
+
+
+def _arranged(default: Plan[Any], preset_name: str) -> tuple[type, Callable[[Any], RunOptions[Any]]]:
+    """The flags of `ekiden run METHOD` as boxes of a help page, and what makes options of them."""
+    kind, left = type(default.method), {f.name for f in fields(Plan)} - {"method"}
+    boxes: list[tuple[str, Any, Any]] = [(kind.title(), kind, field(default=default.method))]
+    for title, about, names in _BOXES:
+        left -= set(names)
+        if len(names) == 1:
+            part = getattr(default, names[0])
+            boxes.append((title, type(part), field(default=part)))
+        else:
+            box = part_of(title, about, Plan, names, default)
+            boxes.append((title, box, field(default=box())))
+    ours = RunOptions(default, preset=preset_name)
+    rest = part_of("run", _RUN, RunOptions, [f.name for f in fields(RunOptions) if f.name != "plan"], ours)
+    last = part_of("run", _RUN, Plan, [f.name for f in fields(Plan) if f.name in left], default, also=rest)
+    boxes.append(("run", last, field(default=last())))
+    arranged = make_dataclass("Flags", boxes, frozen=True)
+
+    def options(found: Any) -> RunOptions[Any]:
+        values: dict[str, Any] = {}
+        for title, _, names in _BOXES:
+            box = getattr(found, title)
+            values |= {names[0]: box} if len(names) == 1 else {name: getattr(box, name) for name in names}
+        values |= {name: getattr(found.run, name) for name in left}
+        own = {f.name: getattr(found.run, f.name) for f in fields(RunOptions) if f.name != "plan"}
+        return RunOptions(replace(default, method=getattr(found, kind.title()), **values), **own)
+
+    return arranged, options
+
+
+def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") -> RunOptions[Any]:
+    """The flags of `ekiden run METHOD`, with the values of `default` where they are not given.
+
+    Raises:
+        UserError: a flag is unknown, or its value cannot be.
+    """
+    kind = type(default.method)
+    arranged, options = _arranged(default, preset_name)
+    return options(
+        parse(arranged, args, f"ekiden run {kind.title()}", about=f"Train by {kind.title()}. Its own flags come first.")
+    )
 
 
 @dataclass(frozen=True)
@@ -86,15 +149,27 @@ class DataOptions:
     """PNG file to draw to; by default who-holds-what.png in this folder"""
 
 
+_HELP = """usage: ekiden run METHOD [flags]         flags: ekiden run METHOD --help
+
+between silos:     ekiden run METHOD --on flower --help
+your own method:   ekiden run FILE.py:CLASS [flags]
+what methods are:  ekiden list
+
+"""
+
+
+def overview() -> str:
+    """`ekiden run --help`: the methods by kind, on one screen of 80 columns."""
+    lists = {sort: ", ".join(method.title() for method in methods) for sort, methods in SORTS.items()}
+    indented = partial(fill, width=80, initial_indent="  ", subsequent_indent="  ")
+    return _HELP + "".join(f"{sort}\n{indented(names)}\n" for sort, names in lists.items())
+
+
 def run(args: Sequence[str]) -> None:
     """`ekiden run METHOD [flags]`."""
     names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
-        console.print(
-            f"usage: ekiden run METHOD [flags]\n\nmethods: {names}\nflags: ekiden run METHOD --help\n"
-            "between machines: ekiden run METHOD --on flower --help"
-        )
-        return
+        return print(overview(), end="")
     if not args or args[0].startswith("-"):
         raise UserError(f"say which method to run, first of all: {names}")
     for arg in args:
@@ -111,15 +186,7 @@ def run(args: Sequence[str]) -> None:
     default: Plan[Any] = Plan(kind())
     if chosen:
         default = preset(chosen, kind, _take(rest, "--data")[1] or default.data)
-    options = parse(
-        RunOptions[kind],  # type: ignore[valid-type]
-        rest,
-        f"ekiden run {kind.title()}",
-        RunOptions(default),
-        f"{first_line(kind)} --preset {{{','.join(PRESETS)}}} takes the settings of FedELMY's authors for --data: "
-        "paper, those of the paper, with ResNet-18; released-cnn, their code's small CNN, learning rate and warm-up, "
-        "the rest as in the paper.",
-    )
+    options = run_options(default, rest, chosen)
     plan: Plan[Any] = replace(
         options.plan,
         data=datasets.located(options.plan.data),

@@ -97,6 +97,20 @@ METHODS: tuple[type[Method], ...] = (
 )
 """All methods of the library, in the order of `ekiden list`."""
 
+SORTS: dict[str, tuple[type[Method], ...]] = {
+    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD, FedGram),
+    "one round: each client trains once, the server combines": (
+        *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
+        *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
+    ),
+    "rounds of parallel training": (
+        *(SPFL, FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, MOON, FedDisco, CriticalFLServer),
+    ),
+    "a model for each client": (MetaFed, DFedAvgM, DFedSAM, FedPer, CriticalFL, DisPFL, UAPDFL),
+    "yardsticks: each client alone, all data in one place": (Local, Centralized),
+}
+"""The same by kind, in the order of `ekiden run --help`."""
+
 
 def method_named(name: str) -> type[Method]:
     """The method called `name` on the command line.
@@ -107,8 +121,9 @@ def method_named(name: str) -> type[Method]:
     Raises:
         UserError: there is none; names the nearest. Or what is there is no method.
     """
+    plain = name.lower().replace("-", "").replace("_", "")  # fedelmy-parallel, as in the documents, is fedelmyparallel
     for method in METHODS:
-        if method.title() == name.lower():
+        if method.title() == plain:
             return method
     others = installed("ekiden.methods")
     if name not in others and not is_file(name):
