@@ -11,8 +11,7 @@ from tyro.conf import Positional
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.cli.console import console, parse
-from ekiden.data.inputs import to_json
-from ekiden.transports.flower import commands, silo_file, superlink
+from ekiden.transports.flower import commands, scaling, superlink
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation
@@ -119,10 +118,10 @@ def agree(args: Sequence[str]) -> None:
     options = parse(AgreeOptions, args, "ekiden federation agree")
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
-    made = silo_file.agree_on(options.sums)
-    write(options.out, [json.dumps(to_json(made), indent=1).encode()])
+    made = scaling.agree_on(options.sums)
+    write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     _say(
-        f"wrote {options.out}: {len(made.numeric)} columns of numbers, {len(made.categorical)} of categories; "
+        f"wrote {options.out}: {made}; "
         'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
     )
 

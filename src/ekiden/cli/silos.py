@@ -151,7 +151,7 @@ def _start(file: SiloFile, security: Security) -> None:
         raise
     _say(
         f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
-        f"shape {dataset.shape} in {len(dataset.classes)} classes; they stay here"
+        f"shape {dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
     )
     _say(
         f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "

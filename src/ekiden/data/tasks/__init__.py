@@ -1,7 +1,7 @@
 """Tasks: what the labels mean, the loss that training minimises, and what is measured."""
 
 from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
-from ekiden.data.tasks.choice import KINDS, inferred, named, names_of, recorded, scaled, task_of
+from ekiden.data.tasks.choice import KINDS, inferred, named, names_of, recorded, scaled, task_of, task_of_terms, terms
 from ekiden.data.tasks.classification import Classification
 from ekiden.data.tasks.language import LanguageModelling
 from ekiden.data.tasks.multilabel import MultiLabel
@@ -26,4 +26,6 @@ __all__ = [
     "recorded",
     "scaled",
     "task_of",
+    "task_of_terms",
+    "terms",
 ]

@@ -1,5 +1,6 @@
 """Tasks by their names and as plain values."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -115,3 +116,37 @@ def task_of(values: Mapping[str, Any]) -> Task:
         return kind(**given)
     except (KeyError, TypeError) as error:
         raise UserError(f"the task cannot be read ({error}): use the Ekiden that wrote it") from None
+
+
+def terms(task: Task) -> str:
+    """What parties must agree on, as text; "" for classification with its usual metric.
+
+    Raises:
+        UserError: the headline metric is the user's own, which other parties do not have.
+    """
+    if task == Classification():
+        return ""
+    if task.headline not in task.metrics:
+        raise UserError(
+            f"the metric {task.headline.name!r} is your own, which other parties do not have: choose one of "
+            f"{', '.join(metric.name for metric in task.metrics)}"
+        )
+    return json.dumps(recorded(task), sort_keys=True)
+
+
+def task_of_terms(text: str) -> Task:
+    """The task in a text that `terms` wrote; nothing that it names is read or executed.
+
+    Raises:
+        UserError: it holds none.
+    """
+    try:
+        values = json.loads(text) if text else {"kind": Classification.kind}
+        known = {metric.name for metric in KINDS[values["kind"]].metrics}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"the task cannot be read ({type(error).__name__}): use the same Ekiden at all parties"
+        ) from None
+    if (metric := values.get("metric", "")) and metric not in known:
+        raise UserError(f"{values['kind']} has no metric {str(metric)[:40]!r}: use the same Ekiden at all parties")
+    return task_of(values)

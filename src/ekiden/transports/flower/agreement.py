@@ -19,9 +19,9 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import of_terms
+from ekiden.data.inputs import Tokens, of_terms
 from ekiden.data.samples import Dataset, Samples
-from ekiden.data.tasks import Classification
+from ekiden.data.tasks import Task, task_of_terms
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.worker import Setup
@@ -62,6 +62,7 @@ class Agreement:
         pretrained: name of the file with the network's values; empty: none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
+        task: what the labels mean, see `ekiden.data.tasks.terms`.
     """
 
     run: str
@@ -86,6 +87,17 @@ class Agreement:
     pretrained: str = ""
     values: str = ""
     inputs: str = ""
+    task: str = ""
+
+    @property
+    def labels(self) -> Task:
+        """What the labels mean."""
+        return task_of_terms(self.task)
+
+    @property
+    def outputs(self) -> int:
+        """K, the number of outputs that the network needs."""
+        return self.labels.outputs(self.classes)
 
     @property
     def digest(self) -> str:
@@ -153,9 +165,9 @@ class Agreement:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
         inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
-        named = NamedNetwork(model, self.shape, len(self.classes), self.seed, inputs)
+        named = NamedNetwork(model, self.shape, self.outputs, self.seed, inputs)
         prepared = Prepared(named, weights, self.train, self.seed)
-        return of_method(prepared, method, self.shape, len(self.classes), self.seed, Classification())
+        return of_method(prepared, method, self.shape, self.outputs, self.seed, self.labels)
 
 
 def parse(text: str) -> Agreement:
@@ -179,7 +191,7 @@ def parse(text: str) -> Agreement:
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
         agreement = Agreement(**(values | sequences))
         Augment(**agreement.augment)
-        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs")
+        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs", "task")
         fits = (
             all(type(getattr(agreement, name)) is str for name in texts)
             and RUN.fullmatch(agreement.run)
@@ -197,7 +209,7 @@ def parse(text: str) -> Agreement:
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
         )
-        _ = of_terms(agreement.inputs, torch.empty(0))
+        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
@@ -219,10 +231,11 @@ def check_name(name: str, where: str) -> None:
 
 def no_samples(agreed: Agreement) -> Dataset:
     """What the coordinator holds: nothing."""
-    none = Samples(torch.empty(0, *agreed.shape), torch.empty(0, dtype=torch.int64))
-    augment = Augment(**agreed.augment)
-    inputs = of_terms(agreed.inputs, none.x)
-    return Dataset(agreed.dataset, none, none, agreed.classes, (), agreed.mean, agreed.std, augment, inputs=inputs)
+    inputs = of_terms(agreed.inputs, torch.empty(0, *agreed.shape))
+    kind = torch.int64 if isinstance(inputs, Tokens) else torch.float32
+    none = Samples(torch.empty(0, *agreed.shape, dtype=kind), torch.empty(0, dtype=torch.int64))
+    names, scale, augment = agreed.classes, (agreed.mean, agreed.std), Augment(**agreed.augment)
+    return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)
 
 
 def own_network(name: str, folder: Path) -> str:
@@ -256,7 +269,14 @@ NO_CODE = (
     "package (entry point ekiden.models), or use --model hf:FOLDER"
 )
 _ABSENT = object()
-_LATER: dict[str, Any] = {"closing_lap": False, "train": "all", "pretrained": "", "values": "", "inputs": ""}
+_LATER: dict[str, Any] = {
+    "closing_lap": False,
+    "train": "all",
+    "pretrained": "",
+    "values": "",
+    "inputs": "",
+    "task": "",
+}
 
 
 def _same_kind(value: object, example: object) -> bool:

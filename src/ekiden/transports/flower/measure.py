@@ -1,11 +1,12 @@
 """Measures models on the test samples of all silos, which stay where they are."""
 
 from collections.abc import Sequence
-from math import log
+from math import exp, sqrt
 from typing import Any
 
 import torch
 
+from ekiden.data.tasks import LanguageModelling, Metric, Regression, Task
 from ekiden.engine.evaluation import consensus, diverged
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator import Remote
@@ -15,10 +16,11 @@ from ekiden.transports.flower.parcel import Count
 class SiloTests:
     """Measures models on the test samples of all silos, which stay where they are."""
 
-    def __init__(self, remote: Remote, clients: Sequence[str], classes: int) -> None:
+    def __init__(self, remote: Remote, clients: Sequence[str], task: Task, outputs: int) -> None:
         self._remote = remote
         self._clients = clients
-        self._classes = classes
+        self._task = task
+        self._outputs = outputs
 
     def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
         """The row of metrics, as `ekiden.engine.evaluation.TestSet` gives it on one machine."""
@@ -26,43 +28,86 @@ class SiloTests:
         models = shared + personal
         if not models:
             return {}
-        row = row_of(self._remote.evaluate(self._clients, models, len(shared)), len(shared), self._classes)
+        row = row_of(self._remote.evaluate(self._clients, models, len(shared)), len(shared), self._task, self._outputs)
         if row and personal:
             row["consensus"] = consensus(personal)
         return row
 
 
-def row_of(counts: Sequence[Sequence[Count]], results: int, classes: int) -> dict[str, Any]:
+def row_of(counts: Sequence[Sequence[Count]], results: int, task: Task, outputs: int) -> dict[str, Any]:
     """What the counts of all silos give; without what only the models tell.
 
     Args:
         counts: of each silo, for each model.
         results: how many of the models, the first ones, are the run's and not a client's own.
-        classes: number of classes.
+        task: what the labels mean.
+        outputs: K.
     """
     samples = sum(row[0].samples for row in counts)
     if not samples:
         return {}
     models = len(counts[0])
-    accuracy = [sum(row[m].right for row in counts) / samples for m in range(models)]
-    loss = [sum(row[m].loss for row in counts) / samples for m in range(models)]
+    total = [
+        Count(sum(row[m].right for row in counts), sum(row[m].loss for row in counts), samples) for m in range(models)
+    ]
     personal = models > results
     first = results if personal else 0
     own = [row[first + i if personal else 0] for i, row in enumerate(counts)]
-    accuracies = [c.right / c.samples if c.samples else None for c in own]
-    known = torch.tensor([a for a in accuracies if a is not None], dtype=torch.float64)
-    found: dict[str, Any] = {
-        "accuracy": sum(accuracy[first:]) / len(accuracy[first:]),
-        "loss": sum(loss[first:]) / len(loss[first:]),
-        "client_mean": float(known.mean()),
-        "client_std": float(known.std(correction=0)),
-        "client_worst": float(known.min()),
-        "client_decile": float(known.quantile(0.1)),
-        "clients": accuracies,
-    }
+    found = _values(total[first:], task)
+    metric = headline(task)
+    if metric is not None:
+        each = [_value(metric.name, task, c) if c.samples else None for c in own]
+        known = torch.tensor([value for value in each if value is not None], dtype=torch.float64)
+        found |= {
+            "client_mean": float(known.mean()),
+            "client_std": float(known.std(correction=0)),
+            "client_worst": float(known.min() if metric.higher else known.max()),
+            "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
+            "clients": each,
+        }
     losses = [c.loss / c.samples for c in own if c.samples]
-    if diverged(losses, log(classes), personal=personal):
+    if diverged(losses, task.guess(outputs), personal=personal):
         found["diverged"] = True
     if personal and results:
-        found["global_accuracy"], found["global_loss"] = accuracy[0], loss[0]
+        found |= {f"global_{name}": value for name, value in _values(total[:1], task).items() if name != "metric"}
     return found
+
+
+def headline(task: Task) -> Metric | None:
+    """The metric by which runs between machines are shown: one that follows from what silos tell, if there is any.
+
+    The accuracy, the perplexity of tokens, the RMSE of one target. That of several needs each one's errors, and other
+    metrics need the answers to single samples.
+    """
+    names = {metric.name: metric for metric in task.metrics}
+    if isinstance(task, Regression):
+        return names["rmse"] if len(task.std) == 1 else None
+    return names["perplexity" if isinstance(task, LanguageModelling) else "accuracy"]
+
+
+def _values(models: Sequence[Count], task: Task) -> dict[str, Any]:
+    """Accuracy, loss and headline metric of some models on all samples, the mean of each."""
+
+    def mean(name: str) -> float:
+        return sum(_value(name, task, count) for count in models) / len(models)
+
+    metric = headline(task)
+    names = [*(["accuracy"] if any(m.name == "accuracy" for m in task.metrics) else []), "loss"]
+    row: dict[str, Any] = {name: mean(name) for name in names}
+    if metric is not None and metric.name != "accuracy":
+        row |= {"metric": metric.name, metric.name: mean(metric.name)}
+    return row
+
+
+def _value(name: str, task: Task, count: Count) -> float:
+    """A metric of one model, from what was told of it."""
+    loss = count.loss / count.samples
+    match task:
+        case _ if name == "accuracy":
+            return count.right / count.samples
+        case LanguageModelling() if name == "perplexity":
+            return exp(loss)
+        case Regression(std=(std,)) if name == "rmse":
+            return sqrt(loss) * std
+        case _:
+            return loss

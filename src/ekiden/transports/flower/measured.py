@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, marked, verified, write
+from ekiden.data.tasks import Scores
 from ekiden.engine import wire
 from ekiden.transports.flower.parcel import Count, pack, unpack
 
 _MOST = 10.0
-"""largest cross-entropy of a sample that counts in the mean"""
+"""largest loss of a sample that counts in the mean"""
 
 
 @dataclass(frozen=True)
@@ -25,19 +24,28 @@ class _Answer:
     counts: tuple[Count, ...]
 
 
-def coarse(right: Tensor, losses: Tensor, least: int) -> Count:
+def coarse(scores: Scores, least: int) -> Count:
     """What is said of a model: how many answers are right, and a mean loss that one sample moves by one step at most.
 
+    Of samples with several labels (labels, pixels, tokens), each counts the same, with the share of its answers that
+    are right; the sum is rounded to whole samples. One without any label that counts is left out. In the mean loss no
+    sample counts for more than 10.
+
     Args:
-        right: (n,) bool, whether its answer is the label.
-        losses: (n,) cross-entropies; in their mean none counts for more than 10.
+        scores: of the test samples.
         least: so many samples there must be; of fewer nothing is said.
     """
-    samples = len(losses)
+    task = scores.task
+    units = task.units(scores.y) if len(scores) else None
+    if units is not None:
+        scores = scores.at((units > 0).nonzero().flatten())
+    samples = len(scores)
     if samples < max(least, 1):
         return Count(0, 0.0, 0)
-    mean = float(losses.double().clamp(max=_MOST).mean())
-    return Count(int(right.sum()), mean if math.isnan(mean) else _rounded(mean, samples) * samples, samples)
+    mean = float(scores.loss.double().clamp(max=_MOST).mean())
+    found = task.right(scores.answers, scores.y)
+    right = 0 if found is None else round(float(found.double().sum()))
+    return Count(right, mean if math.isnan(mean) else _rounded(mean, samples) * samples, samples)
 
 
 def _rounded(mean: float, samples: int) -> float:

@@ -118,6 +118,7 @@ class Hello:
         sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty where it seals nothing.
         proof: signature of that by the silo's key.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
+        task: what the labels mean, see `ekiden.data.tasks.terms`.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Hello:
     sealing: str = ""
     proof: str = ""
     inputs: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ class Count:
     """What a model does on the test samples of a silo; all 0 where these are too few to say anything of them.
 
     Attributes:
-        right: number of right answers.
-        loss: the mean cross-entropy, coarse (see `measured.coarse`), times the number of samples.
+        right: number of right answers; where a sample has several labels, the sum of the shares of right ones, as a
+            whole number; 0 where answers are not right or wrong.
+        loss: the mean loss, coarse (see `measured.coarse`), times the number of samples.
         samples: number of test samples.
     """
 

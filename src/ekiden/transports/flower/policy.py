@@ -9,6 +9,7 @@ import torch
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.data.inputs import terms
+from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import identity, wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import Outline, TooLong, outline
@@ -131,6 +132,11 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     ):
         if here != there:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
+    if task_terms(dataset.task) != agreed.task:
+        raise UserError(
+            f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "
+            "scale of the targets or another metric: use the same [data] of all silos, and the same data.agreed"
+        )
     if terms(dataset.inputs) != agreed.inputs:
         raise UserError(
             f"{file.name} reads or scales its samples in another way than the run: use the same columns and options in "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import LanguageModelling, Segmentation
 from ekiden.engine import identity
 from ekiden.engine.folder import Marks, read_ledger
 from ekiden.engine.outline import Outline
@@ -118,10 +119,12 @@ def samples(signed: Signed) -> Iterator[str]:
     for hop in signed.hops:
         if held.setdefault(hop.client, hop.held) != hop.held:
             yield f"{hop.client} signed {_short(hop.held)} samples in step {hop.step + 1}, {held[hop.client]} before"
+    several = isinstance(signed.terms.labels, Segmentation | LanguageModelling)  # samples without labels do not count
     for tally in signed.tallies:
         number = held.get(tally.client, (0, 0, tally.counts[0].samples if tally.counts else 0))[2]
         for count in tally.counts:
-            if not 0 <= count.right <= count.samples or count.samples not in (0, number):
+            whole = count.samples in (0, number) or (several and 0 < count.samples < number)
+            if not (whole and 0 <= count.right <= count.samples):
                 yield f"{tally.client} signed {count.right} right of {count.samples} test samples, it has {number}"
 
 
@@ -209,7 +212,7 @@ def metrics(
         for name, least in sums.items():
             free = not compute and type(row.get(name)) is int and row[name] >= least
             expected[name] = row[name] if free else least
-        expected |= _measured(tallies, signed.terms.clients, row, last, len(signed.terms.classes))
+        expected |= _measured(tallies, signed.terms.clients, row, last, signed.terms)
         for name in sorted(row.keys() | expected.keys()):
             near = 1e-4 if name == "consensus" else _EXACT  # a sum of many squares, taken in another order elsewhere
             if name not in row or name not in expected or not same(row[name], expected[name], near):
@@ -255,14 +258,16 @@ def _measured(
     clients: Sequence[str],
     row: Mapping[str, Any],
     result: ReportedModels | None,
-    classes: int,
+    terms: Agreement,
 ) -> dict[str, Any]:
     """What the row of a step says of its models; what only they tell is taken from the row where they are gone."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))
     nothing = (Count(0, 0.0, 0),) * len(first.models)
-    found = row_of([tallies[c].counts if c in tallies else nothing for c in clients], first.results, classes)
+    found = row_of(
+        [tallies[c].counts if c in tallies else nothing for c in clients], first.results, terms.labels, terms.outputs
+    )
     if not found:
         return {}
     if result is None:
@@ -322,7 +327,7 @@ def unproven(
     if absent := [row for row in ledger if row.missing]:
         said = ", ".join(dict.fromkeys(f"{row.source} in step {row.step + 1}" for row in absent))
         yield Unproven(("ledger.jsonl",), ("missing",), f"absent, as the ledger says and nobody signs: {said}")
-    if signed.terms.skips and any(_away(signed, row.get("step")) for row in rows if "accuracy" in row):
+    if signed.terms.skips and any(_away(signed, row.get("step")) for row in rows if "loss" in row):
         yield Unproven(("metrics.jsonl",), (), "silos that measured nothing, which nobody signs, count nothing")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from math import log
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +28,7 @@ from ekiden.engine.outline import outline
 from ekiden.engine.run import Run, last
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
-from ekiden.methods import ClosingLap, method_named, written
+from ekiden.methods import ClosingLap, check_needs, method_named, written
 from ekiden.models import training_part
 from ekiden.results.result import Result
 from ekiden.training.network import Network
@@ -39,7 +38,7 @@ from ekiden.transports.flower.agreement import AGREEMENT, Agreement, check_name,
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.courier import Absent, Courier, Crossing, Patience
 from ekiden.transports.flower.custody import Record, SignedTally
-from ekiden.transports.flower.measure import SiloTests
+from ekiden.transports.flower.measure import SiloTests, headline
 from ekiden.transports.flower.parcel import Hello, said
 from ekiden.transports.flower.roll import Nodes, Roll
 
@@ -186,7 +185,7 @@ def _go(
     say: Say,
 ) -> Result:
     """All steps that are left, and the models."""
-    method, clients, folder, classes = plan.whole, plan.names, run_folder.path, len(agreed.classes)
+    method, clients, folder = plan.whole, plan.names, run_folder.path
     total = method.steps(len(clients))
     build = Built(method, setup.build, len(clients))
 
@@ -202,17 +201,19 @@ def _go(
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
 
     def told_of(row: Row) -> None:
-        accuracy = row.get("accuracy")
-        say(f"step {row['step']} of {total} done" + (f", accuracy {100 * accuracy:.2f} %" if accuracy else ""))
+        metric = headline(agreed.labels)
+        value = row.get(metric.name) if metric else None
+        shown = f", {metric.name} {metric.shown(value)}{metric.unit}" if metric and value is not None else ""
+        say(f"step {row['step']} of {total} done{shown}")
         if notes := row.get("notes"):
             say(f"step {row['step']}: {told(notes)}")
 
     every = plan.evaluate_every or total
-    tests = partial(SiloTests, clients=clients, classes=classes)
+    tests = partial(SiloTests, clients=clients, task=agreed.labels, outputs=agreed.outputs)
     run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=agreed.skips, elsewhere=True)
     end = last(run.steps())
     metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
-    if metrics and (line := divergence(metrics[-1], log(classes), plan.training.lr)):
+    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.training.lr)):
         say(line)
     models = weights, tuple(personal)
     return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
@@ -318,6 +319,11 @@ def agree(
                     f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
                     f"{said(str(there), 300)}; make them equal"
                 )
+        if one.task != hellos[name].task:
+            raise UserError(
+                f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "
+                "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
+            )
         if one.inputs != hellos[name].inputs:
             raise UserError(
                 f"{first} and {name} read or scale their samples in different ways: use the same columns and "
@@ -348,7 +354,9 @@ def agree(
         plan.train,
         plan.pretrained,
         inputs=one.inputs,
+        task=one.task,
     )
+    check_needs(plan.whole, no_samples(agreed))
     if not agreed.has_values:
         return agreed
     return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))

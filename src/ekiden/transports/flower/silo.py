@@ -10,10 +10,13 @@ from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
 from ekiden.data.inputs import terms as terms_of
+from ekiden.data.samples import FederatedData
+from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import machine, wire
 from ekiden.engine.evaluation import Built
 from ekiden.engine.modules import initial_weights, model_bytes
 from ekiden.engine.outline import Outline
+from ekiden.engine.setup import check_model
 from ekiden.engine.store import FolderJournal
 from ekiden.engine.tasks import task_of
 from ekiden.engine.worker import Job, Outcome, Worker
@@ -139,6 +142,7 @@ class Silo:
             (len(client.train), len(client.val), len(client.test)),
             file.limits.evaluations,
             inputs=terms_of(dataset.inputs),
+            task=task_terms(dataset.task),
         )
         if file.link.key:
             hello = replace(hello, signature=self._sign(signed_text(ask.nonce, file.name)))
@@ -164,23 +168,25 @@ class Silo:
         dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=type(dataset.augment)(**terms.augment))
         setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
         policy.check_size(file, terms)
-        module = blank(setup.build) if not terms.has_values else None
+        first = not admission.folder.exists()
+        module = None if first or terms.has_values else blank(setup.build)  # the values are checked at first
         setup = replace(setup, build=Copies(setup.build))  # a message may need several
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
         network = module or setup.build()  # tasks load their own values into it
         setup = replace(setup, hardware=machine.resolve(file.hardware, 1, lambda: network))
-        first = not admission.folder.exists()
-        admission.bind()
-        data = custody.fingerprint(client, custody.kept_salt(admission.folder))
-        admission.check_data(data)
-        if first:
-            self._note(f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
 
         def watch(name: str, epoch: int, epochs: int) -> None:
             log.info("%s: epoch %d/%d", name, epoch, epochs)
 
         worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
+        if first:
+            check_model(worker, FederatedData(dataset, (client,)))
+        admission.bind()
+        data = custody.fingerprint(client, custody.kept_salt(admission.folder))
+        admission.check_data(data)
+        if first:
+            self._note(f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
         sealer: Sealer = Plain()
         if terms.sealed:
             private = sealing.kept_private(admission.folder / _SEALING_KEY)
@@ -436,7 +442,7 @@ class Silo:
             check(model, bench.network, whole=True)
             bench.network.load(model)
             scores = fitting.evaluate(bench, client.test)
-            counts.append(measured.coarse(scores.right, scores.loss, self._file.limits.min_samples))
+            counts.append(measured.coarse(scores, self._file.limits.min_samples))
         return tuple(counts)
 
     @property

@@ -1,14 +1,12 @@
 """`silo.toml`: what a silo is called, what it holds, and what it agrees to run."""
 
 import importlib.util
-import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +14,18 @@ import torch.nn.functional as F
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
-from ekiden.data.inputs import Inputs, Table, Tokens, from_json
+from ekiden.data.inputs import Tokens
 from ekiden.data.own import assemble, hold
-from ekiden.data.tabular import ColumnSums, agree, told_by
+from ekiden.data.tabular import ColumnSums, told_by
+from ekiden.data.tasks import Classification, LanguageModelling, Segmentation, Task, terms
+from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
+from ekiden.transports.flower.scaling import read_agreed
 
 T = TypeVar("T")
 Held = tuple[Dataset, ClientData]
+TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 CLOSING_LAP = "closing-lap"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
@@ -78,10 +80,13 @@ class Data(Reading):
     """side of the images in pixels; 0: as they are"""
     classes: tuple[str, ...] = ()
     """class names in the order that all silos share; by default those found here, sorted"""
+    task: TaskKind = ""
+    """what the labels mean (see docs/tasks.md); by default what they look like"""
     val_fraction: float = 0.1
     """part of the training data that selects epochs"""
     agreed: str = ""
-    """of a table: the scaling that all silos agreed on, a file that `ekiden federation agree` made"""
+    """of a table, or of numbers to predict: the scaling that all silos agreed on, a file that `ekiden federation agree`
+    made"""
 
     @property
     def reading(self) -> Reading:
@@ -151,7 +156,8 @@ class SiloFile:
             found = _in_order(found, self.data.classes)
             if found.least:
                 raise UserError(
-                    f"{self.path}: silos agree on the scaling of a table before they start: run `ekiden silo sums "
+                    f"{self.path}: silos agree on the scaling of a table, and of numbers to predict, before they "
+                    f"start: run `ekiden silo sums "
                     f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the coordinator, then "
                     "name its file by data.agreed"
                 )
@@ -162,11 +168,14 @@ class SiloFile:
         client = replace(mine[0], name=self.name)
         if not len(client.train):
             raise UserError(f"{self.path}: the silo has no training sample")
-        if found.dataset.task.kind != "classification":
+        if self.data.task not in ("", found.dataset.task.kind):
             raise UserError(
-                f"{self.path}: the labels are of {found.dataset.task.kind}; runs between machines train classification "
-                "only: run it in simulation, or give classes"
+                f"{self.path}: the labels are of {found.dataset.task.kind}, not of {self.data.task} (data.task)"
             )
+        try:
+            terms(found.dataset.task)
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
         return found.dataset, client
 
     def sums(self) -> ColumnSums:
@@ -177,7 +186,10 @@ class SiloFile:
         """
         found = None if self.data.python else self.read()
         if found is None or not found.least:
-            raise UserError(f"{self.path}: only a table that is not scaled yet is agreed on (leave out data.agreed)")
+            raise UserError(
+                f"{self.path}: only a table that is not scaled yet, and numbers to predict, are agreed on (leave out "
+                "data.agreed)"
+            )
         held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
         return told_by(held.clients[0], found)
 
@@ -187,10 +199,11 @@ class SiloFile:
         own = self.beside(data.path)
         if data.agreed:
             known = read_agreed(self.beside(data.agreed))
-            found = assemble([hold(own, reading)], reading, name=own.stem, inputs=known)
+            found = assemble([hold(own, reading)], reading, name=own.stem, inputs=known.table, task=data.task)
+            found = known.scaled(found)
         else:
             path = str(own) if own.exists() else data.path
-            found = load(path, size=data.size or None, **reading.chosen())
+            found = load(path, size=data.size or None, task=data.task, **reading.chosen())
         found = _in_order(found, data.classes)
         return _of_one_length(found, found.inputs) if isinstance(found.inputs, Tokens) else found
 
@@ -304,6 +317,10 @@ def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     """The same samples with `classes` as the classes, for silos that do not hold all of them."""
     if not classes:
         return dataset
+    if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
+        return replace(dataset, classes=tuple(classes))  # pixels hold places in this list
+    if not isinstance(dataset.task, Classification):
+        raise UserError(f"data.classes names classes, the labels are of {dataset.task.kind}: leave it out")
     for name in dataset.classes:
         if name not in classes:
             raise unknown("class in the silo's data", name, classes)
@@ -317,48 +334,11 @@ def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 def _of_one_length(dataset: Dataset, tokens: Tokens) -> Dataset:
     """Texts filled up to the most tokens, so that the samples of all silos have one shape."""
-    longer = partial(_longer, tokens=tokens)
-    return replace(dataset, train=longer(dataset.train), test=longer(dataset.test))
+    train, test = (_longer(samples, tokens, dataset.task) for samples in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
 
 
-def _longer(samples: Samples, tokens: Tokens) -> Samples:
-    return replace(samples, x=F.pad(samples.x, (0, tokens.length - samples.x.shape[1]), value=tokens.pad))
-
-
-def read_agreed(path: Path) -> Inputs:
-    """The scaling in a file that `ekiden federation agree` made.
-
-    Raises:
-        UserError: there is none.
-    """
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
-
-
-def agree_on(files: Sequence[Path]) -> Table:
-    """The scaling for all silos that wrote these sums.
-
-    Raises:
-        UserError: they are of different columns, or no silo told of a column.
-    """
-    told = []
-    for file in files:
-        try:
-            told.append(ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)))
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
-    for file, one in zip(files, told, strict=True):
-        for what in ("values", "categories"):
-            here, there = set(getattr(told[0], what)), set(getattr(one, what))
-            if odd := sorted(here ^ there):
-                raise UserError(
-                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give "
-                    "all silos the same columns"
-                )
-    names = [name for name in told[0].values if name in told[0].missing]  # the others are targets
-    return agree(Table(tuple(sorted(names)), tuple(sorted(told[0].categories))), told)
-
-
-_TOLD = {"values": "numbers", "categories": "categories"}
+def _longer(samples: Samples, tokens: Tokens, task: Task) -> Samples:
+    more = (0, tokens.length - samples.x.shape[1])
+    y = F.pad(samples.y, more, value=IGNORED) if isinstance(task, LanguageModelling) else samples.y
+    return replace(samples, x=F.pad(samples.x, more, value=tokens.pad), y=y)

@@ -1,0 +1,105 @@
+"""The scaling on which silos agreed: of the columns of a table, and of the numbers to predict. A file holds it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from ekiden.base.errors import UserError
+from ekiden.data.inputs import Inputs, Table, from_json, to_json
+from ekiden.data.samples import Dataset
+from ekiden.data.tabular import ColumnSums, agree, target
+from ekiden.data.tasks import Regression
+
+_TARGETS = "targets"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What silos agreed on.
+
+    Attributes:
+        table: the columns, their scaling and vocabularies; None where samples are no rows of a table.
+        targets: mean and standard deviation of each number to predict, by name.
+    """
+
+    table: Inputs | None
+    targets: Mapping[str, tuple[float, float]]
+
+    def __str__(self) -> str:
+        table = self.table if isinstance(self.table, Table) else Table((), ())
+        numeric, categorical = len(table.numeric), len(table.categorical)
+        return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        table = {} if self.table is None else to_json(self.table)
+        return table | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
+
+    def scaled(self, dataset: Dataset) -> Dataset:
+        """The samples of a silo, with the agreed scale of what is to be predicted.
+
+        Raises:
+            UserError: nothing was agreed of a target.
+        """
+        if not isinstance(dataset.task, Regression):
+            return dataset
+        if isinstance(dataset.inputs, Table) and self.table is None:
+            raise UserError("the agreed scaling lacks the columns of the table: make it of the sums of this task")
+        for name in dataset.classes:
+            if name not in self.targets:
+                raise UserError(f"the agreed scaling lacks the target {name!r}: make it of the sums of this task")
+        mean, std = zip(*(self.targets[name] for name in dataset.classes), strict=True)
+        return replace(dataset, task=replace(dataset.task, mean=mean, std=std), least=0)
+
+
+def read_agreed(path: Path) -> Scaling:
+    """The scaling in a file that `ekiden federation agree` made.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
+        targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
+        if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
+            raise ValueError("a mean or a standard deviation is no number, or not positive")
+        return Scaling(from_json(values) if values or not targets else None, targets)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
+
+
+def agree_on(files: Sequence[Path]) -> Scaling:
+    """The scaling for all silos that wrote these sums.
+
+    Raises:
+        UserError: they are of different columns, or no silo told of a column.
+    """
+    told = []
+    for file in files:
+        try:
+            told.append(ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)))
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+    for file, one in zip(files, told, strict=True):
+        for what in ("values", "categories"):
+            here, there = set(getattr(told[0], what)), set(getattr(one, what))
+            if odd := sorted(here ^ there):
+                raise UserError(
+                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give "
+                    "all silos the same columns"
+                )
+    columns = [name for name in told[0].values if name in told[0].missing]  # the others are targets
+    table = agree(Table(tuple(sorted(columns)), tuple(sorted(told[0].categories))), told)
+    total = told[0]
+    for one in told[1:]:
+        total = total.plus(one)
+    names = [name for name in total.values if name not in total.missing]
+    targets = {name.removeprefix(target("")): total.moments(name) for name in names}
+    return Scaling(table if table.numeric or table.categorical else None, targets)
+
+
+_TOLD = {"values": "numbers", "categories": "categories"}

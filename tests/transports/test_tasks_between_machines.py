@@ -1,0 +1,282 @@
+"""Tasks other than classification between machines: the same bits, and no more told of test samples."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ekiden import Hardware
+from ekiden import run as run_here
+from ekiden.base.errors import UserError
+from ekiden.data import FederatedData, federate
+from ekiden.data.inputs import Tokens
+from ekiden.data.tasks import LanguageModelling, Regression, named
+from ekiden.data.tasks import terms as task_terms
+from ekiden.engine import wire
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
+from ekiden.methods import ClosingLap, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq
+from ekiden.models import _NETWORKS, _SPECIAL
+from ekiden.models.split import SplitNetwork
+from ekiden.transports.flower import session
+from ekiden.transports.flower.parcel import Answer, Count, unpack
+from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.verify import verify
+from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.test_attacks import Attacker, terms_in
+from tests.transports.test_networks_of_a_run import refused
+from tests.transports.test_remote import TRAINING, same
+from tests.transports.test_silo_file import tables
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+MODELS = {"multi-label": "mlp", "regression": "mlp", "segmentation": "tiny_pixels", "language-modelling": "tiny_tokens"}
+METHODS = [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1), DFedAvgM(rounds=2, epochs=1)]
+
+
+@cache
+def data(kind: str) -> FederatedData:
+    """Three silos of real data, of unequal sizes."""
+    from sklearn.datasets import load_diabetes, load_digits
+
+    digits = load_digits()
+    images, number = (
+        torch.tensor(digits.images / 16, dtype=torch.float32)[:900, None],
+        torch.tensor(digits.target)[:900],
+    )
+    x: Tensor
+    match kind:
+        case "regression":  # how far diabetes progressed within a year
+            found = load_diabetes()
+            x, y = torch.tensor(found.data * 20).float(), torch.tensor(found.target).float()
+        case "multi-label":
+            x, y = images, torch.stack([number % 2 == 0, number > 4, number % 3 == 0], dim=1).float()
+        case "segmentation":  # background, ink, the edge between
+            y = (images[:, 0] > 0.1).long() + (images[:, 0] > 0.7).long()
+            x = images + 0.2 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+        case _:
+            x = y = (images[:, 0] * 5).long().flatten(1)[:, :24]
+    cuts = [len(x) // 2, len(x) // 3, len(x) - len(x) // 2 - len(x) // 3]
+    parts = list(zip(torch.split(x, cuts), torch.split(y, cuts), strict=True))
+    return federate(parts, names=NAMES, task=kind)
+
+
+class Pixels(nn.Module):
+    """(B, 1, H, W) to (B, 3, H, W)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.features(x))
+        return found
+
+
+@pytest.fixture(autouse=True)
+def networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of another package, installed at all parties."""
+
+    def tokens(texts: Tokens, outputs: int) -> SplitNetwork:
+        return SplitNetwork(nn.Sequential(nn.Embedding(texts.vocabulary, 16)), nn.Linear(16, outputs))
+
+    monkeypatch.setitem(_NETWORKS, "tiny_pixels", (lambda shape, classes: Pixels(), 1))
+    monkeypatch.setitem(_SPECIAL, "tiny_tokens", (Tokens, tokens))
+
+
+class Nodes(FakeNodes):
+    """Silos that hold the data of a task."""
+
+    def __init__(self, folder: Path, kind: str, more: str = "") -> None:
+        files, self.public = with_keys(folder, NAMES, more)
+        super().__init__(files)
+        self.data = {client.name: (data(kind).dataset, client) for client in data(kind).clients}
+
+    def silo(self, node: int) -> Silo:
+        file = self.files[node]
+        return Silo(file, self.data[file.name])
+
+
+def far(method: Method, nodes: Nodes, folder: Path, kind: str, said: list[str] | None = None, **more: Any) -> Any:
+    plan: RemotePlan[Method] = RemotePlan(
+        method, ",".join(NAMES), model=MODELS[kind], training=TRAINING, seed=3, **more
+    )
+    tell: Callable[[str], None] = said.append if said is not None else lambda line: None
+    return session.run(plan, nodes, folder, nodes.public, tell, poll=0)
+
+
+def here(method: Method, kind: str) -> Any:
+    return run_here(method, data(kind), model=MODELS[kind], training=TRAINING, hardware=Hardware(threads=1), seed=3)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Bit by bit, but for what is measured."""
+    assert same(one.weights, other.weights)
+    assert len(one.personal) == len(other.personal)
+    assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
+    assert one.ledger == other.ledger
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title())
+@pytest.mark.parametrize("kind", MODELS)
+def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, tmp_path: Path) -> None:
+    """The same bits and ledger; metrics as near as the coarse counts allow; nothing else is told."""
+    nodes, said = Nodes(tmp_path, kind), list[str]()
+    result, expected = far(method, nodes, tmp_path / "run", kind, said), here(method, kind)
+    assert_same(result, expected)
+    assert verify(tmp_path / "run", nodes.public).wrong == ()
+    assert read_config(tmp_path / "run")["task"]["kind"] == kind
+    row, wanted = result.metrics[-1], expected.metrics[-1]
+    assert row["loss"] == pytest.approx(wanted["loss"], rel=0.1, abs=0.1)
+    assert ("accuracy" in row) == (kind != "regression")
+    if kind != "regression":
+        assert row["accuracy"] == pytest.approx(wanted["accuracy"], abs=0.01)
+    metric = {"regression": "rmse", "language-modelling": "perplexity"}.get(kind, "accuracy")
+    assert row.get("metric", "accuracy") == metric
+    if metric != "accuracy":
+        assert row[metric] == result.score == pytest.approx(wanted[metric], rel=0.1)
+        assert row["client_worst"] == max(row["clients"]) > min(row["clients"])
+    assert len(row["clients"]) == 3
+    assert not {"auroc", "miou", "mae", "r2", "metrics", "groups", "confusion"} & set(row)
+    assert any(line.startswith(f"step {row['step']} of ") and f", {metric} " in line for line in said)
+    counts = [wire.decode(unpack(answer, Answer)[1], list[Count]) for answer in nodes.said[-3:]]
+    assert all(type(count.right) is int and count.samples >= 10 for row in counts for count in row)
+
+
+@pytest.mark.parametrize("method", [FedGram(), ClosingLap(FedSeq(epochs=1))], ids=lambda method: method.title())
+def test_sums_of_numbers_to_predict(method: Method, tmp_path: Path) -> None:
+    """The classifier of fixed features, which is a regression here."""
+    nodes = Nodes(tmp_path, "regression")
+    result = far(method, nodes, tmp_path / "run", "regression")
+    assert_same(result, here(method, "regression"))
+    assert verify(tmp_path / "run", nodes.public).wrong == ()
+
+
+def test_personal_models_of_another_task(tmp_path: Path) -> None:
+    nodes, method = Nodes(tmp_path, "multi-label"), FedPer(rounds=1, epochs=1)
+    result = far(method, nodes, tmp_path / "run", "multi-label")
+    assert_same(result, here(method, "multi-label"))
+    assert verify(tmp_path / "run", nodes.public).wrong == ()
+    assert result.metrics[-1]["consensus"] > 0
+
+
+def test_errors_of_several_targets_are_not_told_each(tmp_path: Path) -> None:
+    """Their RMSE is a mean over targets, which a mean loss does not give: no number stands under that name."""
+    nodes = Nodes(tmp_path, "regression")
+    for name, (dataset, client) in nodes.data.items():
+
+        def two(part: Any) -> Any:
+            return replace(part, samples=replace(part.samples, y=torch.stack([part.samples.y, -part.samples.y], 1)))
+
+        task = Regression((0.0, 0.0), (100.0, 50.0))
+        nodes.data[name] = (
+            replace(dataset, task=task, classes=("a", "b")),
+            replace(client, train=two(client.train), val=two(client.val), test=two(client.test)),
+        )
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
+    assert set(result.metrics[-1]) == {"step", "loss", "bytes", "forward", "backward"}
+    assert verify(tmp_path / "run", nodes.public).wrong == ()
+
+
+def test_nothing_is_told_of_few_samples_of_any_task(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "regression", "[limits]\nmin_samples = 1000\n")
+    result = far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
+    assert not {"loss", "rmse", "clients"} & set(result.metrics[-1])
+
+
+CLAIMS = {
+    "another task": task_terms(named("multi-label")),
+    "classification": "",
+    "another scale": task_terms(Regression((0.0,), (1e-9,))),
+    "a larger network": task_terms(LanguageModelling(vocabulary=10**12)),
+    "no scale": '{"kind": "regression", "mean": [NaN], "std": [1.0]}',
+    "a scale of 0": '{"kind": "regression", "mean": [0.0], "std": [0.0]}',
+    "no task": "[1]",
+    "none there is": '{"kind": "pickle"}',
+    "more fields": '{"kind": "regression", "more": 1}',
+    "deep": "[" * 50_000,
+}
+
+
+def test_a_run_has_the_silos_own_task(tmp_path: Path) -> None:
+    """Others, a scale of targets that shows single errors, a metric that is code: refused before anything is built."""
+    marker, code = tmp_path / "executed", tmp_path / "metric.py"
+    code.write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\ndef f(a, y): return 0\n")
+    nodes = Nodes(tmp_path, "regression")
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
+    attacker = Attacker(nodes, terms_in(nodes))
+    for what, task in CLAIMS.items():
+        assert refused(attacker, task=task), what
+    own = json.loads(attacker.terms.task)
+    for metric in (f"{code}:f", "auroc"):
+        assert "has no metric" in refused(attacker, task=json.dumps(own | {"metric": metric}))
+    assert "another metric" in refused(attacker, task=json.dumps(own | {"metric": "mae"}, sort_keys=True))
+    assert not marker.exists()
+    assert "has other terms at client-0" in attacker.under(task="").ask(100, "value", key="0-0-train")[0].error
+
+
+def test_silos_of_other_tasks_do_not_work_together(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "regression")
+    dataset, client = nodes.data["client-1"]
+    nodes.data["client-1"] = replace(dataset, task=Regression((0.0,), (5.0,))), client
+    with pytest.raises(UserError, match="client-0 and client-1 hold labels of different tasks, or scale their targets"):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run", "regression")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_between_machines_is_one_line(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "regression")
+    with pytest.raises(UserError, match="fedov needs one class for each sample, the task is regression: use one of"):
+        far(FedOV(epochs=1), nodes, tmp_path / "run", "regression")
+    pixels = Nodes(tmp_path / "pixels", "segmentation")
+    plan: RemotePlan[Method] = RemotePlan(FedSeq(epochs=1), ",".join(NAMES), model="mlp", training=TRAINING)
+    with pytest.raises(UserError, match=r"silo client-0: the model gives \(3,\) per sample, segmentation with these"):
+        session.run(plan, pixels, tmp_path / "run", pixels.public, lambda line: None, poll=0)
+    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / "pixels").glob("client-*-silo/runs/*"))
+
+
+def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    """From files: sums of the targets, too; then a run."""
+    files = tables(tmp_path)
+    text = {file: file.read_text().replace('"died"', '"age"').replace('["ward"]', '["ward", "died"]') for file in files}
+    for file in files:
+        lines = (tmp_path / f"{file.stem}.csv").read_text().splitlines()
+        (tmp_path / f"{file.stem}.csv").write_text(
+            "\n".join(
+                ["more," + lines[0], *(f"{k % 7}.5,{line}" for k, line in enumerate(lines[1:]) if line[0] != ",")]
+            )
+        )
+        file.write_text(text[file] + 'task = "regression"\n')
+        with pytest.raises(UserError, match="agree on the scaling of a table, and of numbers to predict"):
+            read(file).load()
+        assert command("silo", "sums", str(file))[0] == 0
+    out = tmp_path / "agreed.json"
+    code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
+    assert code == 0, said
+    assert "1 to predict" in said
+    for file in files:
+        file.write_text(text[file] + 'task = "regression"\nagreed = "agreed.json"\n[hardware]\nthreads = 1\n')
+    (one, a), (two, b) = (read(file).load() for file in files)
+    assert one.task == two.task
+    y = torch.cat([a.train.y, b.train.y]).double()
+    assert isinstance(one.task, Regression)
+    assert one.task.mean == pytest.approx([float(y.mean())])
+    assert one.task.std == pytest.approx([float(y.std(correction=0))])
+    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=replace(TRAINING, batch_size=16))
+    result = session.run(plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0)
+    assert 0 < result.metrics[-1]["rmse"] < 30
+    made = json.loads(out.read_text())
+    for targets in ({}, {"other": [0.0, 1.0]}, {"age": [0.0, 0.0]}, {"age": [0.0, float("nan")]}, {"age": "x"}):
+        out.write_text(json.dumps(made | {"targets": targets}))
+        with pytest.raises(UserError, match="agreed"):
+            read(files[0]).load()
