@@ -280,7 +280,7 @@ def test_help_shows_symbols_and_defaults(call: Call) -> None:
     assert "photo,art_painting,cartoon,sketch" in text.replace(" ", "")  # it is wrapped
     assert "--learning" not in text
     told = call("run", "--help")
-    assert "methods: fedelmy" in told
+    assert "  fedelmy, fedseq, fedtasuki" in told
     assert "ekiden run METHOD [flags]" in told
 
 
