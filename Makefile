@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
 
-.PHONY: demo picture test slow lint docs setup
+.PHONY: demo picture test slow lint docs links setup
 
 # The main job on real data: four methods over ten silos. Three train, at equal compute (the teacher of FedTasuki costs a third
 # of an epoch); FedGram does not, and moves as many bytes.
@@ -31,6 +31,11 @@ slow: setup
 # The site, in site/: open site/index.html, no server needed.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m tests.tools.links site
+
+# Asks for every address that the pages and docstrings name; needs a network.
+links: setup
+	$(BIN)/python -m tests.tools.links
 
 lint: setup
 	$(BIN)/ruff check

@@ -8,6 +8,12 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 SHIM = "assets/iframe-worker.js"
 
 
@@ -19,22 +25,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the front page, the contributor's guide and the changelog."""
-    pages = {
-        "index.md": _moved("README.md"),
-        "contributing.md": _moved("CONTRIBUTING.md"),
-        "changelog.md": _moved("CHANGELOG.md"),
-    }
-    for path, content in pages.items():
-        files.append(File.generated(config, path, content=content))
+    """Add the pages whose files are in the repository's root."""
+    for name, path in ROOT_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, path, content=_linked(text, "")))
     return files
 
 
-def _moved(name: str) -> str:
-    """A file of the repository's root as a page: links into docs/ lose that prefix."""
-    text = (ROOT / name).read_text(encoding="utf-8")
-    text = text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
-    return text.replace("](CHANGELOG.md)", "](changelog.md)")
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links out of docs/ to the pages made of these files."""
+    return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
+
+
+def _linked(text: str, up: str) -> str:
+    """The text with links to files of the root, which is `up` from its own folder, as links to their pages."""
+    for name, path in ROOT_PAGES.items():
+        text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
+    return text
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -5,8 +5,9 @@ What a block's fence says decides what is done with it:
 - `sh`: each line is typed in. Plain `ekiden` commands run in this process, others in a shell; `pip` lines are left out.
 - `python`: executed, all blocks of a page in one namespace.
 - `python title="mine.py"`, `toml title="..."`, any language: written into that file.
-- `text`: what the block before it must have printed. `...` stands for anything. White space does not count, and numbers
-  with a decimal point may differ by a tenth, since other processors round in another way.
+- `text`: what the last command, or block of Python, before it must have printed. `...` stands for anything. White space
+  and the lines of tables do not count, and numbers with a decimal point may differ by a tenth, since other processors
+  round in another way.
 
 Blocks with other fences are not touched.
 """
@@ -28,6 +29,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"^[-+(]*(\d[\d,]*\.\d+)[%),.:;]*$")
+_RULE = re.compile(r"^[\u2500-\u257f]+$")
 Command = Callable[..., tuple[int, str]]
 
 
@@ -86,8 +88,8 @@ def play(page: Path, command: Command | None = None) -> dict[str, Any]:
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
             said, done = printed.getvalue(), True
         elif block.language == "sh":
-            said = "".join(_typed(line, block, command) for line in _lines(block.text)) if command else ""
-            done = command is not None
+            for line in _lines(block.text) if command else ():
+                said, done = _typed(line, block, command), True
         elif block.language == "text":
             assert done, f"{block.place} shows what nothing has printed"
             assert agrees(block.text, said), f"{block.place} shows\n{block.text}\nbut there came\n{said}"
@@ -96,7 +98,7 @@ def play(page: Path, command: Command | None = None) -> dict[str, Any]:
 
 def agrees(shown: str, said: str) -> bool:
     """Whether a page shows what was said; see the module."""
-    wanted, words = shown.split(), said.split()
+    wanted, words = ([word for word in text.split() if not _RULE.match(word)] for text in (shown, said))
     here = there = 0
     gap, tried = -1, 0  # the last "...", and the first word after what it stands for
     while there < len(words):
@@ -127,7 +129,7 @@ def _lines(text: str) -> Iterator[str]:
             yield line
 
 
-def _typed(line: str, block: Block, command: Command) -> str:
+def _typed(line: str, block: Block, command: Command | None) -> str:
     """What a command line prints.
 
     Raises:
@@ -136,7 +138,7 @@ def _typed(line: str, block: Block, command: Command) -> str:
     name, *words = shlex.split(line, comments=True)
     if name == "pip":
         return ""
-    if name == "ekiden" and not set(line) & set("|>&*"):
+    if command and name == "ekiden" and not set(line) & set("|>&*"):
         code, said = command(*words)
     else:
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

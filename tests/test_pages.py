@@ -35,6 +35,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a", "a b", False),
         ("a b", "a", False),
         ("", "a", False),
+        ("┏━━┓ │ a │", "┏━━━━┓ │ a │ └──┘", True),
     ],
 )
 def test_what_agrees(shown: str, said: str, same: bool) -> None:

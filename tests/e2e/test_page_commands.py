@@ -1,4 +1,4 @@
-"""The commands that docs/deployment.md promises to suffice, typed in."""
+"""The commands that docs/deployment.md and the tutorial on hospitals promise to suffice, typed in."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.silos import BIN, ROOT, Federation, free_ports, wait_for
+from tests.pages import DOCS, agrees, blocks
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -45,8 +46,46 @@ def test_four_silos_run_by_the_commands_on_the_page(tmp_path: Path) -> None:
         said = shell.ekiden("verify", str(folder), "--keys", "fed/keys")
         assert "verified: 5 tasks, each signed by its silo, and the result is what they gave" in " ".join(said.split())
     finally:
-        for process in shell.processes.values():
-            process.terminate()
-        time.sleep(5)
-        for name in list(shell.processes):
-            shell.kill(name)
+        end(shell)
+
+
+def end(shell: Federation) -> None:
+    """End all that was started."""
+    for process in shell.processes.values():
+        process.terminate()
+    time.sleep(5)
+    for name in list(shell.processes):
+        shell.kill(name)
+
+
+def test_three_hospitals_as_the_tutorial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, but for two ports that are free here; what is refused is refused."""
+    monkeypatch.chdir(tmp_path)
+    shell, (port, control), said = Federation(tmp_path), free_ports(2), ""
+    try:
+        for block in blocks(DOCS / "tutorials" / "three-hospitals.md"):
+            lines = (
+                [shlex.split(line) for line in block.text.splitlines()] if block.language in ("sh", "console") else []
+            )
+            if block.language == "python":
+                exec(compile(block.text, block.place, "exec"), {})
+            for words in lines:
+                match words:
+                    case ["ekiden", "federation", "init", *rest]:
+                        said = shell.ekiden(*words[1:], "--port", str(port), "--control-port", str(control))
+                    case ["ekiden", *rest, "&"]:
+                        shell.start(rest[-1].replace("/", "-"), [str(BIN / "ekiden"), *rest])
+                        if rest[0] == "federation":
+                            wait_for(tmp_path / "fed.log", "silos reach the SuperLink at", 120)
+                    case ["ekiden", *rest]:
+                        said = shell.ekiden(*rest, timeout=500)
+                    case ["echo", text, ">>", file]:
+                        with open(file, "a") as limits:
+                            limits.write(f"{text}\n")
+                    case ["$", "ekiden", *rest]:
+                        said = shell.ekiden(*rest, timeout=500)
+                        assert agrees(block.text.split("\n", 1)[1], said), said
+            if block.language == "text":
+                assert agrees(block.text, said), f"{block.place} shows\n{block.text}\nbut there came\n{said}"
+    finally:
+        end(shell)
