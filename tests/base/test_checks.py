@@ -115,7 +115,7 @@ def test_stored_plans_are_checked() -> None:
     values = Plan(FedSeq()).to_json()
     assert from_json(json.loads(json.dumps(values))) == Plan(FedSeq())
     values["training"]["select"] = "lastt"
-    with pytest.raises(UserError, match="--select 'lastt' is unknown"):
+    with pytest.raises(UserError, match=r"plan cannot be read .training.select 'lastt' is unknown"):
         from_json(values)
 
 

@@ -140,8 +140,8 @@ MISTAKES = [
     ("seeds = [3, 4, 5]", 'paired = ["lon"]', "unknown method in paired 'lon': did you mean 'long'?"),
     ("title =", "title ", "it is no TOML"),
     ('method = "fedelmy"', 'method = "fedely"', "unknown method 'fedely': did you mean 'fedelmy'?"),
-    ("lr = 0.5", 'lr = "0.5"', "row 'FedELMY', column 'first': lr must be a number, not '0.5'"),
-    ("lr = 0.5", "lr = -1", "--lr -1.0 is out of range"),
+    ("lr = 0.5", 'lr = "0.5"', "row 'FedELMY', column 'first': lr '0.5' is of the wrong type: it must be a number"),
+    ("lr = 0.5", "lr = -1", ": lr -1 is out of range"),
     ("lr = 0.5", "learning = 1", "unknown setting of fedelmy 'learning'"),
     (
         "epochs = 50",
@@ -153,7 +153,11 @@ MISTAKES = [
     ("fedelmy = {", "fedelym = {", "unknown method 'fedelym': did you mean 'fedelmy'?"),
     ('partition = "iid"', 'partition = "idd"', "'idd' is not a partition"),
     ('partition = "iid"', 'model = "lenett"', "unknown model 'lenett': did you mean 'lenet'?"),
-    ('partition = "iid"', 'optimizer = "adamm"', "unknown value of optimizer 'adamm': did you mean 'adam'?"),
+    (
+        'partition = "iid"',
+        'optimizer = "adamm"',
+        "optimizer 'adamm' is unknown: it must be one of adam,",
+    ),
     ("printed = [1, 2]", "printed = [1]", "printed must be a list of one value for each of the 2 columns, not 1"),
     ("printed = [1, 2]", 'printed = [1, "2 +- 3"]', 'a printed value must be a number, "mean ± std" or "-"'),
     ("at = {second", "at = {secnd", "unknown column in at 'secnd': did you mean 'second'?"),

@@ -611,8 +611,8 @@ def test_a_plan_survives_its_text() -> None:
 
 def test_settings_of_another_type_in_a_plan_are_one_line() -> None:
     remote = session.RemotePlan(FedSeq(), "a,b").to_json()
-    with pytest.raises(UserError, match=r"--mean .* is of the wrong type"):
+    with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
         session.from_json(remote | {"training": {"mean": ["a"]}})
     local = Plan(FedSeq()).to_json()
-    with pytest.raises(UserError, match=r"--mean .* is of the wrong type"):
+    with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
         from_json(local | {"training": {"mean": ["a"]}})

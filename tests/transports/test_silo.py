@@ -111,7 +111,7 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (task(replace(TERMS, hyperparameters={"epochs": 0})), "--epochs 0 is out of range"),
         (task(replace(TERMS, hyperparameters={"__class__": 0})), "fedseq cannot have __class__"),
         (task(replace(TERMS, training={"lr": 0.1, "more": 1})), "training settings cannot be read"),
-        (task(replace(TERMS, training={"mean": ["a"]})), r"--mean \['a'\] is of the wrong type"),
+        (task(replace(TERMS, training={"mean": ["a"]})), r"mean \['a'\] is of the wrong type"),
         (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
         (task(replace(TERMS, seed="0")), "terms of the run cannot be read"),  # type: ignore[arg-type]
         (task(replace(TERMS, augment={"crop": -1})), "crop is the number of pixels"),

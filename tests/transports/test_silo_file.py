@@ -59,14 +59,20 @@ def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
         ('name = "a"\n[data]\npath = "x"\npython = "y.py:z"\n', "either path or python"),
         ('nam = "a"\n', "did you mean 'name'"),
         (GOOD + "siz = 3\n", "did you mean 'size'"),
-        (GOOD + 'size = "3"\n', "data.size must be like 0, not '3'"),
-        (GOOD + "size = true\n", "data.size must be like 0, not True"),
-        (GOOD + "val_fraction = 1\n", "at least 0 and below 1"),
-        (GOOD + '[limits]\nmethods = "fedseq"\n', "must be a list of texts"),
+        (GOOD + 'size = "3"\n', "data.size '3' is of the wrong type: it must be a whole number, 0 or more"),
+        (GOOD + "size = true\n", "data.size True is of the wrong type: it must be a whole number, 0 or more"),
+        (GOOD + "val_fraction = 1\n", "data.val_fraction 1 is out of range: it must be at least 0 and below 1"),
+        (
+            GOOD + '[limits]\nmethods = "fedseq"\n',
+            "limits.methods 'fedseq' is of the wrong type: it must be a list",
+        ),
         (GOOD + '[limits]\nmethods = ["fedsec"]\n', "did you mean 'fedseq'"),
-        (GOOD + "[limits]\nepochs = 0\n", "must be 1 or more"),
-        (GOOD + "[limits]\nmodel_bytes = 1.5\n", "limits.model_bytes must be like"),
-        (GOOD + "[hardware]\nthreads = -1\n", "--threads -1 is out of range"),
+        (GOOD + "[limits]\nepochs = 0\n", "limits.epochs 0 is out of range: it must be 1 or more"),
+        (
+            GOOD + "[limits]\nmodel_bytes = 1.5\n",
+            "limits.model_bytes 1.5 is of the wrong type: it must be a whole number",
+        ),
+        (GOOD + "[hardware]\nthreads = -1\n", "hardware.threads -1 is out of range: it must be 0 or more"),
         ("limits = 3\n" + GOOD, "limits must be a table"),
     ],
 )
@@ -184,7 +190,7 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
     with pytest.raises(UserError, match="holds no agreed scaling"):
         read(files[0]).load()
     files[0].write_text(TABLE.format(name="a", more='task = "regresion"'))
-    with pytest.raises(UserError, match=r"--task 'regresion' is unknown: it must be one of"):
+    with pytest.raises(UserError, match=r"data.task 'regresion' is unknown: it must be one of"):
         read(files[0])
     files[0].write_text(TABLE.format(name="a", more="").replace('"died"', '"dead"'))
     with pytest.raises(UserError, match=r"unknown column of .* 'dead': did you mean 'died'"):

@@ -102,7 +102,7 @@ def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def checking(*args: P.args, **kwargs: P.kwargs) -> T:
-            bound, hints = signature(function).bind(*args, **kwargs), _hints(function)
+            bound, hints = signature(function).bind(*args, **kwargs), hints_of(function)
             for name in bound.arguments.keys() & hints.keys() - set(but):
                 bound.arguments[name] = admitted(name, bound.arguments[name], hints[name])
             return function(*bound.args, **bound.kwargs)
@@ -148,7 +148,7 @@ _WRONG_TYPE, _UNKNOWN, _OUT_OF_RANGE = "of the wrong type", "unknown", "out of r
 
 def _check_fields(instance: Any) -> None:
     kind: Any = type(instance)
-    hints = _hints(kind)
+    hints = hints_of(kind)
     own: tuple[Field[Any], ...] = fields(instance)
     for field in own:
         value = getattr(instance, field.name)
@@ -158,7 +158,8 @@ def _check_fields(instance: Any) -> None:
 
 
 @cache
-def _hints(annotated: Any) -> dict[str, Any]:
+def hints_of(annotated: Any) -> dict[str, Any]:
+    """The annotations of a class or function, with their ranges."""
     return typing.get_type_hints(annotated, include_extras=True)
 
 

@@ -1,6 +1,7 @@
 """The one kind of error that a user's input can cause."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -21,3 +22,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {what} {name!r}: {hint}Known: {', '.join(known)}.")
+
+
+@contextmanager
+def at(where: str) -> Iterator[None]:
+    """Say in which file or entry an error is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None

@@ -4,7 +4,7 @@ Each kind is a small dataclass of plain values. A run folder keeps it: files giv
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, CountOrZero
+from ekiden.base.codec import made, reading
 from ekiden.base.errors import UserError, unknown
 
 PAD = 0
@@ -182,16 +183,8 @@ def from_json(values: Any) -> Inputs:
     if not isinstance(values, dict) or values.get("kind") not in _KINDS:
         name = values.get("kind") if isinstance(values, dict) else values
         raise unknown("kind of inputs", str(name), _KINDS)
-    made = _KINDS[values["kind"]]
-    known = {f.name for f in fields(made)}
-    if strange := set(values) - known - {"kind"}:
-        raise UserError(
-            f"the inputs have unknown fields ({', '.join(sorted(strange))}): use the Ekiden that wrote them"
-        )
-    try:
-        return made(**{name: _tuples(value) for name, value in values.items() if name != "kind"})
-    except TypeError as error:
-        raise UserError(f"the inputs cannot be read ({error}): use the Ekiden that wrote them") from None
+    with reading("the inputs", "the Ekiden that wrote them"):
+        return made(_KINDS[values["kind"]], {name: value for name, value in values.items() if name != "kind"})
 
 
 def of_tensor(x: Tensor) -> Inputs:
@@ -199,10 +192,6 @@ def of_tensor(x: Tensor) -> Inputs:
     if x.dtype == torch.int64:
         return Tokens(vocabulary=int(x.max()) + 1 if x.numel() else 1, length=x.shape[1])
     return Images() if x.dtype == torch.uint8 else Arrays()
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def terms(inputs: Inputs) -> str:

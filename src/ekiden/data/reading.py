@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ekiden.base.checks import Checked, Count, CountOrZero, Range
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.codec import made
+from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import Images
 
@@ -103,10 +104,12 @@ def reading(columns: dict[str, Any]) -> Reading:
     Raises:
         UserError: there is no such field, or a value is of another type.
     """
-    names = [f.name for f in fields(Reading)]
-    for name in columns:
-        if name not in names:
-            raise unknown("option", name, names)
+    return made(Reading, listed(columns), what="option")
+
+
+def listed(values: Any) -> Any:
+    """`values` of a `Reading`, in which one column may stand for a list of columns."""
+    if not isinstance(values, dict):
+        return values
     several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
-    given: dict[str, Any] = {k: (v,) if k in several and isinstance(v, str) else v for k, v in columns.items()}
-    return Reading(**given)
+    return {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}

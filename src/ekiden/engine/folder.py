@@ -28,8 +28,10 @@ import torch
 
 from ekiden._version import __version__
 from ekiden.base import locks
+from ekiden.base.codec import made, reading
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, metadata_of, safetensors_chunks, with_digest, write
+from ekiden.base.settings import Hardware, Training
 from ekiden.engine import identity, wire
 from ekiden.engine.method import State
 from ekiden.engine.store import read
@@ -272,6 +274,16 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
         raise UserError(f"{path / 'config.json'} has a wrong revisions: {_DAMAGED}")
     return config
+
+
+def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
+    """How the clients of a run trained, and on what.
+
+    Raises:
+        UserError: a setting is not of this version.
+    """
+    with reading(f"the settings of {config['method']}", "the Ekiden that ran it"):
+        return made(Training, config["training"], "training"), made(Hardware, config["hardware"], "hardware")
 
 
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from torch import nn
 
 from ekiden.base.checks import Checked
+from ekiden.base.codec import plain
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.data import tasks
 from ekiden.data.tasks import Need
@@ -202,8 +203,7 @@ class Method(Checked, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters as run folders and agreements hold them."""
-        usual = {f.name: f.default for f in fields(self) if f.name in self.later}
-        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
+        return plain(self, self.later)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.engine.method import Method
 from ekiden.experiments import settings
-from ekiden.experiments.entries import at, table
+from ekiden.experiments.entries import table
 from ekiden.experiments.plan import Plan
 
 PAPER = "paper"

@@ -1,21 +1,11 @@
 """Entries of a TOML file: checks that name the place of a mistake."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from ekiden.base.errors import UserError
 
 Entry = dict[str, Any]
-
-
-@contextmanager
-def at(where: str) -> Iterator[None]:
-    """Say in which file or entry an error is."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def table(value: object, name: str) -> Entry:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.experiments import settings
 from ekiden.experiments.budget import PAPER, Budget, Scaled, budgets
 from ekiden.experiments.comparison import Published
-from ekiden.experiments.entries import Entry, at, table, text
+from ekiden.experiments.entries import Entry, table, text
 from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
 

@@ -1,14 +1,15 @@
 """A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
-from ekiden.base.errors import UserError
+from ekiden.base.codec import plain
+from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
 from ekiden.data.inputs import Images
@@ -19,11 +20,15 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.setup import check_model
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.experiments.entries import at
-from ekiden.methods import ClosingLap, method_named, name_of
+from ekiden.methods import ClosingLap, name_of, plan_of
 from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
+_LATER = (
+    *("without", "silos", "pretrained", "train", "task", "metric", "closing_lap", "tune"),
+    *("keep_trained", "evaluate_on"),
+)
+"""Fields that folders of older runs do not have."""
 TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 
 
@@ -179,17 +184,12 @@ class Plan(Checked, Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         name = name_of(type(self.method))
-        values = asdict(self) | {"method": name, "hyperparameters": self.method.settings()}
+        values = plain(self, _LATER) | {"method": name, "hyperparameters": self.method.settings()}
         if code := outside.digests((name, self.model, self.data, self.metric)):
             values["code"] = code
         values["reading"] = self.reading.chosen()
-        # As in runs begun before there was a choice.
-        for later in ("reading", "silos", "closing_lap", "tune", "keep_trained", "without", "metric", "pretrained"):
-            if not values[later]:
-                del values[later]
-        for name, usual in (("evaluate_on", "all"), ("task", "auto"), ("train", "all")):
-            if values[name] == usual:
-                del values[name]
+        if not values["reading"]:  # as in runs begun before there was a choice
+            del values["reading"]
         return values
 
 
@@ -205,23 +205,9 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
     Raises:
         UserError: they are no plan of this version.
     """
-    try:
-        outside.refuse_changed(values.get("code", {}))
-        kind = method_named(values["method"])
-        own = ("method", "hyperparameters", "training", "hardware", "code", "reading")
-        parts = {k: v for k, v in values.items() if k not in own}
-        if unknown := set(parts) - {f.name for f in fields(Plan)}:
-            raise UserError(f"the plan has unknown fields ({', '.join(sorted(unknown))}): use the Ekiden that wrote it")
-        method = kind(**values["hyperparameters"])
-        return Plan(
-            method,
-            reading=Reading(**values.get("reading", {})),
-            training=Training(**values["training"]),
-            hardware=Hardware(**values["hardware"]),
-            **parts,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the plan cannot be read ({error}): use the Ekiden that wrote it") from None
+    outside.refuse_changed(values.get("code", {}))
+    given = {name: value for name, value in values.items() if name != "code"}
+    return plan_of(Plan, given, "the Ekiden that wrote it")
 
 
 def stored(folder: Path) -> Plan[Method]:

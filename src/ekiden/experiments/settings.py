@@ -1,15 +1,16 @@
 """Settings by name, as a person writes them in a file: checked, and made into a plan."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.codec import made
+from ekiden.base.errors import unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Reading, parse
 from ekiden.engine.method import Method
@@ -17,12 +18,13 @@ from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
 
 Values = Mapping[str, Any]
+_PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}
 
 
 @cache
 def common() -> dict[str, Any]:
     """Type of every setting that all methods share, by its name."""
-    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", "reading", "training", "hardware")}
+    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", *_PARTS)}
     return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
 
 
@@ -56,26 +58,21 @@ def plan(method: str, values: Values) -> Plan[Method]:
     for name in values:
         if name not in hints:
             raise unknown(f"setting of {kind.title()}", name, hints)
-    typed = {"threads": 1} | {name: _typed(name, hints[name], value) for name, value in values.items()}
-    typed |= {name: outside.located(typed[name]) for name in ("model", "data", "metric") if name in typed}
-    if "silos" in typed:
-        typed["silos"] = tuple(str(Path(path).expanduser().absolute()) for path in typed["silos"])
+    given = {"threads": 1, **values}
 
-    def of(part: Any) -> dict[str, Any]:
-        return {f.name: typed[f.name] for f in fields(part) if f.name in typed}
+    def of(part: type[Any]) -> dict[str, Any]:
+        return {f.name: given[f.name] for f in fields(part) if f.name in given}
 
-    made = Plan(
-        kind(**of(kind)),
-        reading=Reading(**of(Reading)),
-        training=Training(**of(Training)),
-        hardware=Hardware(**of(Hardware)),
-        **of(Plan),
-    )
-    if made.model != "auto":
-        models.check_name(made.model)
-    if made.partition != "auto":
-        parse(made.partition)
-    return made
+    parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
+    plan = made(Plan, of(Plan) | parts | {"method": made(kind, of(kind))})
+    places = tuple(str(Path(path).expanduser().absolute()) for path in plan.silos)
+    model, data, metric = map(outside.located, (plan.model, plan.data, plan.metric))
+    plan = replace(plan, model=model, data=data, metric=metric, silos=places)
+    if plan.model != "auto":
+        models.check_name(plan.model)
+    if plan.partition != "auto":
+        parse(plan.partition)
+    return plan
 
 
 @cache
@@ -89,27 +86,3 @@ def _origin(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         hint = next(h for h in get_args(hint) if h is not type(None))
     return get_origin(hint) or hint
-
-
-def _typed(name: str, hint: Any, value: Any) -> Any:
-    """A value as its field wants it.
-
-    Raises:
-        UserError: it is of another type.
-    """
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        hint = next(h for h in get_args(hint) if h is not type(None))
-        return _typed(name, hint, value)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise unknown(f"value of {name}", str(value), map(str, get_args(hint)))
-        return value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(name, get_args(hint)[0], v) for v in value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, "a list")
-        raise UserError(f"{name} must be {wanted}, not {value!r}")
-    return value

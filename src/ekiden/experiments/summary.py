@@ -11,15 +11,14 @@ from typing import Any
 from rich.table import Table
 
 from ekiden.base import outside
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, at
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.tasks import Classification, Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
-from ekiden.engine.folder import read_config, read_ledger, read_lines
+from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method
-from ekiden.experiments.entries import at
 from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
@@ -266,7 +265,7 @@ def label(config: dict[str, Any]) -> str:
     kind = known(config["method"])
     usual = (asdict(kind()) if kind else {}) | asdict(Training()) | asdict(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = config["hyperparameters"] | asdict(Training(**config["training"])) | hardware
+    given = config["hyperparameters"] | asdict(settings_in(config)[0]) | hardware
     if selection(config) != given["select"]:  # the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
@@ -294,14 +293,8 @@ def _method(config: dict[str, Any]) -> Method | None:
     Raises:
         UserError: it, or how it was trained, is not of this version.
     """
-    try:
-        Training(**config["training"])
-        Hardware(**config["hardware"])
-        return method_of(config) if known(config["method"]) else None
-    except TypeError as error:
-        raise UserError(
-            f"the settings of {config['method']} cannot be read ({error}): use the Ekiden that ran it"
-        ) from None
+    settings_in(config)
+    return method_of(config) if known(config["method"]) else None
 
 
 def _budget(config: dict[str, Any]) -> str:

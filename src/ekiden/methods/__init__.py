@@ -1,8 +1,9 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from ekiden.base.codec import made, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset
@@ -51,6 +52,7 @@ from ekiden.methods.sfedkd import SFedKD
 from ekiden.methods.spfl.spfl import SPFL
 from ekiden.methods.ua_pdfl.ua_pdfl import UAPDFL
 
+T = TypeVar("T")
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
     FedELMYParallel,
@@ -162,11 +164,29 @@ def method_of(said: Mapping[str, Any]) -> Method:
     """The method of a run folder.
 
     Raises:
-        UserError: there is none of that name.
-        TypeError: it has other hyperparameters.
+        UserError: there is none of that name, or it has other hyperparameters.
     """
-    method = method_named(said["method"])(**said["hyperparameters"])
+    kind = method_named(said["method"])
+    with reading(f"the settings of {said['method']}", "the Ekiden that ran it"):
+        method = made(kind, said["hyperparameters"])
     return ClosingLap(method) if said.get("closing_lap") else method
+
+
+def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
+    """The plan of `kind` (a dataclass with a method) with these plain values.
+
+    Args:
+        kind: of the plan.
+        values: what it said of itself.
+        reader: what to use where it cannot be read.
+
+    Raises:
+        UserError: it is none of this version.
+    """
+    named = method_named(str(values.get("method")))
+    with reading("the plan", reader):
+        own = {"method": made(named, values.get("hyperparameters"), "hyperparameters")}
+        return made(kind, {k: v for k, v in values.items() if k != "hyperparameters"} | own)
 
 
 def check_needs(method: Method, dataset: Dataset) -> None:
@@ -249,5 +269,6 @@ __all__ = [
     "method_named",
     "method_of",
     "name_of",
+    "plan_of",
     "written",
 ]

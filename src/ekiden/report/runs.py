@@ -9,9 +9,9 @@ from typing import Any
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware
 from ekiden.data import NAMED
 from ekiden.data.tasks import Metric
+from ekiden.engine.folder import settings_in
 from ekiden.experiments.results import CellResult, unmeasured
 from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
@@ -211,7 +211,7 @@ def _alike(config: Mapping[str, Any]) -> str:
 
 def _machine(config: Mapping[str, Any]) -> dict[str, str]:
     """What of the hardware changes results by more than rounding."""
-    hardware = Hardware(**config["hardware"])
+    _, hardware = settings_in(config)
     return {"device": hardware.device.partition(":")[0], "precision": hardware.precision}
 
 

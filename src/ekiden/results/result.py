@@ -10,11 +10,11 @@ from torch import nn
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
-from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
+from ekiden.engine.folder import settings_in
 from ekiden.engine.method import State
 from ekiden.engine.modules import as_module
 from ekiden.engine.setup import check_model
@@ -255,10 +255,10 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     """What measures the models of a run on the test samples of `dataset`, fed as in training."""
     given = config["input"]
     fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
-    hardware = Hardware(**config["hardware"])
+    training, hardware = settings_in(config)
     if machine.missing(hardware.device):
         hardware = replace(hardware, device="cpu")
-    return Setup(build.method, build.own, fed, Training(**config["training"]), hardware, config["seed"])
+    return Setup(build.method, build.own, fed, training, hardware, config["seed"])
 
 
 def _silos(data: Any, config: Mapping[str, Any]) -> FederatedData:

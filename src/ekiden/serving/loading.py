@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.inputs import from_json
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
@@ -19,7 +19,6 @@ from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, b
 from ekiden.engine.setup import describe_model
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup
-from ekiden.experiments.entries import at
 from ekiden.experiments.plan import stored
 from ekiden.methods import method_of
 from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped
@@ -75,10 +74,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
 
 def method_in(config: Mapping[str, Any]) -> Method:
     """Return the method in the configuration of a run."""
-    try:
-        return method_of(config)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the hyperparameters cannot be read ({error}): use the Ekiden that wrote it") from None
+    return method_of(config)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,21 @@ from typing import Any, cast
 from ekiden.api import Result, describe
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.seeds import derive
-from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import FederatedData
 from ekiden.engine import identity
 from ekiden.engine.drive import drive, models
 from ekiden.engine.evaluation import TestSet
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.folder import Marks, RunFolder, Trace, config_digest, read_config, read_ledger, read_state
+from ekiden.engine.folder import (
+    Marks,
+    RunFolder,
+    Trace,
+    config_digest,
+    read_config,
+    read_ledger,
+    read_state,
+    settings_in,
+)
 from ekiden.engine.machine import resolve
 from ekiden.engine.method import State
 from ekiden.engine.modules import write_models
@@ -321,8 +329,9 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
         raise UserError(f"{run.folder} has a network of its own ({config['model']}): give it as `network`")
     train, pretrained = config.get("train", "all"), config.get("pretrained", "")
     build = builder(model, data, config["seed"], method, train, pretrained)
-    hardware = resolve(plan.hardware if plan else Hardware(**config["hardware"]), config["workers"], build)
-    return Setup(method, build, data.dataset, Training(**config["training"]), hardware, config["seed"])
+    training, hardware = settings_in(config)
+    hardware = resolve(plan.hardware if plan else hardware, config["workers"], build)
+    return Setup(method, build, data.dataset, training, hardware, config["seed"])
 
 
 def _check_same_network(run: _Finished, config: Mapping[str, Any]) -> None:

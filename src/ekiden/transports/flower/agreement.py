@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 from ekiden import models
 from ekiden._version import __version__
 from ekiden.base import outside
+from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
@@ -116,11 +117,7 @@ class Agreement:
 
     def text(self) -> str:
         """As JSON, the same text for the same terms."""
-        values = asdict(self)
-        for name, default in _LATER.items():  # as in runs that were begun before there was a choice
-            if values[name] == default:
-                del values[name]
-        return json.dumps(values, separators=(",", ":"), sort_keys=True)
+        return json.dumps(plain(self, _LATER), separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
         """The method with its hyperparameters.
@@ -141,10 +138,8 @@ class Agreement:
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
         """What a worker needs, at a party that holds `dataset`; `pretrained` as in `builder`."""
-        try:
-            training = Training(**self.training)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"the run's training settings cannot be read ({error})") from None
+        with reading("the run's training settings", "the same Ekiden at all parties"):
+            training = made(Training, self.training)
         method = self.build_method()
         return Setup(method, self.builder(method, pretrained), dataset, training, hardware, self.seed)
 

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,6 +15,7 @@ from ekiden import models
 from ekiden._version import __version__
 from ekiden.base import outside
 from ekiden.base.checks import Checked, CountOrZero, Positive, require
+from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware, Training
@@ -28,7 +29,7 @@ from ekiden.engine.outline import outline
 from ekiden.engine.run import Run, last
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
-from ekiden.methods import ClosingLap, check_needs, method_named, written
+from ekiden.methods import ClosingLap, check_needs, plan_of, written
 from ekiden.models import training_part
 from ekiden.results.result import Result
 from ekiden.training.network import Network
@@ -107,12 +108,8 @@ class RemotePlan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        values = asdict(self) | {"method": self.method.title(), "hyperparameters": self.method.settings()}
-        defaults = {"closing_lap": False, "train": "all", "pretrained": ""}
-        for name, default in defaults.items():  # as in runs that were begun before there was a choice
-            if values[name] == default:
-                del values[name]
-        return values
+        values = plain(self, ("closing_lap", "train", "pretrained"))
+        return values | {"method": self.method.title(), "hyperparameters": self.method.settings()}
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
@@ -121,14 +118,7 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
     Raises:
         UserError: they are no plan of this version.
     """
-    try:
-        parts = {k: v for k, v in values.items() if k not in ("method", "hyperparameters", "training")}
-        if set(parts) - {f.name for f in fields(RemotePlan)}:
-            raise UserError("the plan has unknown fields: use the same Ekiden at the SuperLink")
-        method = method_named(values["method"])(**values["hyperparameters"])
-        return RemotePlan(method, training=Training(**values["training"]), **parts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the plan cannot be read ({error}): use the same Ekiden at the SuperLink") from None
+    return plan_of(RemotePlan, values, "the same Ekiden at the SuperLink")
 
 
 def run(

@@ -3,19 +3,22 @@
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range
+from ekiden.base.codec import made
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data.inputs import Tokens
 from ekiden.data.own import assemble, hold
+from ekiden.data.reading import listed
 from ekiden.data.tabular import ColumnSums, told_by
 from ekiden.data.tasks import Classification, LanguageModelling, Segmentation, Task, terms
 from ekiden.data.tasks.base import IGNORED
@@ -23,7 +26,6 @@ from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.scaling import read_agreed
 
-T = TypeVar("T")
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 CLOSING_LAP = "closing-lap"
@@ -31,40 +33,40 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What a silo agrees to run. The coordinator cannot change it. Numbers are checked before anything is built."""
 
-    model_bytes: int = 100_000_000
+    model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
     methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.pools_data), CLOSING_LAP)
     """names of the methods that may run here; and closing-lap, if they may have one, in which sums leave the silo"""
-    epochs: int = 1000
+    epochs: Count = 1000
     """most epochs of training in one task"""
     unsealed: bool = False
     """with a key: take part also in runs whose models the SuperLink could read"""
     skips: bool = True
     """take part also in runs that go on without silos that do not answer (`--absent skip`)"""
-    min_clients: int = 2
+    min_clients: Count = 2
     """fewest silos in a run with keys: of a run of one, the result is that silo's own model"""
-    clients: int = 100
+    clients: Count = 100
     """most silos in a run"""
-    steps: int = 2000
+    steps: Count = 2000
     """most steps of a run: rounds, or hops"""
-    tasks: int = 20_000
+    tasks: Count = 20_000
     """most tasks of a run at all silos together, where the method tells them beforehand"""
-    requests: int = 20_000
+    requests: Count = 20_000
     """most requests of a run to this silo"""
-    evaluations: int = 100
+    evaluations: CountOrZero = 100
     """most models of a run that are measured on this silo's test samples"""
-    min_samples: int = 10
+    min_samples: Count = 10
     """fewest test samples about which anything is said"""
-    runs: int = 100
+    runs: Count = 100
     """most runs kept; a run is kept until nobody asked for it in a month"""
-    memory: int = 16_000_000_000
+    memory: Count = 16_000_000_000
     """most bytes of memory that answering a request may take, next to the data; on Linux"""
-    run_bytes: int = 5_000_000_000
+    run_bytes: Count = 5_000_000_000
     """most bytes on the disk for one run"""
-    disk_bytes: int = 20_000_000_000
+    disk_bytes: Count = 20_000_000_000
     """most bytes on the disk for all runs"""
 
 
@@ -76,13 +78,13 @@ class Data(Reading):
     """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden list`)"""
     python: str = ""
     """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or FederatedData"""
-    size: int = 0
+    size: CountOrZero = 0
     """side of the images in pixels; 0: as they are"""
     classes: tuple[str, ...] = ()
     """class names in the order that all silos share; by default those found here, sorted"""
     task: TaskKind = ""
     """what the labels mean (see docs/tasks.md); by default what they look like"""
-    val_fraction: float = 0.1
+    val_fraction: BelowOne = 0.1
     """part of the training data that selects epochs"""
     agreed: str = ""
     """of a table, or of numbers to predict: the scaling that all silos agreed on, a file that `ekiden federation agree`
@@ -95,7 +97,7 @@ class Data(Reading):
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """How to reach the coordinator's SuperLink."""
 
     address: str = ""
@@ -106,16 +108,12 @@ class Link:
     """the silo's private key, made by `ekiden silo keys`"""
     peers: str = ""
     """folder with the public key NAME.pub of every other silo, without which the silo takes part in no sealed run"""
-    port: int = 0
+    port: Annotated[int, Range(least=0, below=1 << 16)] = 0
     """port on this machine at which the silo's own processes talk to each other; 0: one that is free"""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise UserError(f"link.port {self.port} is no port: choose one below 65536, or 0 for a free one")
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Checked):
     """Networks and values that others trained, for runs that need them. A run never says which other files are read."""
 
     folder: str = "pretrained"
@@ -270,47 +268,16 @@ def read(path: Path) -> SiloFile:
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")
-    parts = {key: _section(path, key, kind, values.get(key, {})) for key, kind in sections.items()}
+    with at(str(path)):
+        parts = {key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()}
     silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts)
     if bool(silo.data.path) == bool(silo.data.python):
         raise UserError(f"{path}: say where the data are, by either path or python in [data]")
-    if not 0 <= silo.data.val_fraction < 1:
-        raise UserError(f"{path}: data.val_fraction must be at least 0 and below 1")
-    for name, value in vars(silo.limits).items():
-        if type(value) is int and value < (least := 0 if name == "evaluations" else 1):
-            raise UserError(f"{path}: limits.{name} must be {least} or more, not {value}")
     known = [*(m.title() for m in METHODS), CLOSING_LAP]
     for method in silo.limits.methods:
         if method not in known:
             raise unknown(f"method in {path}", method, known)
     return silo
-
-
-def _section(path: Path, name: str, kind: type[T], values: object) -> T:
-    """One table of the file as a dataclass; a value must be of the type of the field's default."""
-    if not isinstance(values, Mapping):
-        raise UserError(f"{path}: {name} must be a table, [{name}]")
-    default = kind()
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    given: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            raise unknown(f"entry in [{name}] of {path}", key, known)
-        example = getattr(default, key)
-        if isinstance(example, tuple):
-            several = [value] if isinstance(value, str) and key.endswith("_column") else value
-            wanted, what = ((int, float), "numbers") if key == "pixel_window" else ((str,), "texts")
-            if not isinstance(several, list) or any(type(v) not in wanted for v in several):
-                raise UserError(f"{path}: {name}.{key} must be a list of {what}, not {value!r}")
-            given[key] = tuple(several)
-        elif type(value) is type(example) or (isinstance(example, float) and type(value) is int):
-            given[key] = value
-        else:
-            raise UserError(f"{path}: {name}.{key} must be like {example!r}, not {value!r}")
-    try:
-        return kind(**given)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:

@@ -1,0 +1,66 @@
+"""From plain values, as JSON and TOML hold them, to checked dataclasses; and back."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any, TypeVar
+
+from ekiden.base.checks import admitted, hints_of
+from ekiden.base.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+def made(kind: type[T], values: object, table: str = "", what: str = "entry") -> T:
+    """Return the dataclass of `kind` with these values, each checked by the annotation of its field.
+
+    Args:
+        kind: a dataclass; a table of values becomes the dataclass that its field announces.
+        values: of its fields, by name.
+        table: what messages call the table that the values stand in; empty for the outermost.
+        what: what they call a field.
+
+    Raises:
+        UserError: a field is unknown or missing, or a value is of another type, unknown, or out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"{table or 'this'} must be a table" + (f", [{table}]" if table else ""))
+    hints: Mapping[str, Any] = hints_of(kind)  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise unknown(f"{what} in [{table}]" if table else what, str(name)[:80], known)
+    for name, field in known.items():
+        if name not in values and field.default is field.default_factory is MISSING:
+            raise UserError(f"there is no {_path(table, name)}")
+    return kind(**{name: _value(hints[name], value, _path(table, name)) for name, value in values.items()})
+
+
+@contextmanager
+def reading(what: str, reader: str = "the Ekiden that wrote it") -> Iterator[None]:
+    """Say of what cannot be read what it is, and what can read it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what} cannot be read ({error}): use {reader}") from None
+
+
+def plain(record: Any, later: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain values.
+
+    Args:
+        record: the dataclass.
+        later: fields that older files do not have: with their default they are left out.
+    """
+    usual = {f.name: f.default for f in fields(record) if f.name in later}
+    return {name: value for name, value in asdict(record).items() if name not in usual or value != usual[name]}
+
+
+def _path(table: str, name: str) -> str:
+    return f"{table}.{name}" if table else name
+
+
+def _value(kind: Any, value: object, name: str) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
+        return made(kind, value, name)
+    return admitted(name, value, kind)
