@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ekiden.transports.flower.sealing import Party, Reader
 from ekiden.transports.flower.server_app import GridNodes
 
 app = ServerApp()
+claims = ServerApp()
 stolen = ClientApp()
 
 
@@ -28,7 +30,7 @@ def take(message: Message, context: Context) -> Message:
 
 
 @app.main()  # type: ignore[untyped-decorator]
-def main(grid: Grid, context: Context) -> None:
+def steal(grid: Grid, context: Context) -> None:
     """Ask each node for each hop under other terms, and write down what could be opened and what was said."""
     nodes, config = GridNodes(grid), context.run_config
     terms = replace(agreements.parse(str(config["plan"])), skips=True)
@@ -42,17 +44,35 @@ def main(grid: Grid, context: Context) -> None:
             waiting[str(nodes.send(node, pack(ask)))] = key
     said: list[str] = []
     opened: list[str] = []
+    for key, answer, body in _answers(nodes, waiting):
+        said.append(answer.error)
+        for lock in answer.locks:
+            try:
+                party.open(body, lock, answer.silo, key, 0)
+            except WireError:
+                continue
+            opened.append(f"{key} of {answer.silo}")
+    Path(str(config["folder"])).write_text(json.dumps({"said": said, "opened": opened}), encoding="utf-8")
+
+
+@claims.main()  # type: ignore[untyped-decorator]
+def ask_all(grid: Grid, context: Context) -> None:
+    """Greet each node under each of some terms, and write down what was said to which."""
+    nodes, config = GridNodes(grid), context.run_config
+    terms: dict[str, str] = json.loads(str(config["plan"]))
+    waiting = {
+        str(nodes.send(node, pack(Ask("hello", text, nonce="x")))): what
+        for what, text in terms.items()
+        for node in nodes.ids()
+    }
+    said = [(what, answer.silo, answer.error, len(body)) for what, answer, body in _answers(nodes, waiting)]
+    Path(str(config["folder"])).write_text(json.dumps(said), encoding="utf-8")
+
+
+def _answers(nodes: GridNodes, waiting: dict[str, str]) -> Iterator[tuple[str, Answer, memoryview]]:
+    """What comes back for each ticket, with what that stands for."""
     while waiting:
         time.sleep(1)
         for ticket, data in nodes.receive(list(waiting)).items():
-            key = waiting.pop(ticket)
             assert isinstance(data, bytes)
-            answer, body = unpack(data, Answer)
-            said.append(answer.error)
-            for lock in answer.locks:
-                try:
-                    party.open(body, lock, answer.silo, key, 0)
-                except WireError:
-                    continue
-                opened.append(f"{key} of {answer.silo}")
-    Path(str(config["folder"])).write_text(json.dumps({"said": said, "opened": opened}), encoding="utf-8")
+            yield waiting.pop(ticket), *unpack(data, Answer)

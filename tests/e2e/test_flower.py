@@ -3,9 +3,11 @@
 import http.client
 import json
 import re
+import secrets
 import signal
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedSeq, MAEcho
+from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import commands, keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
 
@@ -55,6 +58,23 @@ def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path)
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 
 
+def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
+    """What an app of somebody else writes down, which brings a ClientApp too."""
+    folder, found = folder / "app", folder / "found.json"
+    commands.write_app(folder)
+    file = folder / "pyproject.toml"
+    own = file.read_text()
+    for part, mine in (("server_app:app", app), ("client_app:app", "stolen")):
+        assert f"ekiden.transports.flower.{part}" in own
+        own = own.replace(f"ekiden.transports.flower.{part}", f"tests.e2e.attacker:{mine}")
+    file.write_text(own)
+    settings = {"plan": plan, "folder": str(found)}
+    (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    arguments = ["run", str(folder), "ekiden", "--run-config", str(folder / "run.toml"), "--stream"]
+    commands._flwr(arguments, federation.link, commands.Security(federation.folder / "ca.crt"), print)
+    return json.loads(found.read_text())
+
+
 def test_another_coordinator_reads_nothing_of_a_finished_run(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,22 +86,41 @@ def test_another_coordinator_reads_nothing_of_a_finished_run(
     federation.run("fedseq", "--epochs", "1", "--out", "closed")
     run = federation.folder / "closed" / "fedseq-flower-seed3"
     assert (run / "model.safetensors").exists()
-    app, found = tmp_path / "app", tmp_path / "found.json"
-    commands.write_app(app)
-    file = app / "pyproject.toml"
-    own = file.read_text()
-    for part, mine in (("server_app:app", "app"), ("client_app:app", "stolen")):
-        assert f"ekiden.transports.flower.{part}" in own
-        own = own.replace(f"ekiden.transports.flower.{part}", f"tests.e2e.attacker:{mine}")
-    file.write_text(own)
-    settings = {"plan": (run / "agreement.json").read_text(), "folder": str(found)}
-    (app / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-    arguments = ["run", str(app), "ekiden", "--run-config", str(app / "run.toml"), "--stream"]
-    commands._flwr(arguments, federation.link, commands.Security(federation.folder / "ca.crt"), print)
-    said = json.loads(found.read_text())
+    said = attacked(federation, tmp_path, "app", (run / "agreement.json").read_text())
     assert said["opened"] == []
     assert len(said["said"]) == 9
     assert all("has other terms at client-" in line for line in said["said"])
+
+
+@pytest.mark.slow
+def test_what_terms_say_of_the_network_is_refused_by_real_silos(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code, files, adapters of any size, other values, labels and samples; then the silos run as before."""
+    monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
+    federation.run("fedseq", "--epochs", "1", "--out", "terms")
+    terms = agreements.parse((federation.folder / "terms" / "fedseq-flower-seed3" / "agreement.json").read_text())
+    (federation.folder / "net.safetensors").write_bytes(b"not in the folder that silos name")
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "code": ({"model": f"{federation.folder}/own.py:mine"}, "is code in a file, which silos do not execute"),
+        "file": ({"pretrained": f"{federation.folder}/net.safetensors", "values": "0" * 32}, "needs 'net.safetensors'"),
+        "adapters": ({"train": "lora:r=4096", "model": "resnet18"}, "client-"),
+        "many": ({"train": "lora:r=1000000000"}, "does not describe adapters"),
+        "values": ({"train": "head"}, "has other values of mlp"),
+        "task": ({"task": '{"kind": "regression", "metric": "/x.py:f"}'}, "has no metric"),
+        "inputs": ({"inputs": '{"kind": "arrays", "more": 1}'}, "unknown fields"),
+        "samples": ({"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'}, "in another way than the run"),
+    }
+    hostile = {what: replace(terms, run=secrets.token_hex(8), **change).text() for what, (change, _) in changes.items()}
+    before = sorted(federation.folder.glob("client-*-silo/runs/*"))
+    found = attacked(federation, tmp_path, "claims", json.dumps(hostile))
+    assert len(found) == 3 * len(changes)
+    for what, silo, error, length in found:
+        assert changes[what][1] in error, (what, silo, error)
+        assert length == 0
+    assert sorted(federation.folder.glob("client-*-silo/runs/*")) == before
+    said = federation.run("fedseq", "--epochs", "1", "--out", "after")
+    assert (federation.folder / "after" / "fedseq-flower-seed3" / "model.safetensors").exists(), said
 
 
 def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federation) -> None:

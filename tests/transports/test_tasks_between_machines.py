@@ -146,6 +146,7 @@ def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, 
         assert row[metric] == result.score == pytest.approx(wanted[metric], rel=0.1)
         assert row["client_worst"] == max(row["clients"]) > min(row["clients"])
     assert len(row["clients"]) == 3
+    assert f"step {row['step']} of {row['step']}, {metric} " in repr(result)
     assert not {"auroc", "miou", "mae", "r2", "metrics", "groups", "confusion"} & set(row)
     assert any(line.startswith(f"step {row['step']} of ") and f", {metric} " in line for line in said)
     counts = [wire.decode(unpack(answer, Answer)[1], list[Count]) for answer in nodes.said[-3:]]

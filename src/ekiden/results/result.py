@@ -219,6 +219,11 @@ class Result:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return axes
 
+    @property
+    def _steps(self) -> int:
+        """All steps of the run; runs between machines have no number of them in their configuration."""
+        return int(self.config.get("steps", self.state.step))
+
     def __repr__(self) -> str:
         """Say what was run, how far it is and what it gave, in three or four lines."""
         last, config = (self.metrics[-1] if self.metrics else {}), self.config
@@ -227,7 +232,7 @@ class Result:
         diverged = " (diverged: far worse than guessing)" if self.diverged else ""
         lines = [
             f"{config['method']} on {config['dataset']}: {len(self.clients)} clients, {len(config['classes'])} classes",
-            f"step {self.state.step} of {config['steps']}{measured}{diverged}",
+            f"step {self.state.step} of {self._steps}{measured}{diverged}",
             f"{self.bytes:,} bytes moved in {sum(not row.missing for row in self.ledger):,} transfers",
             *([f"run folder: {self.folder}"] if self.folder else []),
         ]
