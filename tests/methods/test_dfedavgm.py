@@ -58,7 +58,7 @@ def test_each_step_of_the_heavy_ball() -> None:
 
 def test_learning_rate_decays_by_rounds() -> None:
     client = cast(Client, two_quadratics()[0])
-    assert float(DFedAvgM(epochs=1, decay=0.5).train(client, weights(0.0), 2).params) == pytest.approx(0.025)
+    assert float(DFedAvgM(epochs=1, lr_decay=0.5).train(client, weights(0.0), 2).params) == pytest.approx(0.025)
 
 
 def test_unequal_weights_conserve_the_mean() -> None:
@@ -138,7 +138,7 @@ def test_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rounds": 0}, {"epochs": 0}, {"theta": 1.0}, {"theta": -0.1}, {"decay": 0.0}, {"decay": 1.1}]
+    "changes", [{"rounds": 0}, {"epochs": 0}, {"theta": 1.0}, {"theta": -0.1}, {"lr_decay": 0.0}, {"lr_decay": 1.1}]
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):

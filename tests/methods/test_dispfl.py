@@ -104,7 +104,7 @@ class Marked(Silo):
 def test_density_one_is_plain_gossip() -> None:
     targets = (1.0, -2.0, 4.0, 8.0)
     start = State(model=None, personal=(weights(0.0, 0.5),) * 4)
-    method = DisPFL(rounds=2, epochs=2, density=1.0, topology="ring", decay=1.0)
+    method = DisPFL(rounds=2, epochs=2, density=1.0, topology="ring", lr_decay=1.0)
     one, two = rounds(method, [Marked(2, t) for t in targets], start)
     plain = DFedAvgM(rounds=1, epochs=2, theta=0.0, topology="ring")
     (mixed,) = rounds(plain, [Marked(2, t) for t in targets], start)

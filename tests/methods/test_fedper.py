@@ -131,7 +131,7 @@ def test_refuses_a_model_without_a_head_before_training(blobs: FederatedData) ->
         run(FedPer(), blobs, nn.Linear(4, 3), **settings())
 
 
-@pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"decay": 0.0}])
+@pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"lr_decay": 0.0}])
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         FedPer(**changes)

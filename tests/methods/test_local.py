@@ -34,7 +34,7 @@ def test_momentum_starts_anew_each_round() -> None:
 
 
 def test_learning_rate_decays_by_round() -> None:
-    after = rounds(Local(rounds=2, epochs=1, decay=0.5), two_quadratics(), START)[1]
+    after = rounds(Local(rounds=2, epochs=1, lr_decay=0.5), two_quadratics(), START)[1]
     assert after == [pytest.approx([0.1 + 0.05 * 0.9]), pytest.approx([-0.2 - 0.05 * 2 * 0.8])]
 
 

@@ -161,7 +161,7 @@ def silos() -> list[Silo]:
 
 
 START = State(model=None, personal=(weights(0.5, 0.25),) * 4)
-PLAIN: dict[str, Any] = {"rounds": 2, "epochs": 2, "peers": 3, "mu": 0.0, "decay": 1.0, "dropout": False}
+PLAIN: dict[str, Any] = {"rounds": 2, "epochs": 2, "peers": 3, "mu": 0.0, "lr_decay": 1.0, "dropout": False}
 
 
 def again(models: list[list[float]]) -> list[list[float]]:
@@ -274,7 +274,7 @@ def test_refuses_as_many_peers_as_clients(blobs: FederatedData) -> None:
         run(UAPDFL(peers=4), blobs, Tiny, **settings())
 
 
-@pytest.mark.parametrize("changes", [{"threshold": -0.1}, {"mu": -1.0}, {"peers": 0}, {"rounds": 0}, {"decay": 1.5}])
+@pytest.mark.parametrize("changes", [{"threshold": -0.1}, {"mu": -1.0}, {"peers": 0}, {"rounds": 0}, {"lr_decay": 1.5}])
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         UAPDFL(**changes)

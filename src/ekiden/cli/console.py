@@ -61,6 +61,13 @@ def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = Non
     raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
 
 
+def current_flags(method: type[Method], args: Sequence[str]) -> list[str]:
+    """Arguments with today's names of a method's flags in place of former ones."""
+    names = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in method.renamed.items()}
+    parts = (arg.partition("=") for arg in args)
+    return ["".join((names.get(flag, flag), equals, value)) for flag, equals, value in parts]
+
+
 def part_of(name: str, about: str, kind: type, names: Sequence[str], default: Any, also: type | None = None) -> type:
     """Some fields of a dataclass as a dataclass of its own, with the values of `default` and the same help texts.
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
-from ekiden.cli.console import console, no_run, parse, part_of
+from ekiden.cli.console import console, current_flags, no_run, parse, part_of
 from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
@@ -96,6 +96,7 @@ def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") 
         UserError: a flag is unknown, or its value cannot be.
     """
     kind = type(default.method)
+    args = current_flags(kind, args)
     arranged, options = _arranged(default, preset_name)
     return options(
         parse(arranged, args, f"ekiden run {kind.title()}", about=f"Train by {kind.title()}. Its own flags come first.")

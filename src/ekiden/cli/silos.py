@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.base.refs import EVERYONE
-from ekiden.cli.console import console, first_line, parse
+from ekiden.cli.console import console, current_flags, first_line, parse
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
 from ekiden.results import tracking
@@ -230,7 +230,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     default: RemotePlan[Any] = RemotePlan(kind())
     options = parse(
         RemoteOptions[kind],  # type: ignore[valid-type]
-        args,
+        current_flags(kind, args),
         f"ekiden run {kind.title()} --on flower",
         RemoteOptions(default),
         first_line(kind),

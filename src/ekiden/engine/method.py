@@ -1,7 +1,7 @@
 """What a federated method is: hyperparameters, an outer loop, and tasks that happen at clients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -142,6 +142,9 @@ class Method(Checked, ABC):
     later: ClassVar[tuple[str, ...]] = ()
     """Fields that the method got when run folders of it existed: with their default, they stand in no folder."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former names of fields -> today's. Run folders and agreements keep the former; flags and experiment files may."""
+
     extra_outputs: ClassVar[int] = 0
     """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
 
@@ -203,7 +206,15 @@ class Method(Checked, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters as run folders and agreements hold them."""
-        return plain(self, self.later)
+        former = {new: old for old, new in self.renamed.items()}
+        return {former.get(name, name): value for name, value in plain(self, self.later).items()}
+
+    @classmethod
+    def current(cls, values: object) -> object:
+        """Hyperparameters, as `settings` gave them, under today's names."""
+        if not isinstance(values, Mapping):
+            return values
+        return {cls.renamed.get(name, name): value for name, value in values.items()}
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse clients that the hyperparameters do not fit, before anything is written.

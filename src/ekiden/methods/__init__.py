@@ -168,7 +168,7 @@ def method_of(said: Mapping[str, Any]) -> Method:
     """
     kind = method_named(said["method"])
     with reading(f"the settings of {said['method']}", "the Ekiden that ran it"):
-        method = made(kind, said["hyperparameters"])
+        method = made(kind, kind.current(said["hyperparameters"]))
     return ClosingLap(method) if said.get("closing_lap") else method
 
 
@@ -185,7 +185,7 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
     """
     named = method_named(str(values.get("method")))
     with reading("the plan", reader):
-        own = {"method": made(named, values.get("hyperparameters"), "hyperparameters")}
+        own = {"method": made(named, named.current(values.get("hyperparameters")), "hyperparameters")}
         return made(kind, {k: v for k, v in values.items() if k != "hyperparameters"} | own)
 
 

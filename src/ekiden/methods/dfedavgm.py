@@ -1,7 +1,8 @@
 """DFedAvgM: decentralised federated averaging with momentum."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -40,8 +41,10 @@ class DFedAvgM(Method):
     """local steps of SGD with momentum θ, whatever --optimizer and --momentum say"""
     theta: BelowOne = 0.9
     """θ, momentum of the heavy ball"""
-    decay: Fraction = 1.0
+    lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
         """The graph must fit them and be connected."""
@@ -68,7 +71,7 @@ class DFedAvgM(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training."""
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         if self.heavy_ball:
             training = replace(training, optimizer="sgd", momentum=self.theta)
         return client.fit(model, epochs=self.epochs, training=training)

@@ -1,7 +1,8 @@
 """DFedSAM: decentralised federated learning with sharpness-aware local steps and several gossip steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
@@ -38,8 +39,10 @@ class DFedSAM(Method):
     """Q, exchanges after each training"""
     radius: NonNegative = 0.01
     """ρ, radius of the ascent step, whatever --rho says"""
-    decay: Fraction = 1.0
+    lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
         """The graph must fit them and be connected."""
@@ -70,7 +73,7 @@ class DFedSAM(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training: the gradient at w + ρ g / ‖g‖, the step from w."""
-        lr = client.training.lr * self.decay**round
+        lr = client.training.lr * self.lr_decay**round
         sam = replace(client.training, optimizer="sam", rho=self.radius, lr=lr)
         return client.fit(model, epochs=self.epochs, training=sam)
 

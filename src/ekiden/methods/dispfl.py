@@ -1,6 +1,6 @@
 """DisPFL: decentralised personalised models, each with a sparse mask of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, cos, pi, prod
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -66,9 +66,10 @@ class DisPFL(Method):
     topology: str = "peers:0.1"
     """whom a client hears: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
     erdos_renyi:P[:SEED], matching or one_peer"""
-    decay: Fraction = 0.998
+    lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     private: ClassVar[type[Masks]] = Masks
 
     def check(self, clients: Sequence[str]) -> None:
@@ -114,7 +115,7 @@ class DisPFL(Method):
         mask = client.state.current
         model = overlap(shown, len(mask))
         model = model.with_params(model.params * mask)
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         model = client.fit(model, epochs=self.epochs, training=training, penalty=Inactive(~mask))
         where = client.gradient(model) if self.regrow == "gradient" else None
         moved = move(mask, model.params, client.shapes, self.share(round), where, client.seed("regrow"))

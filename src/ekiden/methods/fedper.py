@@ -1,6 +1,6 @@
 """FedPer: a shared extractor, a classifier of one's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -44,9 +44,10 @@ class FedPer(Method):
     topology: str = "complete"
     """who averages with whom: server (all, through a server), complete, ring, torus, star, exponential,
     erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
-    decay: Fraction = 1.0
+    lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     splits_model: ClassVar[bool] = True
 
     def check(self, clients: Sequence[str]) -> None:
@@ -84,7 +85,7 @@ class FedPer(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training of extractor and head together."""
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         return client.fit(model, epochs=self.epochs, training=training)
 
     @on_client

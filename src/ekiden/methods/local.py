@@ -1,6 +1,6 @@
 """Local: every client for itself, the lower yardstick."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,8 +28,10 @@ class Local(Method):
     """R, times that every client trains; a unit of book-keeping only"""
     epochs: Count = 200
     """E, epochs per round"""
-    decay: Fraction = 1.0
+    lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def start(self) -> State:
         """There is no global model."""
@@ -51,7 +53,7 @@ class Local(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Plain training of the client's own model."""
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         return client.fit(model, epochs=self.epochs, training=training)
 
     def steps(self, clients: int) -> int:

@@ -1,6 +1,6 @@
 """CriticalFL: hear more peers while learning is in a critical period."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -74,9 +74,10 @@ class CriticalFL(Method):
     """rounds from check to check; the first one is before round 2"""
     zero_padded: bool = False
     """start the window with zeros, as the authors' code does: then the first ten checks are critical, whatever comes"""
-    decay: Fraction = 1.0
+    lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     private: ClassVar[type[float]] = float
 
     def check(self, clients: Sequence[str]) -> None:
@@ -129,7 +130,7 @@ class CriticalFL(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
         """Local training; keeps η times the mean over epochs of the sum of squared gradient norms."""
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         squares = Squares()
         model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
         client.state = training.lr * squares.sum / self.epochs

@@ -1,6 +1,6 @@
 """UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, cast
 
@@ -97,9 +97,10 @@ class UAPDFL(Method):
     """average heads with near peers only; otherwise with all"""
     average_aux: bool = True
     """take the mean of the auxiliary penalty over its A entries, as the authors' code does; off: their sum"""
-    decay: Fraction = 0.95
+    lr_decay: Fraction = 0.95
     """factor of the learning rate η after each round"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     private: ClassVar[type[Heard]] = Heard
     splits_model: ClassVar[bool] = True
     needs = CLASSES | NUMBERS
@@ -206,7 +207,7 @@ class UAPDFL(Method):
 
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
-        training = replace(client.training, lr=client.training.lr * self.decay**round)
+        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
         objective = HeldNear(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
