@@ -4,7 +4,7 @@
 
 The authors' released code does about 750 samples a second on such a machine with both cores, evaluation included (420
 when the machine is busy): it decodes JPEGs in every epoch. That figure was measured once, elsewhere; the ratio to it
-is no ratio of one run.
+is not a ratio of one run.
 """
 
 import time

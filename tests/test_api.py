@@ -196,7 +196,7 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
 @pytest.mark.parametrize(
     ("silo", "message"),
     [
-        (FRAME, "one silo is no federation"),
+        (FRAME, "a federation needs two silos or more"),
         (FRAME.drop(columns="label"), "silo client-0 has no column 'label'"),
         (images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds the labels"),
         (datasets.DatasetDict({"train": images()}), "silo 0 is a DatasetDict of train: give one of its parts"),

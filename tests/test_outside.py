@@ -172,7 +172,7 @@ def test_a_run_of_a_method_that_is_not_at_hand_can_be_shown(mine: Path, command:
     ("args", "line"),
     [
         ("run mine.py:Relai", "did you mean 'Relay'"),
-        ("run mine.py:net", "is no method"),
+        ("run mine.py:net", "is not a method"),
         ("run nothing.py:Relay", "there is no file"),
         ("run fails.py:Relay", "fails.py, line 2, fails: ZeroDivisionError"),
         ("run broken.py:Relay", "broken.py, line 1, fails: SyntaxError"),

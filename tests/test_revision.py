@@ -269,8 +269,8 @@ def gone(folder: Path) -> None:
     ("change", "spoil", "arguments", "message"),
     [
         ("forget", None, ("client-9",), "unknown client 'client-9': did you mean"),
-        ("forget", None, ("client-0",), "client-0 settled the features of .*run again without it"),
-        ("forget", None, ("client-2", None), "was made from Python with data of its own: give `data`"),
+        ("forget", None, ("client-0",), "client-0 set the features of .*run again without it"),
+        ("forget", None, ("client-2", None), "was made from Python with its own data: give `data`"),
         ("forget", None, ("client-2", other_samples()), "the data of client-2 differ from what .* was made with"),
         ("forget", None, ("client-2", five(rest("client-2"))), "the data of client-2 differ"),
         ("forget", None, ("client-3", other_samples()), "the data of client-2 differ from what .* was made with"),
@@ -279,11 +279,11 @@ def gone(folder: Path) -> None:
         ("forget", lambda run: edited(run, on="flower"), ("client-2",), "is a run between machines"),
         ("forget", lambda run: edited(run, seed=4), ("client-2",), "config.json was changed after the run began"),
         ("forget", lambda run: (run / "model.safetensors").unlink(), ("client-2",), "is not finished: go on with"),
-        ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is no run folder"),
-        ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "is there already"),
+        ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is not a run folder"),
+        ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "exists already"),
         ("join", None, ("client-2",), "client-2 is in .* already"),
         ("join", None, ("client-9",), "unknown client 'client-9'"),
-        ("join", None, ("client-9", "digits"), "was made from Python with data of its own"),
+        ("join", None, ("client-9", "digits"), "was made from Python with its own data"),
     ],
 )
 def test_refusals_write_nothing(
@@ -319,14 +319,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_refuses_other_inputs_methods_and_absences(tmp_path: Path, finished: Path) -> None:
-    with pytest.raises(UserError, match=r"has a network of its own \(type\): give it as `network`"):
+    with pytest.raises(UserError, match=r"has its own network \(type\): give it as `network`"):
         ekiden.forget(finished, "client-2", five())
     scaled = five()
     scaled = replace(scaled, dataset=replace(scaled.dataset, mean=(0.5,)))
     with pytest.raises(UserError, match=r"the shape or scale of inputs differ from those of"):
         ekiden.forget(finished, "client-2", scaled, network=Tiny)
     ekiden.run(FedSeq(epochs=1), five(), Tiny, folder=tmp_path / "fedseq")
-    with pytest.raises(UserError, match="is a run of fedseq: clients can leave and join runs of fedgram alone"):
+    with pytest.raises(UserError, match="is a run of fedseq: only runs of fedgram can change their clients"):
         ekiden.forget(tmp_path / "fedseq", "client-2", five(), network=Tiny)
     go(five(), folder=tmp_path / "away", absent=lambda step, client: client == "client-3")
     with pytest.raises(UserError, match=r"client-3 did not answer in every step of .*: run again"):
@@ -404,9 +404,9 @@ def test_the_command_line(commands: Commands) -> None:
     assert tensors(files[0]) == tensors(files[1])
     call(f"join {run}-without-client-1 --client client-1 --out again")
     assert tensors(Path("again/model.safetensors")) == tensors(Path(run, "model.safetensors"))
-    assert "is there already" in refused(f"forget {run} --client client-1")
+    assert "exists already" in refused(f"forget {run} --client client-1")
     assert "unknown client 'client-1'" in refused(f"forget {run}-without-client-1 --client client-1")
-    assert "client-0 settled the features" in refused(f"forget {run} --client client-0")
+    assert "client-0 set the features" in refused(f"forget {run} --client client-0")
     assert "unknown client 'client-7'" in refused(f"join {run} --client client-7")
     assert "--client" in refused(f"forget {run}")
 

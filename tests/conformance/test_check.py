@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
     "not a dataclass": (
         {"@dataclass(frozen=True)\n": ""},
         conformance.is_a_frozen_dataclass,
-        "the class is no dataclass: write @dataclass(frozen=True) above it",
+        "the class is not a dataclass: write @dataclass(frozen=True) above it",
     ),
     "cost missing": (
         {GOOD[GOOD.index("    def cost") :]: ""},

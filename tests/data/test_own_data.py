@@ -402,7 +402,7 @@ def test_sizes_fits_and_windows(tmp_path: Path) -> None:
             pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
             pixels[:, : size[0] // 2] = 255
             Image.fromarray(pixels).save(tmp_path / "mixed" / label / f"{k}.png")
-    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give the size .* by --size"):
+    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all by --size"):
         load(str(tmp_path / "mixed"))
     assert load(str(tmp_path / "mixed"), size=8).shape == (1, 8, 8)
     cropped = load(str(tmp_path / "mixed"), size=8, fit="crop")
@@ -588,7 +588,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
     ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*--drop-columns"),  # noqa: E501
     ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and the label"),  # noqa: E501
-    ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left that the model could get"),  # noqa: E501
+    ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
     ("names as categories", bad(P, sex=[f"person {k}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
     ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: say whether"),
@@ -691,7 +691,7 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
             split(join(silos, **({"label_column": "died"} | options)), "natural")
 
     fails("there is no file or folder '.*nort.csv'", str(tmp_path / "nort.csv"), south)
-    fails("one silo is no federation", north)
+    fails("a federation needs two silos or more", north)
     fails("two silos are called 'a-north'", north, north)
     fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
     fails("b.csv has the column 'extra', which .* has not", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
@@ -710,7 +710,7 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     (tmp_path / "empty").mkdir()
     fails("holds no folder and no file of a silo", str(tmp_path / "empty"))
     for flags, line in (
-        (("--silos", north, south, "--partition", "iid"), "--silos says who holds what"),
+        (("--silos", north, south, "--partition", "iid"), "--silos says which silo holds what"),
         (("--silos", north, south, "--data", north), "--silos and --data both say where"),
         (("--silos",), "--silos needs a value"),
     ):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ekiden.data import Dataset, Dirichlet, Domains, Samples, from_tensors, split
+from ekiden.data import Dataset, Dirichlet, Domains, Samples, split
 from ekiden.data.augment import Augment
 
 Real = Callable[[str], Dataset]
@@ -37,7 +37,7 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
     [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(("cifar", "mnist")) else []) for s in SETS],
 )
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
-    """CIFAR and MNIST are slow: 60,000 images and more are decoded. The other sets are read in the same way."""
+    """CIFAR is slow: 60,000 images each, decoded as those of MNIST; `test_cifar10` reads it too."""
     dataset = real(name)
     assert dataset.name == name
     assert dataset.shape == shape
@@ -47,7 +47,6 @@ def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: 
         assert set(part.y.tolist()) == set(range(classes))
 
 
-@pytest.mark.slow
 def test_mnist(real: Real) -> None:
     dataset = real("mnist")
     assert dataset.train.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
@@ -55,9 +54,7 @@ def test_mnist(real: Real) -> None:
     assert (dataset.mean, dataset.std, dataset.augment) == ((0.0,), (1.0,), Augment())
 
 
-@pytest.mark.slow
 def test_cifar10(real: Real) -> None:
-    """Slow: see `test_sizes`. Its settings are checked on small files in `test_sources`."""
     dataset = real("cifar10")
     assert dataset.classes[:3] == ("airplane", "automobile", "bird")
     assert dataset.train.y.bincount().tolist() == [5000] * 10
@@ -111,23 +108,9 @@ def test_the_clients_of_the_papers(real: Real) -> None:
         assert abs(len(client.test) - 0.2 * size) < 7  # each of the seven classes is rounded
 
 
-def check_label_skew(dataset: Dataset) -> None:
-    """All samples of a set as large as CIFAR-10 are given away, and nobody has next to none."""
+def test_label_skew_at_full_size(real: Real) -> None:
     for clients in 10, 100:
-        fed = split(dataset, Dirichlet(0.5), clients, seed=0)
+        fed = split(real("cifar10"), Dirichlet(0.5), clients, seed=0)
         assert sum(len(c.train) + len(c.val) for c in fed.clients) == 50_000
         assert sum(len(c.test) for c in fed.clients) == 10_000
         assert min(len(c.train) + len(c.val) for c in fed.clients) >= 10
-
-
-def test_label_skew_at_full_size() -> None:
-    """Labels alone decide: as many as CIFAR-10 has, on images of one pixel."""
-    sizes = (50_000, 10_000)
-    train, test = ((torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n) % 10) for n in sizes)
-    check_label_skew(from_tensors(train, test))
-
-
-@pytest.mark.slow
-def test_label_skew_of_cifar10(real: Real) -> None:
-    """Slow: see `test_sizes`."""
-    check_label_skew(real("cifar10"))

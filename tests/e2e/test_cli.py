@@ -387,7 +387,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "did you mean 'reversed'" in refused("run", "fedseq", "--order", "reverse")
     assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
     assert "did you mean 'ring'" in refused("topology", "rings")
-    assert "7 clients form no torus" in refused("topology", "torus", "--clients", "7")
+    assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
     assert "unknown preset 'papers'" in refused("run", "fedseq", "--preset", "papers")
     assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
     assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")
@@ -456,7 +456,7 @@ def test_flags_are_named_without_rules_of_ascii_terminals(refused: Call, monkeyp
 
 
 def test_tuning_needs_validation_data(refused: Call) -> None:
-    assert "no validation data to tune by: raise --val-fraction" in refused(
+    assert "no validation data to choose settings by: raise --val-fraction" in refused(
         "run", "fedseq", "--tune", "--val-fraction", "0"
     )
 
@@ -545,7 +545,7 @@ def test_a_network_that_does_not_fit_the_images(refused: Call) -> None:
 
 
 def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
-    assert refused("resume") == "name the run folders to go on with"
+    assert refused("resume") == "name the run folders to resume"
     Path("kept.jsonl").touch()
     Path("empty").mkdir()
     Path("empty/sweep.json").write_text(json.dumps({"format": 1, "file": "table.toml", "budget": "paper"}))
@@ -557,8 +557,8 @@ def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
     Path("photos").mkdir()
     Path("photos/cat.jpg").write_bytes(b"cat")
     for command in ("resume", "show", "evaluate", "compare"):
-        assert "photos is no run folder" in refused(command, "photos")
-        assert "nowhere is no run folder" in refused(command, "nowhere")
+        assert "photos is not a run folder" in refused(command, "photos")
+        assert "nowhere is not a run folder" in refused(command, "nowhere")
         assert "photos/cat.jpg" in refused(command, "photos/cat.jpg")
     assert [p.name for p in Path("photos").iterdir()] == ["cat.jpg"]
 
@@ -587,7 +587,7 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
             assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
     foreign = json.dumps(json.loads(config) | {"hyperparameters": {"speed": 1}}).encode()
     for command in ("show", "compare"):
-        assert "use the Ekiden that ran it" in refused(command, damaged("config.json", foreign))
+        assert "use the version of Ekiden that ran it" in refused(command, damaged("config.json", foreign))
     for content in (model[:-1], b"", b"\x80\x04N."):
         assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
     other = safetensors.torch.save({"weight": torch.ones(2)})

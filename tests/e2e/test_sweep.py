@@ -112,7 +112,7 @@ def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
     with open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, out, _ = call("sweep", "table.toml", "--only", "A")
-    assert (code, f"left to another process, which is at it: {folder.name}" in out) == (0, True)
+    assert (code, f"in progress in another process: {folder.name}" in out) == (0, True)
     assert "failed" not in out
     assert "A [/b] x / accuracy %, seed 0 failed" not in call("results", "runs/table")[1]
     code, out, _ = call("sweep", "table.toml", "--only", "A")
@@ -230,7 +230,7 @@ def test_killed_resumed_failing_and_changed(
     Path("runs/mine").mkdir()
     Path("runs/mine/file").touch()
     code, _, err = ekiden("sweep", "table.toml", "--out", "runs/mine")
-    assert (code, "is not empty and no sweep folder" in err) == (2, True)
+    assert (code, "is not empty and not a sweep folder" in err) == (2, True)
 
 
 def _held(lock: Path) -> bool:

@@ -478,7 +478,7 @@ def test_a_step_is_noted_in_numbers_of_clients_once_a_name() -> None:
     assert told(fed.notes) == f"spread 0.3333; length not finite ({CLIENTS[0]}), 1.235e+08 ({CLIENTS[1]})"
     with pytest.raises(ValueError, match="once"):
         fed.note("spread", 1)
-    with pytest.raises(ValueError, match="who are no clients"):
+    with pytest.raises(ValueError, match="which are not clients"):
         fed.note("other", {"nobody": 1.0})
     fed.begin(1)
     assert fed.notes == {}

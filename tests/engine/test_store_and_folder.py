@@ -617,7 +617,7 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not empty and no run folder: choose another folder"):
             RunFolder(tmp_path / name, CONFIG)
     assert names(tmp_path / "photos") == ["cat.jpg"]
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         read_config(tmp_path / "photos")
     with pytest.raises(UserError, match=r"cannot write .*: choose another place"):
         RunFolder(tmp_path / "file" / "below", CONFIG)

@@ -138,7 +138,7 @@ MISTAKES = [
     ("seeds = [3, 4, 5]", "printed_seeds = true", "printed_seeds must be a whole number"),
     ("seeds = [3, 4, 5]", 'paired = "long"', "paired must be a list of labels"),
     ("seeds = [3, 4, 5]", 'paired = ["lon"]', "unknown method in paired 'lon': did you mean 'long'?"),
-    ("title =", "title ", "it is no TOML"),
+    ("title =", "title ", "it is not valid TOML"),
     ('method = "fedelmy"', 'method = "fedely"', "unknown method 'fedely': did you mean 'fedelmy'?"),
     ("lr = 0.5", 'lr = "0.5"', "row 'FedELMY', column 'first': lr '0.5' is of the wrong type: it must be a number"),
     ("lr = 0.5", "lr = -1", ": lr -1 is out of range"),
@@ -180,7 +180,7 @@ MISTAKES = [
     ("printed = [1, 2]", "printed = [1, nan]", 'a printed value must be a number, "mean ± std" or "-"'),
     ("epochs = 0.1", "epochs = 2", "budget.small: epochs must be a factor above 0 and below 1"),
     ("epochs = 0.1", "alpha = 0.1", "unknown hyperparameter to scale 'alpha'"),
-    ("seeds = 2", "seeds = 0", "seeds must be how many"),
+    ("seeds = 2", "seeds = 0", "seeds must be the number"),
     ("[budget.small]", "[budget.paper]", "the budget 'paper' scales nothing"),
     ('skip = "no such method"', "", "row 'missing', column 'first': neither row nor column names a method"),
 ]

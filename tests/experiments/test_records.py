@@ -295,7 +295,7 @@ def test_a_damaged_run_takes_no_other_with_it(done: tuple[sweep.Sweep, Path], tm
     damaged = dict(sweep.damaged(swept.runs()))
     assert [run.folder for run in damaged] == [lines.folder, version.folder, plan.folder]
     assert all(str(run.folder) in why for run, why in damaged.items())
-    assert "use the Ekiden that" in damaged[version]
+    assert "use the version of Ekiden that" in damaged[version]
     assert sweep.keep_records(swept, TABLE, file) == 0
     page = ledger.page([swept])
     assert page.count("does not count: ") == 3

@@ -274,7 +274,7 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
 
 
 def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no sweep folder"):
+    with pytest.raises(UserError, match="is not a sweep folder"):
         sweep.opened(tmp_path)
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="is damaged or of another version"):

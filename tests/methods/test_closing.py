@@ -218,7 +218,7 @@ def test_a_chain_does_not_end_without_its_lap(blobs: FederatedData, tmp_path: Pa
 
 
 def test_a_star_does_not_end_without_its_lap(blobs: FederatedData) -> None:
-    with pytest.raises(UserError, match="no client has answered in the closing lap"):
+    with pytest.raises(UserError, match="no client answered in the closing lap"):
         go(ClosingLap(FedAvg(rounds=1, epochs=1)), blobs, absent=lambda step, client: step > 0)
     lap = ClosingLap(Average(epochs=1))  # which needs everybody
     with pytest.raises(ClientMissing, match="client-2 did not answer"):

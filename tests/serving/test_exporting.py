@@ -106,7 +106,7 @@ def test_a_model_that_answers_otherwise_is_not_put_in_place(
 ) -> None:
     original = exporting._Raw.forward
     monkeypatch.setattr(exporting._Raw, "forward", lambda self, x: original(self, x) + 0.01)
-    with pytest.raises(UserError, match=r"answers otherwise than the run's .*nothing written"):
+    with pytest.raises(UserError, match=r"outputs differ from the run's .*nothing written"):
         export(run_on_digits, "pt2", tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
 

@@ -71,7 +71,7 @@ def test_a_result_answers_as_it_was_measured(
 
 def test_features_are_taken_as_they_are(blobs: FederatedData, tmp_path: Path) -> None:
     result = run(Average(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
-    with pytest.raises(UserError, match=r"a network of its own \(Tiny\): give it, network="):
+    with pytest.raises(UserError, match=r"its own network \(Tiny\): give it, network="):
         load_model(tmp_path / "run")
     x = blobs.dataset.test.x
     for given in (Tiny(), Tiny):
@@ -98,7 +98,7 @@ def test_a_run_that_has_not_ended_says_so(digits: FederatedData, tmp_path: Path)
     (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no model.safetensors: go on with `ekiden resume`"):
         load_model(tmp_path / "run")
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         load_model(tmp_path)
 
 

@@ -67,15 +67,15 @@ def place(
 
 
 PREDICT = [
-    ("a folder that is no run", "predict images images", "is no run folder"),
-    ("a run that is not there", "predict nowhere images", "is no run folder"),
+    ("a folder that is no run", "predict images images", "is not a run folder"),
+    ("a run that is not there", "predict nowhere images", "is not a run folder"),
     ("a run that was killed", "predict killed images", "has no model.safetensors: go on with `ekiden resume`"),
     ("a damaged model", "predict damaged images", "is damaged"),
     ("a damaged configuration", "predict broken images", "cannot be read"),
     ("no files", "predict digits", "name the files to predict: images"),
     ("a file that is not there", "predict digits missing.png", "there is no file or folder missing.png"),
     ("an empty folder", "predict digits empty", "holds nothing to predict"),
-    ("a text file", "predict digits notes.txt", "notes.txt is no file that this model takes"),
+    ("a text file", "predict digits notes.txt", "notes.txt is not a file that this model takes"),
     ("text that is called an image", "predict digits mixed", "mixed/b.png cannot be decoded"),
     ("an empty image", "predict digits zero.png", "zero.png cannot be decoded"),
     ("a colour image for a grey model", "predict digits colour.png", "colour.png is in colour"),
@@ -103,9 +103,9 @@ PREDICT = [
         "predict digits images --client client-1",
         "gives no personal models",
     ),
-    ("a run with a network from Python", "predict own wide.npy", "a network of its own (Tiny): give it, network="),
+    ("a run with a network from Python", "predict own wide.npy", "its own network (Tiny): give it, network="),
     ("another network", "predict own wide.npy --network nets.py:small", "holds another network than the run's"),
-    ("a network that is none", "predict own wide.npy --network nets.py:number", "nets.py:number is no function"),
+    ("a network that is none", "predict own wide.npy --network nets.py:number", "nets.py:number is not a function"),
     ("a network without a file", "predict own wide.npy --network small", "--network 'small' names no file"),
     ("an unknown format", "predict digits images -o out.xlsx", "out.xlsx must end in .parquet or .csv, or be -"),
     ("an output that is there", "predict digits images -o there.csv", "there.csv exists: choose another name, or add"),
@@ -125,13 +125,13 @@ EXPORT = [
     ("a folder that is not empty", "export digits --to hf -o full", "full is a folder that is not empty"),
     ("a folder for a file", "export digits --to pt2 -o empty", "empty is a folder: choose another name"),
     ("a run that was killed", "export killed --to pt2 -o a.pt2", "has no model.safetensors"),
-    ("no run", "export images --to pt2 -o a.pt2", "is no run folder"),
+    ("no run", "export images --to pt2 -o a.pt2", "is not a run folder"),
     ("metrics with a client", "export digits out.csv --client client-1", "--client and --network are for models"),
     ("metrics without a file", "export digits", "name one file to write, OUT.parquet or OUT.csv"),
     ("metrics of another ending", "export digits --to csv -o out.parquet", "out.parquet must end in .csv"),
 ]
 CARD = [
-    ("no run", "card images", "is no run folder"),
+    ("no run", "card images", "is not a run folder"),
     ("an output that is there", "card digits -o there.csv", "there.csv exists"),
 ]
 

@@ -189,7 +189,7 @@ def test_texts_are_read_from_files_and_tables(
     assert files.prediction.tolist() == table.prediction.tolist()
     (tmp_path / "texts" / "latin.txt").write_bytes("schön".encode("latin-1"))
     code, printed = command("predict", str(run_folder), "texts")
-    assert (code, printed) == (2, "ekiden: texts/latin.txt is no text in UTF-8: convert or remove it\n")
+    assert (code, printed) == (2, "ekiden: texts/latin.txt is not UTF-8 text: convert or remove it\n")
 
 
 class Pixels(torch.nn.Module):

@@ -63,10 +63,10 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
     [
         (["--silos", ""], "say which silos take part"),
         (["--silos", "a,b,a"], "names 'a' twice"),
-        (["--silos", "a,../b"], "'../b' is no name"),
+        (["--silos", "a,../b"], "'../b' is not a name"),
         (["--silos", "a,server"], "no silo can be called 'server'"),
         (["--silos", "a", "--host", "https://x"], "neither a name nor an IP address"),
-        (["--silos", "a", "--port", "0"], "--port 0 is no port"),
+        (["--silos", "a", "--port", "0"], "--port 0 is not a port"),
         (["--silos", "a", "--port", "8001"], "8001 is the silos' port"),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_pickle_in_the_silos_folder_is_never_unpickled(tmp_path: Path) -> None
         (folder / name).write_bytes(evil)
     _, _, attacker = begun(tmp_path)
     for name in ("net.pt", "net.bin", "net.safetensors"):
-        assert "is no safetensors file, or damaged" in refused(attacker, pretrained=name, values="0" * 32)
+        assert "is not a safetensors file, or is damaged" in refused(attacker, pretrained=name, values="0" * 32)
     assert not marker.exists()
     pickle.loads(evil)
     assert marker.exists()  # it is a pickle that works
@@ -233,7 +233,7 @@ def test_what_is_trained_cannot_change_within_a_run(other: str, tmp_path: Path) 
 BOMBS: list[tuple[dict[str, Any], str]] = [
     ({"train": "lora:r=1000000000"}, "does not describe adapters"),
     ({"train": "lora:r=4096,alpha=1e400"}, "does not describe adapters"),
-    ({"train": "last:1000000000"}, "is no part of a network"),
+    ({"train": "last:1000000000"}, "is not a part of a network"),
     ({"train": "last:9999"}, "blocks before its head"),
     ({"train": "lora:r=4096"}, r"the model has 1\d{7} bytes, client-0 allows 1000000 \(limits.model_bytes"),
     ({"train": "lora:targets=" + "+".join(["0"] * 20_000)}, "no layer of the features is called '0'"),

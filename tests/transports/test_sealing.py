@@ -481,5 +481,5 @@ def test_runs_without_signatures_cannot_be_verified(tmp_path: Path) -> None:
     far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "run")
     with pytest.raises(UserError, match="without silo keys"):
         verify(tmp_path / "run")
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         verify(tmp_path)

@@ -49,7 +49,7 @@ def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name = ", "is no TOML"),
+        ("name = ", "is not valid TOML"),
         ("", "give the silo a name"),
         ('name = "../x"\n', "give the silo a name"),
         ("name = 3\n", "give the silo a name"),

@@ -118,7 +118,7 @@ def test_files_that_are_no_result_are_named(relay: Made, tmp_path: Path) -> None
     made = relay.copied(tmp_path)
     (made.run / "personal").mkdir()
     shutil.copy(made.run / "model.safetensors", made.run / "personal" / "client-0.safetensors")
-    assert made.wrong() == "personal/client-0.safetensors is no result of fedseq"
+    assert made.wrong() == "personal/client-0.safetensors is not a result of fedseq"
 
 
 def test_personal_models_are_those_that_silos_signed(tmp_path: Path) -> None:
@@ -505,6 +505,6 @@ def test_records_of_another_version_are_one_line(relay: Made, tmp_path: Path) ->
         del row["hop"]["format"], row["hop"]["size"]
     (made.run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     with pytest.raises(
-        UserError, match=r"custody.jsonl has format 1, this version reads 2: use the Ekiden that wrote it"
+        UserError, match=r"custody.jsonl has format 1, this version reads 2: use the version of Ekiden that wrote it"
     ):
         verify(made.run)

@@ -37,7 +37,7 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
 
 
 @contextmanager
-def reading(what: str, reader: str = "the Ekiden that wrote it") -> Iterator[None]:
+def reading(what: str, reader: str = "the version of Ekiden that wrote it") -> Iterator[None]:
     """Say of what cannot be read what it is, and what can read it."""
     try:
         yield

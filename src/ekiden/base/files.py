@@ -17,7 +17,7 @@ _DIGEST = "blake2b"
 _BLANK = "0" * 32
 """What stands in the place of the digest while it is made."""
 _MARK = b"ekiden\0\2"
-"""Begins a file that is no safetensors file and has a digest; others begin with the length of their header."""
+"""The first bytes of a file with a digest that is not a safetensors file; those begin with their header's length."""
 _OLDER = {"format", "tree"}
 """What the metadata of files without a digest says."""
 
@@ -67,7 +67,7 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
 
     Args:
         chunks: what `safetensors_chunks` gave.
-        more: what else the metadata shall say.
+        more: further entries of the metadata.
     """
     first, *tensors = chunks
     header = json.loads(bytes(first[8:]))
@@ -82,7 +82,7 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
 def intact(data: bytes) -> bytes:
     """`data` of a safetensors file, as they were written. Files of older versions have no digest: these pass.
 
-    So does what is no safetensors file at all, which whoever decodes it says.
+    A file that is not a safetensors file passes too; its reader refuses it.
 
     Raises:
         Damaged: a byte was changed, or it is truncated.
@@ -103,7 +103,7 @@ def intact(data: bytes) -> bytes:
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """What a safetensors file says besides its tensors; nothing where it is none."""
+    """Return the metadata of a safetensors file; empty for any other file."""
     try:
         return dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {})
     except (ValueError, AttributeError, TypeError, RecursionError):
@@ -191,6 +191,6 @@ def disk_error(error: OSError, path: Path) -> UserError:
     """What to tell the user when `path` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
-            f"disk full while writing {path}: free some space, then `ekiden resume` or the same command goes on"
+            f"disk full while writing {path}: free some space, then run `ekiden resume` or the same command again"
         )
     return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")

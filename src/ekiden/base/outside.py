@@ -80,11 +80,11 @@ def call(name: str, group: Group, *args: Any) -> Any:
     """What the function called `name` gives: one in a file, or an entry point of `group`.
 
     Raises:
-        UserError: it is no function, it fails, or it takes other arguments.
+        UserError: it is not a function, it fails, or it takes other arguments.
     """
     function = load(name) if is_file(name) else installed(group)[name].load()
     if not callable(function):
-        raise UserError(f"{name} is no function: name one")
+        raise UserError(f"{name} is not a function: give the name of a function")
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     args = args if wanted else ()
     if len(wanted) != len(args):
@@ -116,7 +116,7 @@ def refuse_changed(code: Mapping[str, str]) -> None:
     """
     for path, digest in code.items():
         if _digest(_path(f"{path}:")) != digest:
-            raise UserError(f"{path} has changed since the run began: restore it, or begin a new run")
+            raise UserError(f"{path} has changed since the run began: restore it, or start a new run")
 
 
 def failure(path: Path, error: Exception) -> UserError:

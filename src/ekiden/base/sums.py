@@ -78,7 +78,7 @@ class Sums:
         """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
 
         Raises:
-            UserError: they are of other features or classes, or `other` is no part of these sums.
+            UserError: they are of other features or classes, or `other` is not a part of these sums.
         """
         return self._combined(other, -1)
 
@@ -144,7 +144,7 @@ class TargetSums:
         """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
 
         Raises:
-            UserError: they are of other features or targets, or `other` is no part of these sums.
+            UserError: they are of other features or targets, or `other` is not a part of these sums.
         """
         return self._combined(other, -1)
 
@@ -193,7 +193,7 @@ def measure(
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
 
     Raises:
-        UserError: a feature is no such number, or a sum is too large for its type.
+        UserError: a feature is not such a number, or a sum is too large for its type.
     """
     gram = _Gram(width, device, largest)
     sums = torch.zeros(width, classes, dtype=torch.float64, device=device)
@@ -223,7 +223,7 @@ def measure_targets(
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
 
     Raises:
-        UserError: a feature or target is no such number, or a sum is too large for its type.
+        UserError: a feature or target is not such a number, or a sum is too large for its type.
     """
     gram = _Gram(width, device, largest)
     sums = torch.zeros(width, dtype=torch.int64, device=device)
@@ -263,7 +263,7 @@ class _Gram:
         """Add a block (b, D); returns it in a type in which products of its numbers add up exactly.
 
         Raises:
-            UserError: a feature is no such number.
+            UserError: a feature is not such a number.
         """
         width, largest = len(self._total), self._largest
         if features.shape[1:] != (width,):

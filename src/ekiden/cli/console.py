@@ -4,20 +4,24 @@ import ast
 import contextlib
 import inspect
 import io
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field, make_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
 from ekiden.base.errors import UserError
+from ekiden.cli.helping import WIDE, tidy
 from ekiden.engine.method import Method
 
 T = TypeVar("T")
@@ -35,28 +39,48 @@ _LISTS = (
     "--categorical-columns",
     "--pixel-window",
 )
+
+
+class TableConsole(Console):
+    """A console whose tables fold long cells and lose no digit; where output is piped they have no lines."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; a table loses its frame and gets narrow gaps, so that it fits 80 columns."""
+        for table in objects:
+            if isinstance(table, Table):
+                table.box = box.SIMPLE_HEAD if self.is_terminal else None
+                table.padding, table.pad_edge, table.collapse_padding = (0, 1), False, True
+                for column in table.columns:
+                    column.overflow = "fold"
+        super().print(*objects, **options)
+
+
 # Labels, paths and names of classes may hold square brackets and colons.
-console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
+console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
 def parse(kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str | None = None) -> T:
-    """Flags as a dataclass; what tyro prints of an error becomes one line."""
+    """Read flags into a dataclass; help is printed plain, and an error becomes one line."""
     for flag, value in zip(args, [*args[1:], "--"], strict=False):
         if flag in _LISTS and value.startswith("--"):  # an empty list to tyro
             raise UserError(f"{flag} needs a value. Try {prog} --help")
     printed = io.StringIO()
+    helped = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # in another encoding tyro draws otherwise
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(helped), _columns(WIDE):
             parsed: T = tyro.cli(
                 kind, args=list(args), prog=prog, description=about, config=(OmitArgPrefixes,), **extra
             )
             return parsed
     except SystemExit as stop:
         if stop.code in (0, None):
+            helped.flush()
+            sys.stdout.write(tidy(helped.buffer.getvalue().decode()))
             raise
     lines = [re.sub("[│─]+|-{3,}", " ", line) for line in printed.getvalue().splitlines() if line[:1] not in "╭╰+"]
     text = re.sub(r"\s+", " ", " ".join(lines)).strip()
+    text = re.sub(r"^(?:Unrecognized options|Missing argument) (?=Unrecognized|Missing)", "", text)
     text = re.split(r"Argument helptext:|For full helptext|\(default:", text)[0].strip()
     raise UserError(f"{text.rstrip('.')}. Try {prog} --help")
 
@@ -96,6 +120,20 @@ def field_texts(kind: type) -> dict[str, str]:
         if isinstance(text, str) and isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
             found[one.target.id] = " ".join(text.split())
     return found
+
+
+@contextlib.contextmanager
+def _columns(wide: int) -> Iterator[None]:
+    """Let tyro write in so many columns."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(wide)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def no_run(action: str, paths: Sequence[Path]) -> UserError:

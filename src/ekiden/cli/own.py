@@ -1,4 +1,4 @@
-"""`ekiden new` and `ekiden trust`: methods of one's own."""
+"""`ekiden new` and `ekiden trust`: your own methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -218,7 +218,7 @@ def resume(args: Sequence[str]) -> None:
 
     options = parse(ResumeOptions, args, "ekiden resume")
     if not options.runs:
-        raise UserError("name the run folders to go on with")
+        raise UserError("name the run folders to resume")
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
@@ -239,7 +239,7 @@ def show(args: Sequence[str]) -> None:
         console.print(crossed, markup=False, highlight=False)
     attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
-    console.print(f"started {len(attempts)} times; moved in steps that died: {summary.size(lost)}")
+    console.print(f"started {len(attempts)} times; bytes moved in steps that were lost: {summary.size(lost)}")
 
 
 def compare(args: Sequence[str]) -> None:

@@ -298,7 +298,7 @@ def _submit(
     console.print(summary.comparison([run]))
     _say(f"run folder: {folder}")
     if not run.finished:
-        raise UserError(f"the run did not end; `ekiden resume {folder}` goes on")
+        raise UserError(f"the run did not end: continue it with `ekiden resume {folder}`")
 
 
 def _say(line: str) -> None:

@@ -125,7 +125,7 @@ def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], fa
     for line in filter(None, (divergence(run) for result in came for run in result.runs)):
         console.print(line, soft_wrap=True)
     for run in elsewhere:
-        console.print(f"left to another process, which is at it: {run.folder.name}", soft_wrap=True)
+        console.print(f"in progress in another process: {run.folder.name}", soft_wrap=True)
     for name, why in failed.items():
         console.print(f"failed: {name}: {why}", soft_wrap=True)
     return len(left_out)

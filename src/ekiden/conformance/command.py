@@ -30,7 +30,7 @@ def check_method(args: Sequence[str]) -> None:
         if "frozen" not in str(error.__cause__):  # what Python says of a dataclass that derives from a frozen one
             raise
         _tell(Finding(is_a_frozen_dataclass.__name__, line(is_a_frozen_dataclass), str(error)))
-        raise UserError(f"{name} breaks the contract; write @dataclass(frozen=True) above the class") from None
+        raise UserError(f"{name} breaks the contract: write @dataclass(frozen=True) above the class") from None
     findings = check(kind, _tell)
     broken = [finding for finding in findings if finding.broken]
     if broken:

@@ -57,7 +57,7 @@ def counts_every_pass(subject: Subject) -> None:
 
 
 def ledger_equals_the_cost(subject: Subject) -> None:
-    """The ledger is as long as `cost` says, or shorter and as long as `moved` says."""
+    """The bytes in the ledger are as many as `cost` says, or fewer and as many as `moved` says."""
     method, result = subject.small, subject.plain
     size = Size.of(Network(of_method(toy.Tiny, method, (4,), 3, 3, Classification())()), (4,))
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
@@ -69,7 +69,7 @@ def ledger_equals_the_cost(subject: Subject) -> None:
 
 
 def keeps_what_it_declares(subject: Subject) -> None:
-    """What a task puts into `client.state` is of the type that the class declares as `private`."""
+    """`client.state` has the type that the class declares as `private`."""
     with suppress(Exception):
         _ = subject.watched
     for task, why in subject.seen.misfits.items():
@@ -106,7 +106,7 @@ def resumes(subject: Subject) -> None:
 
 
 def same_on_processes(subject: Subject) -> None:
-    """It gives the same bits on every transport: what crosses is what the annotations say."""
+    """It gives the same bits on every transport: the values that cross have the annotated types."""
     here = subject.plain
     there = run(subject.small, toy.blobs(), toy.Tiny, processes=True, **settings())
     if differs := difference(here, there):

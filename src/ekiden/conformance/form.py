@@ -29,7 +29,7 @@ def is_a_frozen_dataclass(subject: Subject) -> None:
     """It is a frozen dataclass derived from `Method` that defines `run`, `steps` and `cost`."""
     kind = subject.kind
     if "__dataclass_fields__" not in vars(kind) or not is_dataclass(kind):
-        raise Broken("the class is no dataclass: write @dataclass(frozen=True) above it")
+        raise Broken("the class is not a dataclass: write @dataclass(frozen=True) above it")
     if inspect.isabstract(kind):
         raise Broken(f"the class does not define {', '.join(sorted(kind.__abstractmethods__))}")
 
@@ -40,7 +40,7 @@ def describes_itself(subject: Subject) -> None:
     if text.startswith(f"{subject.kind.__name__}("):  # what `dataclass` writes where there is none
         raise Broken("the class has no docstring")
     if not re.match(r"\S.*\.(\n\n|$)", text):
-        raise Broken("the docstring's first line is no sentence that ends with a full stop and stands alone")
+        raise Broken("the docstring's first line is not one sentence with a full stop, followed by an empty line")
 
 
 def cites_its_source(subject: Subject) -> None:
@@ -88,7 +88,7 @@ def refuses_wrong_values(subject: Subject) -> None:
 
 
 def tasks_are_annotated(subject: Subject) -> None:
-    """What clients do is marked `@on_client`; what these tasks take, after the client, and return is annotated."""
+    """Tasks of clients are marked `@on_client`. Their arguments, after the client, and their results are annotated."""
     found = tasks(subject.kind)
     if not found:
         raise Broken("no function is marked @on_client")
@@ -121,7 +121,7 @@ def _body(kind: type[Method]) -> list[ast.stmt]:
     """The statements of a class.
 
     Raises:
-        Broken: its source is not at hand.
+        Broken: its source is not available.
     """
     try:
         node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

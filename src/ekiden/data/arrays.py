@@ -21,7 +21,7 @@ def encode(raw: Any, what: str) -> Tensor:
         what: how messages call it.
 
     Raises:
-        UserError: it cannot be read, is no array of numbers, or holds NaN.
+        UserError: it cannot be read, is not an array of numbers, or holds NaN.
     """
     if isinstance(raw, str | Path):
         found = read(Path(raw))
@@ -31,7 +31,7 @@ def encode(raw: Any, what: str) -> Tensor:
     try:
         x = torch.as_tensor(raw).float()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{what} is no array of numbers ({error})") from None
+        raise UserError(f"{what} is not an array of numbers ({error})") from None
     if x.ndim < 2 or not x.numel():
         raise UserError(f"{what} has shape {tuple(x.shape)}: samples need (n, ...) with n at least 1")
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)

@@ -50,7 +50,7 @@ def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
 def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
     """The decoded data set, from its cache file, or else built and then stored.
 
-    A damaged file is built again; a folder that cannot be written to is no error.
+    A damaged file is built again; a folder that cannot be written to is not an error.
 
     Args:
         name: starts the name of the file.

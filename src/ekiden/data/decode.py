@@ -54,9 +54,7 @@ def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Te
         sizes = {size for part in looks for _, size in part}
         if not images.size and len(sizes) > 1:
             some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
-            raise UserError(
-                f"images in {parts[0].source} differ in size ({some}): give the size that all are to have by --size."
-            )
+            raise UserError(f"images in {parts[0].source} differ in size ({some}): give one size for all by --size.")
         width, height = (images.size, images.size) if images.size else next(iter(sizes))
         out, levels = [], []
         for part in parts:

@@ -22,7 +22,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 }
 
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
-"""what files of samples are called that are no images"""
+"""the names of file formats that are not images"""
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def check_class_folders(parts: Sequence[Path]) -> None:
                 inside = found.relative_to(part).parts
                 if found.name not in known and not any(name.startswith((".", "__")) for name in inside):
                     raise UserError(
-                        f"the folder {found} holds no image ({', '.join(sorted(SUFFIXES)[:5])}, ...), so that the data "
-                        f"have none of {found.name!r}: put images there, or remove the folder"
+                        f"the folder {found} holds no image ({', '.join(sorted(SUFFIXES)[:5])}, ...), so "
+                        f"{found.name!r} would be empty: put images there, or remove the folder"
                     )
 
 
@@ -352,7 +352,7 @@ def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> 
     if used := [name for name in columns if name in meant]:
         raise UserError(f"column {used[0]!r} cannot be a feature and the label, group or domain: leave it out of one")
     if not columns:
-        raise UserError(f"{source} has no column left that the model could get: drop fewer")
+        raise UserError(f"{source} has no column left to learn from: drop fewer")
     return "table", table.select(list(columns))
 
 
@@ -402,7 +402,9 @@ def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
     try:
         return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
     except (ValueError, TypeError) as error:
-        raise UserError(f"column {name!r} of {source} is no array of numbers ({error}): give all one length") from None
+        raise UserError(
+            f"column {name!r} of {source} is not an array of numbers ({error}): give equal lengths"
+        ) from None
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
@@ -492,7 +494,7 @@ def class_codes(
     if not names and len(present) <= high:
         gap = next(k for k in range(high) if k not in present)
         raise UserError(
-            f"no image in {source} has label {gap}, while the largest label is {high}: number the labels from 0 "
+            f"no image in {source} has label {gap}, but the largest label is {high}: number the labels from 0 "
             "without gaps, or write class names instead of numbers"
         )
     return [torch.from_numpy(p) for p in parts], names or tuple(str(i) for i in range(high + 1))

@@ -55,7 +55,7 @@ def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each l
         try:
             table = pa.table(source)
         except (pa.ArrowException, ValueError, TypeError) as error:
-            raise UserError(f"{what} is no table: {first(error)}; give columns of one length") from None
+            raise UserError(f"{what} is not a table: {first(error)}; give columns of equal length") from None
     elif _is(source, "pyarrow", "Table"):
         table = source
     else:
@@ -118,7 +118,7 @@ def _text(path: Path) -> Any:
         if error.start < len(head) - 4:  # else a character is cut in two
             raise UserError(f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8") from None
     if b"\0" in head:
-        raise UserError(f"{path} is no text file: give CSV, TSV, Parquet or Feather")
+        raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")
     header, *lines = head.decode("utf-8-sig", errors="ignore").splitlines() or [""]
     bare = re.sub(r'"[^"]*"', "", header)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=bare.count)

@@ -183,7 +183,7 @@ def from_json(values: Any) -> Inputs:
     if not isinstance(values, dict) or values.get("kind") not in _KINDS:
         name = values.get("kind") if isinstance(values, dict) else values
         raise unknown("kind of inputs", str(name), _KINDS)
-    with reading("the inputs", "the Ekiden that wrote them"):
+    with reading("the inputs", "the version of Ekiden that wrote them"):
         return made(_KINDS[values["kind"]], {name: value for name, value in values.items() if name != "kind"})
 
 
@@ -212,7 +212,7 @@ def of_terms(text: str, x: Tensor) -> Inputs:
     try:
         return from_json(json.loads(text)) if text else of_tensor(x)
     except ValueError:
-        raise UserError("the inputs cannot be read: they are no JSON") from None
+        raise UserError("the inputs cannot be read: they are not valid JSON") from None
 
 
 def is_plain(inputs: Inputs) -> bool:

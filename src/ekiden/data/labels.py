@@ -100,7 +100,7 @@ def _numbers(parts: Sequence[Samples]) -> tuple[str, ...]:
     high = max(present)
     if high >= known and (gaps := missing(present, high)):
         raise UserError(
-            f"nobody has a sample with label {gaps}, while the largest label is {high}: number the labels from 0 "
+            f"no client has a sample with label {gaps}, but the largest label is {high}: number the labels from 0 "
             "without gaps, or name all classes by classes="
         )
     return tuple(str(k) for k in range(max(high + 1, known)))

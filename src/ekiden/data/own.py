@@ -1,4 +1,4 @@
-"""One's own files and frames as data sets: tables, texts, arrays, images; one source, or one for each silo."""
+"""The user's files and frames as data sets: tables, texts, arrays, images; one source, or one for each silo."""
 
 import re
 import tomllib
@@ -135,7 +135,7 @@ def silos(given: Sequence[str]) -> dict[str, Path]:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
         paths = found
     if len(paths) == 1:
-        raise UserError(f"one silo is no federation: give several after --silos, or {paths[0]} by --data")
+        raise UserError(f"a federation needs two silos or more: give several after --silos, or {paths[0]} by --data")
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
@@ -146,7 +146,7 @@ def _from_toml(path: Path) -> dict[str, Path]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no TOML: {error}") from None
+        raise UserError(f"{path} is not valid TOML: {error}") from None
     found = values.get("silos")
     if set(values) != {"silos"} or not isinstance(found, dict) or not all(isinstance(p, str) for p in found.values()):
         raise UserError(f'{path} must name the silos in one table, as in [silos] north = "north.csv"')
@@ -200,7 +200,7 @@ def assemble(
     raws = [part for holding in holdings for part in holding.parts]
     _alike(raws)
     if len(holdings) > 1 and reading.group_column:
-        raise UserError("several silos and --group-column both say who holds what: give one of them")
+        raise UserError("several silos and --group-column both say which client holds what: give one of them")
     y, classes, chosen = labels(raws, task, like)
     domain, domains = _codes("domain", raws)
     if len(holdings) > 1:
@@ -258,7 +258,7 @@ def augmented(dataset: Dataset, reading: Reading) -> Dataset:
     """The data set whose training images undergo what the user chose, or else what the set defines.
 
     Raises:
-        UserError: the samples are no images.
+        UserError: the samples are not images.
     """
     if not reading.augment.active:
         return dataset

@@ -1,4 +1,4 @@
-"""How one's own files are to be read: which columns mean what, and how samples are brought to one shape."""
+"""How to read the user's files: what each column means, and how samples get one shape."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path

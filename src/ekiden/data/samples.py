@@ -174,7 +174,7 @@ class FederatedData:
         """
         rows = torch.cat([client.val.rows for client in self.clients])
         if not len(rows):
-            raise UserError("there are no validation data to tune by: raise --val-fraction")
+            raise UserError("there are no validation data to choose settings by: raise --val-fraction")
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))

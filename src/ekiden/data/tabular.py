@@ -83,7 +83,7 @@ class ColumnSums:
         n, total, squares = self.values[name]
         if not n:
             raise UserError(
-                f"no silo has enough values in column {name!r} to tell of it: leave it out by --drop-columns "
+                f"no silo has enough values in column {name!r} to send its sums: leave it out by --drop-columns "
                 f"{name}, or lower --min-count"
             )
         mean = total / n

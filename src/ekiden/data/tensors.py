@@ -194,7 +194,9 @@ def _from_own(
         held = [own.hold(test, how, f"{name} (test)") for test, name in zip(tests, names, strict=True)]
         holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
     if len(holdings) < 2:
-        raise UserError("one silo is no federation: give several, or divide the data by ekiden.split(ekiden.load(...))")
+        raise UserError(
+            "a federation needs two silos or more: give several, or divide the data by ekiden.split(ekiden.load(...))"
+        )
     dataset = own.augmented(own.assemble(holdings, how, name="own data", task=task), how)
     return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
 

@@ -89,7 +89,7 @@ def _loaded(name: str) -> tuple[Any, str]:
     try:
         return Tokenizer.from_str(content.decode()), hashlib.blake2b(content, digest_size=16).hexdigest()
     except Exception as error:  # it has no error of its own
-        raise UserError(f"{file} is no tokenizer ({str(error)[:100]}): give the tokenizer.json of a model") from None
+        raise UserError(f"{file} is not a tokenizer ({str(error)[:100]}): give the tokenizer.json of a model") from None
 
 
 def _pad(made: Any) -> str:

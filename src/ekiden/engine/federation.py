@@ -92,13 +92,13 @@ class Fed:
             value: the number, or numbers by the names of clients.
 
         Raises:
-            ValueError: `name` was noted in this step, or is empty; a number of somebody who is no client.
+            ValueError: `name` was noted in this step, or is empty; a number for a name that is not a client.
         """
         if not name or name in self.notes:
             raise ValueError(f"a step notes {name!r} once")
         if isinstance(value, Mapping):
             if strangers := value.keys() - set(self.clients):
-                raise ValueError(f"{name!r} is noted of {sorted(strangers)}, who are no clients")
+                raise ValueError(f"{name!r} is noted for {sorted(strangers)}, which are not clients")
             self.notes[name] = {client: _rounded(value[client]) for client in self.clients if client in value}
         else:
             self.notes[name] = _rounded(value)
@@ -318,7 +318,7 @@ def _no_answer(clients: Iterable[str]) -> ClientMissing:
 
 
 def _is_instruction(arg: Any) -> bool:
-    """A plain number, text or switch tells the client what to do; it is no content of the learning.
+    """A plain number, text or switch tells the client what to do; it carries nothing that is learned.
 
     So does a plain tuple of them, the weights of neighbours say.
     """

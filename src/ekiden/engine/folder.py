@@ -242,13 +242,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """The configuration in a run folder.
 
     Raises:
-        UserError: it is no run folder of this version.
+        UserError: it is not a run folder of this version.
     """
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{path} is no run folder (it has no config.json): give the path that the run printed"
+            f"{path} is not a run folder (it has no config.json): give the path that the run printed"
         ) from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
@@ -264,7 +264,8 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(
-            f"{path} has run-folder format {found}, this version reads {FORMAT}: use the Ekiden that wrote it"
+            f"{path} has run-folder format {found}, this version reads {FORMAT}: "
+            "use the version of Ekiden that wrote it"
         )
     if missing := _NEEDED.keys() - config.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
@@ -282,7 +283,7 @@ def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
     Raises:
         UserError: a setting is not of this version.
     """
-    with reading(f"the settings of {config['method']}", "the Ekiden that ran it"):
+    with reading(f"the settings of {config['method']}", "the version of Ekiden that ran it"):
         return made(Training, config["training"], "training"), made(Hardware, config["hardware"], "hardware")
 
 
@@ -304,7 +305,7 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
     except wire.WireError:
         raise UserError(
             f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete {path} to run it "
-            "anew"
+            "again"
         ) from None
     said = metadata_of(file.read_bytes())
     if said.get(_CONFIG, config) != config:

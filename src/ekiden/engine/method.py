@@ -146,7 +146,7 @@ class Method(Checked, ABC):
     """Former names of fields -> today's. Run folders and agreements keep the former; flags and experiment files may."""
 
     extra_outputs: ClassVar[int] = 0
-    """Outputs that the clients' network has beyond one for each class: one for "unknown", say. M includes them."""
+    """Outputs of the clients' network beyond one for each class, for example one for "unknown". M includes them."""
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task) -> nn.Module:
         """The parties' network, made from the one that the user chose; by default that itself.
@@ -187,9 +187,9 @@ class Method(Checked, ABC):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the method needs of the data, besides a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
+        """What the method needs of the data, next to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
 
-        A run with other data is refused before anything is written. A plain attribute of the class will do:
+        A run with other data is refused before anything is written. A plain attribute of the class is enough:
         `needs = CLASSES | NUMBERS`.
         """
         return frozenset()

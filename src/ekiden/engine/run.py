@@ -93,7 +93,7 @@ class Run(Generic[X]):
             Where it stands after each step.
 
         Returns:
-            Where it stands at the end, with its models at hand.
+            Where it stands at the end, with its models.
 
         Raises:
             UserError: something that the user can put right; the folder then holds the last good state.

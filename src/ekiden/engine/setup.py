@@ -16,7 +16,7 @@ from ekiden.training import frozen
 
 
 def describe_model(setup: Setup) -> dict[str, Any]:
-    """Return what `ekiden.load_model` needs to know of a run besides its method and its model file."""
+    """Return what `ekiden.load_model` needs to know of a run in addition to its method and its model file."""
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),

@@ -212,4 +212,4 @@ def read(path: Path, expected: Any) -> Any:
     except Damaged as error:
         raise Damaged(f"{path} is damaged ({error})") from None
     except wire.WireError as error:
-        raise wire.WireError(f"{path}: {error}; use the Ekiden that wrote it, or start a new run") from None
+        raise wire.WireError(f"{path}: {error}; use the version of Ekiden that wrote it, or start a new run") from None

@@ -85,7 +85,7 @@ class Outcome:
         value: what the task returned.
         private: the client's state after the task.
         work: the compute it took.
-        trained: the model that the task trained last, if the run measures it; it is no part of what the task sends.
+        trained: the model that the task trained last, if the run measures it; the task does not send it.
     """
 
     value: Any
@@ -300,7 +300,7 @@ class Client:
         self.work.forward += passes * len(subset)
 
     def added(self, before: A | None, own: A) -> A:
-        """The sum of what other clients have added up so far, if there is any, and one's own part."""
+        """The sum of what other clients have added up so far, if there is any, and the client's own part."""
         return own if before is None else before.plus(own)
 
     def seed(self, *parts: str | int) -> int:

@@ -56,7 +56,7 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     """The budgets of a file over these methods, by name.
 
     Raises:
-        UserError: a budget scales what is no whole-numbered hyperparameter of any of them, or not down.
+        UserError: a budget scales something that is not a whole-numbered hyperparameter of any of them, or raises it.
     """
     scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
     found = {PAPER: Budget()}
@@ -65,7 +65,7 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
             given = dict(table(entry, f"budget.{name}"))
             seeds = given.pop("seeds", None)
             if seeds is not None and (type(seeds) is not int or seeds < 1):
-                raise UserError(f"seeds must be how many of the seeds to run, 1 or more, not {seeds!r}")
+                raise UserError(f"seeds must be the number of seeds to run, 1 or more, not {seeds!r}")
             for key, factor in given.items():
                 if key not in scalable:
                     raise unknown("hyperparameter to scale", key, scalable)

@@ -23,7 +23,7 @@ def text(values: Mapping[str, Any], key: str) -> str:
     """The text of an entry in one line, empty where there is none.
 
     Raises:
-        UserError: it is no text.
+        UserError: it is not text.
     """
     value = values.get(key, "")
     if not isinstance(value, str):

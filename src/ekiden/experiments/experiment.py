@@ -133,7 +133,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
         try:
             values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"it is no TOML: {error}") from None
+            raise UserError(f"it is not valid TOML: {error}") from None
         _trust(values)
         for key in values:
             if key not in _TOP:
@@ -183,7 +183,7 @@ def _content(path: Path) -> str:
         hint = f": did you mean {near[0]}?" if near else ": give the path of an experiment file (docs/experiments.md)"
         raise UserError(f"cannot read {path} ({error.strerror}){hint}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no TOML: {error}") from None
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def _seeds(value: object) -> tuple[int, ...]:

@@ -23,19 +23,23 @@ from ekiden.experiments.sweep import Sweep, failures
 
 _TITLE = "# Results\n\nMade by `ekiden results`; do not edit."
 _HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standard deviation over the
-seeds, in %. Printed values are from the papers. **t** is the difference from the printed value in standard errors of
-the two means, √(s₁²/n₁ + s₂²/n₂), with Welch's limit in brackets: if both had one mean, |t| would be above it in 5 %
-of the cases. A spread that is not printed is taken to be equal to ours, which leaves one estimate and a wider limit;
-so is the number of runs where that is not known. **Consistent**: |t| is at most the limit; "above" and "below": it is
-more. With three seeds the limit is wide, so that "consistent" says no more than that these runs show no difference.
-*By single runs* is how earlier pages judged: "within 2 std" where the difference is at most 2√(s₁² + s₂²), a spread
-that is not printed being 0. Sections whose runs are not at hand are judged from their rounded values, and say so where
-these do not tell. A value at a smaller budget, or with other settings, is not compared. *Sent* are all bytes that left
-a client or the server, *passes* the samples that went forward through a network plus twice those that went backward,
-in millions: both of one run, a mean over the seeds. Time of computing is that of the attempts that ended their steps.
-The command above a table makes all of it, with `--only "ROW/COLUMN"` one cell. Paired differences are over the seeds
-that both have, ± s/√n; a number in brackets says how many these are where some are missing. The best other method is
-that of the smallest difference among those that are not a form of the same and do not pool the data.
+seeds, in %. Printed values are from the papers.
+
+- **t** is the difference from the printed value in standard errors of the two means, √(s₁²/n₁ + s₂²/n₂), with Welch's
+  limit in brackets: if both had one mean, |t| would be above it in 5 % of the cases. If a spread or a number of runs
+  is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
+- **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
+  is wide: "consistent" then says only that these runs show no difference. *By single runs* is the verdict of earlier
+  pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. Sections
+  whose runs are not available are judged from their rounded values; a line says so if these do not decide. A value at
+  a smaller budget, or with other settings, is not compared.
+- *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
+  plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. Time of computing is
+  that of the attempts that ended their steps.
+- The command above a table makes all of it; with `--only "ROW/COLUMN"` it makes one cell.
+- Paired differences are over the seeds that both have, ± s/√n. A number in brackets says how many these are if some
+  are missing. The best other method is the one with the smallest difference among those that are not a form of the
+  same method and do not pool the data.
 """
 
 
@@ -48,10 +52,10 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
             once more; sections of these sweeps are written again in their places.
 
     Raises:
-        UserError: `old` is no ledger, or sweeps of one command have no table in common.
+        UserError: `old` is not a ledger, or sweeps of one command have no table in common.
     """
     if old and not old.startswith(_TITLE):
-        raise UserError("the file to write is there and no ledger: name another one by --write")
+        raise UserError("the file to write exists and is not a ledger: choose another one by --write")
     before, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
     # The command that makes a section names the experiment file and the budget, and so the sweep.
     kept = {_command(part): f"## {part.rstrip()}\n" for part in parts}

@@ -21,7 +21,7 @@ class Difference:
         points: in per cent, one for each seed that both have; at least one.
         other: label of the method that is subtracted.
         whole: whether no seed is missing.
-        bound: whether the other pools the data, so that it is no competitor.
+        bound: whether the other pools the data; it is then a bound and not a competitor.
     """
 
     points: tuple[float, ...]

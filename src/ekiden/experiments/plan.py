@@ -120,13 +120,13 @@ class Plan(Checked, Generic[M]):
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
-            raise UserError("--silos says who holds what: leave out --partition and --clients")
+            raise UserError("--silos says which silo holds what: leave out --partition and --clients")
         if dataset is None and not self.silos:
             given = silos(self.data, val_fraction=self.val_fraction, seed=self.seed)
             if given is not None:
                 if self.partition != "auto" or self.clients is not None or self.reading != Reading():
                     raise UserError(
-                        f"{self.data} says who holds what: leave out --partition and --clients, and flags of columns"
+                        f"{self.data} says which silo holds what: leave out --partition, --clients and flags of columns"
                     )
                 if self.task not in ("auto", given.dataset.task.kind):
                     raise UserError(
@@ -203,11 +203,11 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
     """The plan with these plain values.
 
     Raises:
-        UserError: they are no plan of this version.
+        UserError: they are not a plan of this version.
     """
     outside.refuse_changed(values.get("code", {}))
     given = {name: value for name, value in values.items() if name != "code"}
-    return plan_of(Plan, given, "the Ekiden that wrote it")
+    return plan_of(Plan, given, "the version of Ekiden that wrote it")
 
 
 def stored(folder: Path) -> Plan[Method]:
@@ -226,7 +226,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
         UserError: there is none, or none of this version; says where.
     """
     if "plan" not in config:
-        raise UserError(f"{where} was made from Python with data of its own: go on by `ekiden.run(..., folder=...)`")
+        raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")
     with at(str(where)):
         return from_json(config["plan"])
 

@@ -288,7 +288,7 @@ def selection(config: dict[str, Any]) -> str:
 
 
 def _method(config: dict[str, Any]) -> Method | None:
-    """The method of a run; None of one that is not at hand: made in Python, or in a file that is gone or has changed.
+    """The method of a run; None if it is not available: made in Python, or in a file that is gone or has changed.
 
     Raises:
         UserError: it, or how it was trained, is not of this version.

@@ -22,7 +22,7 @@ from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""What a sweep folder holds besides its run folders: file and budget, the file as it was when last run, what failed."""
+"""What a sweep folder holds next to its run folders: file and budget, the file as it was when last run, what failed."""
 OWN = (MARK, COPY, FAILED)
 
 
@@ -127,7 +127,7 @@ def plan_sweep(
                 f"{sweep.folder} holds {mark['file']} at budget {mark['budget']}: give another folder by --out"
             )
     elif sweep.folder.exists() and (not sweep.folder.is_dir() or any(sweep.folder.iterdir())):
-        raise UserError(f"{sweep.folder} is not empty and no sweep folder: give another one by --out")
+        raise UserError(f"{sweep.folder} is not empty and not a sweep folder: choose another one by --out")
     return replace(sweep, records={**_reused(sweep, reuse), **sweep.records}) if reuse else sweep
 
 
@@ -152,14 +152,14 @@ def opened(folder: Path) -> Sweep:
     """The sweep in a folder, or in a file of records, from the copy of its experiment file there.
 
     Raises:
-        UserError: it is no sweep folder and no file of records.
+        UserError: it is neither a sweep folder nor a file of records.
     """
     if _is_records(folder):
         kept = records.read(folder)
         found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
         return Sweep(found, folder, kept.file, kept.runs)
     if not (folder / MARK).exists():
-        raise UserError(f"{folder} is no sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
+        raise UserError(f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
     mark = _mark(folder)
     copy = folder / COPY
     name = Path(mark["file"]).stem
@@ -186,7 +186,7 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
 
 
 def damaged(runs: Iterable[SweepRun]) -> list[tuple[SweepRun, str]]:
-    """The runs that cannot be read, which are no jobs, and why."""
+    """The runs that cannot be read and so cannot be run, and the reasons."""
     return [(run, why) for run in runs if (why := run.state.damage)]
 
 

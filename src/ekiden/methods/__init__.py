@@ -132,12 +132,12 @@ def method_named(name: str) -> type[Method]:
         raise unknown("method", name, (*(m.title() for m in METHODS), *others))
     kind = others[name].load() if name in others else load(name)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise UserError(f"{name} is no method: name a class that derives from Method")
+        raise UserError(f"{name} is not a method: give a class that derives from Method")
     return kind
 
 
 def known(name: str) -> type[Method] | None:
-    """The method called `name` in a run folder; None where it, or the file it is in, is not at hand."""
+    """The method called `name` in a run folder; None if it, or its file, is not available."""
     try:
         return method_named(name)
     except UserError:
@@ -167,7 +167,7 @@ def method_of(said: Mapping[str, Any]) -> Method:
         UserError: there is none of that name, or it has other hyperparameters.
     """
     kind = method_named(said["method"])
-    with reading(f"the settings of {said['method']}", "the Ekiden that ran it"):
+    with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
         method = made(kind, kind.current(said["hyperparameters"]))
     return ClosingLap(method) if said.get("closing_lap") else method
 

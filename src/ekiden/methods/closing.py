@@ -161,7 +161,7 @@ class ClosingLap(Method):
             yield s
         if s.step == before + n:
             if s.totals is None:
-                raise UserError("no client has answered in the closing lap: start them, then begin the run again")
+                raise UserError("no client answered in the closing lap: start the clients, then start the run again")
             s = s.next(model=self._closed(fed, s), body=None, totals=None, closed=True)
             yield s
 

@@ -50,7 +50,7 @@ class CoBoosting(Method):
     direction of its answers.
 
     Departures from the paper: written after the released code, with the defaults of its scripts and arguments; of the
-    text only the abstract and the objective were at hand. As there, weights first change in the second epoch, on the
+    text only the abstract and the objective were available. As there, weights first change in the second epoch, on the
     samples of the epochs before, which are not moved for it, and the loss on BatchNorm statistics has weight 0: it is
     left out. A step that would take all weights to 0, where the code would divide by 0, is not made. The student starts
     from the common initial model, as the clients do, and is in evaluation mode while samples are made. Samples of the

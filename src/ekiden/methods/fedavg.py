@@ -49,7 +49,7 @@ class FedAvg(ParallelMethod):
     Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
 
     Departures from the paper: the weights n_i are normalised over the clients that took part and answered, not over
-    all. Running statistics are averaged with the same weights and are no part of the server's optimiser.
+    all. Running statistics are averaged with the same weights and are not part of the server's optimiser.
     """
 
     rounds: Count = 100

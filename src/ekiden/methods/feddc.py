@@ -145,7 +145,7 @@ class FedDC(ParallelMethod):
         at = ClientRound(client, training, self.epochs, model, sent, own, size)
         trained, learned = visit(self, at, model)
         (_, slope), closing = self.close(at, learned)
-        # The drift in `close` is the same but for rounding: this order of the sum is that of earlier versions.
+        # The drift in `close` is the same except for rounding: this order of the sum is that of earlier versions.
         client.state = Memory(at.kept(0) + trained.params - model.params, slope.params)
         return DriftingReply(trained, closing.changes[0] if self.gradient_correction else None)
 

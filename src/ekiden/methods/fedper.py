@@ -1,4 +1,4 @@
-"""FedPer: a shared extractor, a classifier of one's own."""
+"""FedPer: a shared extractor, a classifier for each client."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

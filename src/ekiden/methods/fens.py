@@ -99,8 +99,8 @@ class FENS(Method):
     ridge regression on the N·K probabilities, of which each client sends sums. The sums add up to those of all clients'
     held-out samples, so the answer is that of pooled ones.
 
-    Departures from the paper: written after its abstract and the released code; the rest of the text was not at hand.
-    Defaults are those of the code's scripts, but for the aggregator: they train the `mlp`. `linear` and `per-class`
+    Departures from the paper: written after its abstract and the released code; the rest of the text was not available.
+    Defaults are those of the code's scripts, except for the aggregator: they train the `mlp`. `linear` and `per-class`
     begin with the mean of the answers, not with random weights; the constant that the code adds to all logits of
     `linear` changes no answer and is left out. Adam's second moment at the server begins with τ², as in FedAdam's
     paper; in the code with 0. Models travel as float32, not as int8. The gate that reads the sample itself is left out.

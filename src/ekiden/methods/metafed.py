@@ -91,7 +91,7 @@ class MetaFed(Method):
         return self.learn(client, own, teacher, distillation_weight(self.weight, mine, theirs, self.trust))
 
     def learn(self, client: Client, own: Weights, teacher: Weights, weight: float) -> Weights:
-        """Train the teacher's weights, or one's own towards the teacher's features."""
+        """Train from the teacher's weights, or train the client's own model towards the teacher's features."""
         if not client.state:
             return client.fit(teacher, epochs=self.epochs)
         if not weight:
@@ -133,7 +133,7 @@ class FeatureDistillation(Objective):
 
 
 def distillation_weight(largest: float, own: float, teacher: float, trust: float) -> float:
-    """λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of one's own model and a2 of the teacher.
+    """λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of the client's own model and a2 of the teacher.
 
     0 where the teacher is no better and itself below `trust`.
     """

@@ -50,7 +50,7 @@ class MOON(ParallelMethod):
 
     Departures from the paper: representations are the inputs of the network's last layer; a projection head before it
     is a matter of the network, the library's have none. A client that takes part for the first time has no last model,
-    hence no contrast.
+    and so no contrast.
     """
 
     rounds: Count = 100

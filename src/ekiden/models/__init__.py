@@ -44,7 +44,7 @@ _SPECIAL: dict[str, tuple[type[Inputs], Callable[[Any, int], SplitNetwork]]] = {
 
 _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
-# Builder and smallest side of an image in pixels; 0 where features (d,) will do as well.
+# Builder and smallest side of an image in pixels; 0 if it also takes features (d,).
 _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "mlp": (mlp, 0),
     "mlp_ma_echo": (mlp_ma_echo, 0),

@@ -283,7 +283,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
         raise UserError(f"--pretrained: there is no file {file}") from None
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"--pretrained {file} is no safetensors file, or damaged ({str(error).splitlines()[0]})"
+            f"--pretrained {file} is not a safetensors file, or is damaged ({str(error).splitlines()[0]})"
         ) from None
     own = module.state_dict()
     foreign = [n for n in found if n not in own and not n.startswith("head.")]

@@ -17,7 +17,7 @@ class Channels(nn.Module):
 
 
 def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any length will do."""
+    """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any length works."""
     layers: list[nn.Module] = [Channels()]
     for inputs, outputs, kernel in ((shape[0] if len(shape) == 2 else 1, 32, 7), (32, 64, 5), (64, 64, 3)):
         layers += [

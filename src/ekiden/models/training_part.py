@@ -50,14 +50,14 @@ def parsed(text: str) -> Part:
         return int(rest)
     if kind == "lora":
         return _adapters(text, rest)
-    raise UserError(f"--train {text!r} is no part of a network: write {_FORMS}")
+    raise UserError(f"--train {text!r} is not a part of a network: write {_FORMS}")
 
 
 def check(text: str, method: str, *, averages: bool) -> None:
     """Refuse adapters both of whose factors are trained where a method averages models: it would average wrongly.
 
     Raises:
-        UserError: says so, or that `text` is no part.
+        UserError: it does not, or `text` does not name a part.
     """
     part = parsed(text)
     if averages and isinstance(part, Adapters) and part.both:

@@ -1,4 +1,4 @@
-"""More outputs than classes, for methods whose clients answer "unknown", say."""
+"""More outputs than classes, for example for methods whose clients answer "unknown"."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

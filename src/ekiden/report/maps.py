@@ -195,7 +195,7 @@ def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
 
 
 def _limits(values: NDArray[np.float64], metric: Metric) -> tuple[float, float] | None:
-    """From 0 to 100 %; of what is no share, those of the values."""
+    """From 0 to 100 % for shares; otherwise the range of the values."""
     return (0, 100) if metric.share or np.isnan(values).all() else None
 
 

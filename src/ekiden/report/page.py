@@ -88,7 +88,7 @@ def _check(out: Path) -> None:
     page = out / "index.html"
     ours = page.exists() and _MADE_BY in page.read_text(encoding="utf-8", errors="replace")[:2000]
     if any(out.iterdir()) and not ours:
-        raise UserError(f"{out} is not empty and no report: choose another folder with --out")
+        raise UserError(f"{out} is not empty and not a report: choose another folder with --out")
 
 
 def _view(item: Item, folder: Path) -> View:

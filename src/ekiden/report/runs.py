@@ -41,7 +41,7 @@ class Group:
 
     @property
     def yardstick(self) -> bool:
-        """Whether it is no federated method."""
+        """Whether it is not a federated method."""
         return _pools_data(self.first.config)
 
     @property
@@ -216,7 +216,7 @@ def _machine(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pools_data(config: Mapping[str, Any]) -> bool:
-    """Whether a run is a yardstick; one of a method that is not at hand is none."""
+    """Whether a run is a yardstick; a run whose method is not available is not one."""
     kind = known(config["method"])
     return kind is not None and kind.pools_data
 

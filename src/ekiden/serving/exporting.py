@@ -65,7 +65,7 @@ def export(
 
     The exported model takes raw samples, any number at a time: scaling is inside. It gives logits, or the numbers of a
     regression in their unit. It must give the outputs of
-    `ekiden.load_model` on samples of the run's test data (made-up ones where these are not at hand), to 1e-4 plus one
+    `ekiden.load_model` on samples of the run's test data (made-up ones if these are not available), to 1e-4 plus one
     part in a thousand; else nothing is written. No sample is in what is written.
 
     Args:
@@ -138,7 +138,7 @@ def _compared(model: LoadedModel, exported: Callable[[Tensor], Tensor], x: Tenso
         largest = max(largest, float(apart.max()))
         if not (apart <= ABSOLUTE + RELATIVE * ours.abs()).all():
             raise UserError(
-                f"the exported model answers otherwise than the run's (outputs differ by up to {largest:.3g}, allowed "
+                f"the exported model's outputs differ from the run's (by up to {largest:.3g}, allowed "
                 f"are {ABSOLUTE:g} + {RELATIVE:g} of the output): nothing written; try another format"
             )
     return largest

@@ -33,7 +33,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
         network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library; its values do not matter, but for those that were frozen.
+            of the library; its values do not matter, except for frozen ones.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -60,7 +60,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
         network: as in `load_model`.
 
     Raises:
-        UserError: it is no run folder, or damaged.
+        UserError: it is not a run folder, or is damaged.
     """
     run = _Opened.of(Path(folder), network)
     state = run.method.start()
@@ -138,7 +138,7 @@ class _Unknown:
 
     def __call__(self) -> nn.Module:
         raise UserError(
-            f"the run trained a network of its own ({self.model}): give it, network=THE_MODULE_OR_WHAT_MAKES_IT; on "
+            f"the run trained its own network ({self.model}): give it, network=THE_MODULE_OR_WHAT_MAKES_IT; on "
             "the command line --network FILE.py:NAME"
         )
 

@@ -24,7 +24,7 @@ def check_out(out: str, overwrite: bool) -> None:
     """Refuse an output before anything is computed.
 
     Raises:
-        UserError: it is no folder that can be made.
+        UserError: it is not a folder that can be made.
     """
     folder = Path(out)
     if out == "-" or folder.suffix:

@@ -60,7 +60,7 @@ def check_out(out: str, overwrite: bool) -> None:
     """Refuse an output before anything is computed.
 
     Raises:
-        UserError: it is no .parquet or .csv file, its folder is not there, or it is there already.
+        UserError: it is not a .parquet or .csv file, its folder does not exist, or the file exists already.
     """
     if out == STDOUT:
         return

@@ -121,7 +121,7 @@ class SampleReader:
                 raise UserError(f"{path} holds nothing to predict: this model takes {self._wanted}")
             return below
         if not self._takes(path):
-            raise UserError(f"{path} is no file that this model takes: name {self._wanted}")
+            raise UserError(f"{path} is not a file that this model takes: name {self._wanted}")
         return [path]
 
     def _alone(self, files: Sequence[Path]) -> Iterator[Batch]:
@@ -255,7 +255,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{file} is no text in UTF-8: convert or remove it") from None
+        raise UserError(f"{file} is not UTF-8 text: convert or remove it") from None
 
 
 def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:

@@ -112,8 +112,8 @@ def forget(
         raise UserError(f"{client} is the only client of {run.folder}: delete the folder")
     if client == run.order[0]:
         raise UserError(
-            f"{client} settled the features of {run.folder}, which all sums depend on, so it cannot be taken out of "
-            "them: run again without it"
+            f"{client} set the features of {run.folder}, and all sums depend on them, so it cannot "
+            "leave: run again without it"
         )
     order = tuple(name for name in run.order if name != client)
     held = _given(run, data)
@@ -148,7 +148,7 @@ def join(
     """
     run = _finished(folder)
     if client in run.clients:
-        raise UserError(f"{client} is in {run.folder} already: name a client that is not, of its data")
+        raise UserError(f"{client} is in {run.folder} already: name a client of its data that is not")
     if run.plan and isinstance(data, str):
         run = replace(run, plan=replace(run.plan, data=data))
         data = None
@@ -175,20 +175,22 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
     method = plan.method if plan else method_in(config)
     if not isinstance(method, FedGram):
         raise UserError(
-            f"{path} is a run of {config['method']}: clients can leave and join runs of fedgram alone, whose totals "
-            "are exact sums; run again"
+            f"{path} is a run of {config['method']}: only runs of fedgram can change their clients, "
+            "because their totals are exact sums; run again"
         )
     if method.dictionary == "all":
         raise UserError(f"{path} has filters from the patches of all clients, so nobody can leave or join: run again")
     if config.get("on") == "flower":
-        raise UserError(f"{path} is a run between machines: clients can leave and join runs on one machine; run again")
+        raise UserError(
+            f"{path} is a run between machines: only runs on one machine can change their clients; run again"
+        )
     if not summarise(path).finished:
         raise UserError(f"{path} is not finished: go on with `ekiden resume {path}` first")
     if away := sorted({row["source"] for row in read_ledger(path) if row["missing"]}):
         raise UserError(f"{', '.join(away)} did not answer in every step of {path}: run again with all clients")
     state, _, _ = read_state(path, Summing, config_digest(config))
     if state.totals is None:
-        raise UserError(f"{path} has kept no totals: run again")
+        raise UserError(f"{path} did not keep the totals: run again")
     return _Finished(path, config, method, plan, state)
 
 
@@ -203,7 +205,7 @@ def _given(run: _Finished, data: FederatedData | str | None) -> FederatedData:
             raise UserError(f"{run.folder} names its data: leave out `data`, or give the name of others")
         return replace(run.plan, without="").federation()
     if not isinstance(data, FederatedData):
-        raise UserError(f"{run.folder} was made from Python with data of its own: give `data`, as to `ekiden.run`")
+        raise UserError(f"{run.folder} was made from Python with its own data: give `data`, as to `ekiden.run`")
     return data
 
 
@@ -247,7 +249,7 @@ def _revised(
         UserError: the folder is there already, or the network is another one.
     """
     if out.exists():
-        raise UserError(f"{out} is there already: delete it, or name another folder by --out")
+        raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
     left_out = [c.name for c in held.clients if c.name not in order]
     data = held.without(*left_out)
     clients = tuple(c.name for c in data.clients)
@@ -326,7 +328,7 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
     config, plan = run.config, run.plan
     model: str | ModelSource = plan.model if plan else network or config["model"]
     if not plan and network is None and config["network"] is None:
-        raise UserError(f"{run.folder} has a network of its own ({config['model']}): give it as `network`")
+        raise UserError(f"{run.folder} has its own network ({config['model']}): give it as `network`")
     train, pretrained = config.get("train", "all"), config.get("pretrained", "")
     build = builder(model, data, config["seed"], method, train, pretrained)
     training, hardware = settings_in(config)

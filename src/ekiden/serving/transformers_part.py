@@ -50,7 +50,7 @@ def save(model: LoadedModel, x: Tensor, folder: Path) -> bool:
         ours, theirs = features(x), again(x)
     if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
         raise UserError(
-            "the body of the network cannot be written for transformers, it answers otherwise: use --to pt2"
+            "the body of the network cannot be written for transformers, its outputs would differ: use --to pt2"
         )
     return True
 

@@ -20,7 +20,7 @@ class Network:
 
     Attributes:
         module: call it as usual.
-        forward: the same, compiled if asked for.
+        forward: the same, compiled with `--compile`.
         params: (P,) all trainable parameters.
         grad: (P,) their gradients; `backward` adds into it.
         buffers: (B,) floating-point buffers, and parameters that are not trained now. What `frozen.fix` made a constant
@@ -170,8 +170,8 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
 def blank(build: Callable[[], nn.Module]) -> nn.Module:
     """The network that `build` makes, with NaN in the place of its values, for those who load others into it.
 
-    To draw the values of a large network takes long. Where a part may need its own, because it is no layer of PyTorch
-    or shares a tensor with another, the network has all its values.
+    Drawing the values of a large network takes long. If a part may need its own values, because it is not a layer of
+    PyTorch or shares a tensor with another, the network has all its values.
     """
     with torch.device("meta"):
         module = build()

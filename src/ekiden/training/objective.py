@@ -29,7 +29,7 @@ class Work:
 
 
 class Objective(ABC):
-    """The loss that `fit` minimises instead of the task's. A plain function will do where there are no teachers."""
+    """The loss that `fit` minimises instead of the task's. A plain function is enough if there are no teachers."""
 
     @property
     def teachers(self) -> tuple[Forward, ...]:

@@ -79,7 +79,7 @@ class RememberedAnswers:
         return self.values[index]
 
     def save(self) -> None:
-        """Write the file; a folder that cannot be written to is no error."""
+        """Write the file; a folder that cannot be written to is not an error."""
         self.unsaved, self.saved_at = 0.0, time.monotonic()
         if self.file is None:
             return

@@ -40,7 +40,7 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some entries of a model: a classifier, say. True where an entry belongs to it.
+    """Some entries of a model, such as the classifier. True where an entry belongs to it.
 
     Attributes:
         params: (P,) bool.

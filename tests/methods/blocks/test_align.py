@@ -99,5 +99,5 @@ def test_refuses() -> None:
         barycentre([part, flat], [1.0, 1.0])
     with pytest.raises(UserError, match="singular"):
         transport(flat, part)
-    with pytest.raises(UserError, match="samples that do not differ"):
+    with pytest.raises(UserError, match="equal samples"):
         ledoit_wolf(torch.ones(3, 2))

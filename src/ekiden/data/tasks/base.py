@@ -25,7 +25,7 @@ _ROW = frozenset(
 """What else a row of metrics holds."""
 
 Need = Literal["classes", "vectors", "numbers"]
-"""What a method may need of the data, besides a loss:
+"""What a method may need of the data in addition to a loss:
 
 classes: one class for each sample;
 vectors: one vector of outputs for each sample, for which labels can be drawn and least squares solved;
@@ -103,7 +103,7 @@ class Task(Checked, ABC):
             what: how messages call them.
 
         Raises:
-            UserError: they are no labels of this task.
+            UserError: they are not labels of this task.
         """
 
     @abstractmethod
@@ -282,7 +282,7 @@ class Scores:
 
 
 def confusion(s: Scores) -> Tensor:
-    """(K, K + 1) how many samples (pixels) of each class, by rows, got which answer; the last column is no class."""
+    """Count samples (pixels) by true class (rows) and predicted class (columns, the last for none): (K, K + 1)."""
     answers = s.answers.argmax(1) if s.task.kind == "classification" and s.answers.ndim == 2 else s.answers
     y, answers = s.y.flatten(), answers.flatten()
     counts = y != IGNORED
@@ -327,7 +327,7 @@ def _own_metric_of(metric: str | Metric) -> Metric | None:
         return None
     found = outside.load(metric)
     if not isinstance(found, Metric) and not callable(found):
-        raise UserError(f"{metric} is no metric: name a function (answers, labels) -> number, or a Metric")
+        raise UserError(f"{metric} is not a metric: give a function (answers, labels) -> number, or a Metric")
     return found if isinstance(found, Metric) else own_metric(found)
 
 

@@ -105,7 +105,7 @@ def task_of(values: Mapping[str, Any]) -> Task:
     """The task that `recorded` wrote. A metric of the user's own is not in it: then the task's first is the headline.
 
     Raises:
-        UserError: they are no task of this version.
+        UserError: they are not a task of this version.
     """
     try:
         kind = KINDS[values["kind"]]
@@ -115,7 +115,7 @@ def task_of(values: Mapping[str, Any]) -> Task:
             given.pop("metric", None)
         return kind(**given)
     except (KeyError, TypeError) as error:
-        raise UserError(f"the task cannot be read ({error}): use the Ekiden that wrote it") from None
+        raise UserError(f"the task cannot be read ({error}): use the version of Ekiden that wrote it") from None
 
 
 def terms(task: Task) -> str:

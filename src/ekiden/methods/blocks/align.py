@@ -64,7 +64,7 @@ def ledoit_wolf(features: Tensor) -> Gaussian:
     sample = x.T @ x / n
     middle = sample.diagonal().mean()
     if n < 2 or not middle > 0:
-        raise UserError(f"no covariance of {n} samples that do not differ: leave this domain out")
+        raise UserError(f"there is no covariance of {n} equal samples: leave this domain out")
     target = middle * torch.eye(dim).to(x)
     spread = (sample - target).square().sum()
     noise = (x.square().sum(1).square().sum() / n - sample.square().sum()) / n  # mean ‖x xᵀ - S‖² / n

@@ -66,14 +66,14 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
         odd = isinstance(part, nn.Conv2d) and part.padding_mode != "zeros"
         if odd or layer.kind == "other" or (layer.kind == "norm" and not isinstance(part, _NORMS)):
             raise UserError(
-                f"layer {layer.name or type(part).__name__!r} is no linear layer, zero-padded 2-d convolution without "
-                f"groups, or usual normalisation: {advice}"
+                f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded 2-d convolution "
+                f"without groups, or usual normalisation: {advice}"
             )
     with torch.no_grad(), _watched(module, layers) as seen:
         module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
     for name, calls in seen.items():
         if not calls:
-            raise UserError(f"layer {name} is not called as a module, so that its inputs are not seen: {advice}")
+            raise UserError(f"layer {name} is not called as a module, so its inputs cannot be measured: {advice}")
 
 
 def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> list[Tensor]:

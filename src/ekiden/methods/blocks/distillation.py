@@ -14,7 +14,7 @@ from ekiden.training.objective import Forward, Objective, Work
 
 Form = Literal["both", "kl"]
 Invent = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (b, ...) made of one's own inputs (b, ...) and their labels (b,)."""
+"""Inputs (b, ...) made from the client's own inputs (b, ...) and their labels (b,)."""
 
 
 @dataclass(frozen=True)

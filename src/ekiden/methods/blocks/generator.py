@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 class SampleGenerator(nn.Module):
     """Noise (b, z) → samples: images (b, C, H, W) with values in [0, 1], or features (b, d) without bounds.
 
-    Images grow from a quarter of their side by two nearest-neighbour steps; sides that are no multiple of 4 are cut.
+    Images grow from a quarter of their side by two nearest-neighbour steps; sides that are not a multiple of 4 are cut.
     """
 
     def __init__(self, shape: tuple[int, ...], noise: int, width: int, generator: Generator) -> None:

@@ -30,7 +30,7 @@ class Mixtures(NamedTuple):
         """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU.
 
         Raises:
-            UserError: these are no mixtures of so many classes and features.
+            UserError: these are not mixtures of as many classes and features.
         """
         self._check(counts, classes, features)
         drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]

@@ -57,7 +57,7 @@ class Closing(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a client has at hand in a round.
+    """What a client has in a round.
 
     Attributes:
         client: itself.
@@ -187,7 +187,7 @@ def visit(
 
     Args:
         method: says how.
-        at: what the client has at hand.
+        at: what the client has in this round.
         model: where training starts.
         base: the loss that the method's own is built around; None: that of the task.
 

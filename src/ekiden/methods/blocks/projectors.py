@@ -118,7 +118,7 @@ def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
 
 
 def compress(projector: Tensor, rank: int) -> Tensor:
-    """(d, rank) F = U√s of the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself where that is no smaller."""
+    """(d, rank) F = U√s of the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself if F is not smaller."""
     if not 0 < rank < len(projector):
         return projector
     values, vectors = torch.linalg.eigh(projector)

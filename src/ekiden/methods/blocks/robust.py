@@ -71,7 +71,7 @@ def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "m
 def clipped(model: Weights, start: Weights, most: float) -> Weights:
     """`model`, or the point at distance `most` on the way from `start` to it if it is further away; 0: no limit.
 
-    Running statistics are no step and stay.
+    Running statistics do not change.
     """
     away = model.params - start.params
     length = float(away.norm())

@@ -115,12 +115,12 @@ def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
         raise UserError(f"{name} is not symmetric: two neighbours must give each other the same weight")
     ones = torch.ones(len(matrix), dtype=matrix.dtype)
     if bool((matrix < 0).any()) or not torch.allclose(matrix.sum(1), ones):
-        raise UserError(f"{name} is no average: the weights of each row must be 0 or more and sum to 1")
+        raise UserError(f"{name} is not an average: the weights of each row must be 0 or more and sum to 1")
     parts = components(matrix > 0)
     if len(parts) > 1:
         smallest = sorted(parts, key=len)[0]
         raise UserError(
-            f"{name} falls into {len(parts)} groups of clients that never hear of each other (one is: "
+            f"{name} falls into {len(parts)} groups of clients that never exchange models (one is: "
             f"client{'s' * (len(smallest) > 1)} {', '.join(map(str, smallest))}): choose a denser graph, or ring"
         )
 
@@ -193,7 +193,7 @@ def _powers(clients: int) -> list[int]:
 def _torus(clients: int) -> Tensor:
     height = max(d for d in range(1, isqrt(clients) + 1) if clients % d == 0)
     if height < 2:
-        raise UserError(f"{clients} clients form no torus: take a number that is no prime, or --topology ring")
+        raise UserError(f"{clients} clients do not form a torus: take a number that is not prime, or --topology ring")
     place = torch.arange(clients).view(height, -1)
     edges = torch.zeros(clients, clients, dtype=torch.bool)
     for axis in (0, 1):
@@ -204,7 +204,7 @@ def _torus(clients: int) -> Tensor:
 
 def _erdos_renyi(clients: int, probability: float, seed: int) -> Tensor:
     if probability > 1:
-        raise UserError(f"erdos_renyi:{probability:g} is no probability: give one from 0 to 1")
+        raise UserError(f"erdos_renyi:{probability:g} is not a probability: give a number from 0 to 1")
     draws = torch.rand(clients, clients, generator=Generator().manual_seed(seed), dtype=torch.float64)
     upper = (draws < probability).triu(1)
     return upper | upper.T

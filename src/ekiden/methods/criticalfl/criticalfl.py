@@ -83,7 +83,7 @@ class CriticalFL(Method):
     def check(self, clients: Sequence[str]) -> None:
         """The cap must leave room for the peers heard at least."""
         if len(clients) < 2:
-            raise UserError("criticalfl needs two clients or more, each hears others: add some, or use local")
+            raise UserError("criticalfl needs two clients or more: add some, or use local")
         most = self.most(len(clients))
         require(self.peers <= most, "peers", self.peers, f"at most {most}, --cap {self.cap:g} of the other clients")
 

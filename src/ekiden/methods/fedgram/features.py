@@ -22,13 +22,13 @@ _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def check_bytes(text: str) -> None:
-    """Refuse what is no size.
+    """Refuse text that is not a size.
 
     Raises:
         UserError: says how to write one.
     """
     if text != "M" and not _WRITTEN.fullmatch(text):
-        raise UserError(f"--bytes {text!r} is no size: write M, a share as in 5%, or a size as in 250kB")
+        raise UserError(f"--bytes {text!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,9 @@ class FedGram(Method):
     def __post_init__(self) -> None:
         """The budget must be one, and there must be patches."""
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
-            raise UserError(f"--patch {self.patch!r} is no size of patches: write 6, or several as in 5,8")
+            raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
         if self.personal and self.head != "ridge":
-            raise UserError(f"--personal is ridge regression towards the head of all: leave out --head {self.head}")
+            raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
         fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
@@ -196,7 +196,7 @@ class FedGram(Method):
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
         """After one more step: the model that the totals give, wherever they are."""
         if s.totals is None:
-            raise UserError("no client has answered: start them, then begin the run again")
+            raise UserError("no client answered: start the clients, then start the run again")
         if isinstance(s.totals, Handoff):
             return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task))
         return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
@@ -219,7 +219,7 @@ class FedGram(Method):
         """Settle what depends on data from some own samples."""
         features = features_of(client.network(model))
         if self.dictionary == "all" and moments is None:
-            raise UserError("--dictionary all lost the moments of all clients' patches: begin the run again")
+            raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
         seen: list[Tensor] = []
         for x, _ in client.batches(passes=0):
             seen.append(x)

@@ -1,4 +1,4 @@
-"""Mean inputs of classes, and one's own inputs moved there: near where others' samples lie."""
+"""Mean inputs of classes, and the client's own inputs moved there, close to other clients' samples."""
 
 from collections.abc import Iterable
 from math import isqrt, prod
@@ -44,7 +44,7 @@ class ClassInputs(NamedTuple):
         return _weighed((self.counts - other.counts).clamp(min=0), self, other, -1)
 
     def moved(self, own: "ClassInputs", x: Tensor, y: Tensor) -> Tensor:
-        """One's own inputs (b, ...) of classes y (b,), each with the mean of its class exchanged for one of these.
+        """The client's own inputs (b, ...) of classes y (b,), each with the mean of its class replaced by one of these.
 
         Of which class is drawn by the counts.
         """

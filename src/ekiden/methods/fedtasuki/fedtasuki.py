@@ -1,4 +1,4 @@
-"""FedTasuki: one-shot sequential learning that distils from the received model, weighed by sample counts."""
+"""FedTasuki: one-shot sequential learning that distils from the received model, weighted by sample counts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +31,8 @@ class TeacherHandoff(NamedTuple):
     Attributes:
         model: as it has been trained so far.
         seen: N, the number of training samples behind it.
-        statistics: of these samples' features, if asked for.
-        inputs: their mean of each class, if asked for.
+        statistics: of these samples' features, with `statistics`.
+        inputs: their mean of each class, with `recall`.
     """
 
     model: Weights
@@ -50,7 +50,7 @@ class Passed(State):
 
 @dataclass(frozen=True)
 class FedTasuki(Method):
-    """One-shot sequential learning that distils from the received model, weighed by sample counts.
+    """One-shot sequential learning that distils from the received model, weighted by sample counts.
 
     This library's own method, 2026; no claim of novelty is made. Its parts are known one by one: distilling from the
     model before (Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV 2016. https://arxiv.org/abs/1606.09282),
@@ -60,9 +60,9 @@ class FedTasuki(Method):
 
     The loss over all samples so far is N times the mean over those of earlier clients plus n times the mean over the
     client's own. The former are out of reach; matching the received function stands for them, each counted once:
-    cross-entropy + (N / n)·D. Since earlier clients' samples differ from one's own, a part of each batch can be
-    scrambled and only distilled (`widen`): the two functions then agree on more than one's own data. With `recall` the
-    mean input of each class travels, and a part of each batch is moved to the means of classes that earlier clients
+    cross-entropy + (N / n)·D. Since earlier clients' samples differ from the client's own, a part of each batch can be
+    scrambled and only distilled (`widen`): the two functions then agree on more than the client's data. With `recall`
+    the mean input of each class travels, and a part of each batch is moved to the means of classes that earlier clients
     hold, and only distilled. What is handed on is the mean of the iterates over the last part of the steps.
 
     Under label skew the classifier forgets more than the extractor. With `statistics` a mean of each class's features
@@ -180,7 +180,7 @@ class FedTasuki(Method):
         return TeacherHandoff(model, seen, self.compressed(client, known), inputs)
 
     def inputs(self, client: Client) -> ClassInputs | None:
-        """The mean of each class of the client's own inputs, if these shall travel."""
+        """The mean of each class of the client's own inputs, if they travel."""
         if not self.recall:
             return None
         return class_means.measure(client.batches(passes=0), client.classes, self.mean_shape(client.size))
@@ -222,7 +222,7 @@ class FedTasuki(Method):
         """r, the directions of the covariance that travel with a model.
 
         Raises:
-            UserError: the classifier is no linear layer with biases, or even the means of the classes are too much.
+            UserError: the classifier is not a linear layer with biases, or even the means of the classes are too large.
         """
         layout, head = model.layout, model.layout.head
         if head.kind != "linear" or head.bias is None:

@@ -137,7 +137,7 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
     before it. Extractors with fewer of them than `blocks` are divided before norms too.
 
     Raises:
-        UserError: it is no `nn.Sequential`, or it has too few layers.
+        UserError: it is not an `nn.Sequential`, or it has too few layers.
     """
     if not isinstance(features, nn.Sequential):
         raise UserError("FuseFL divides the extractor between its children: make `features` an nn.Sequential")

@@ -168,7 +168,7 @@ class MAEcho(Method):
         return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
 
     def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
-        """Align if asked for, choose the start, aggregate."""
+        """Align the models (with `align`), choose the start, aggregate."""
         layout = Network(network).layout
         if self.align:
             sent = [aligned(c, sent[0].model, layout) for c in sent]
@@ -178,7 +178,7 @@ class MAEcho(Method):
         return self.aggregate(sent, layout, start)
 
     def aggregate(self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None) -> Weights:
-        """The common model, layer by layer; what is no such layer is averaged."""
+        """The common model, layer by layer; all other parameters are averaged."""
         models = [c.model for c in sent]
         result = mean(models)
         params = result.params.clone()

@@ -153,7 +153,7 @@ class Agreement:
                 names; None: where the names say, as the coordinator does.
 
         Raises:
-            UserError: what is trained is no part of a network, or not one that the method can treat.
+            UserError: what is trained is not a part of a network, or not one that the method can treat.
         """
         training_part.check(self.train, method.title(), averages=method.averages)
         model, weights = self.model, self.pretrained
@@ -257,7 +257,7 @@ def _own(name: str, folder: Path) -> Path:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 NO_CODE = (

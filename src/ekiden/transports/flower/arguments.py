@@ -45,7 +45,7 @@ def gather(
         task: which one.
         contents: what the request holds.
         kept: gives an encoded value of the silo's own by its key.
-        own: those that are at hand.
+        own: those that are here.
 
     Raises:
         UserError: they are not what the task takes.

@@ -59,7 +59,7 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(f"{address!r} is no address of a SuperLink: give HOST:PORT, such as link.example.org:8000")
+        raise UserError(f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as link.example.org:8000")
     if security.insecure:
         if not _is_loopback(host) and not anywhere:
             raise UserError(

@@ -99,7 +99,7 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
     Args:
         value: what came.
         network: what models must fit.
-        whole: whether parts of a model, such as the extractor alone, are no models either.
+        whole: whether parts of a model, such as the extractor alone, do not count as models either.
 
     Raises:
         WireError: says which.

@@ -233,7 +233,7 @@ def check_format(row: Mapping[str, Any], file: Path) -> None:
     found = said.get("format", 1) if isinstance(said, dict) else FORMAT
     if not (type(found) is int and found == FORMAT):
         raise UserError(
-            f"{file} has format {str(found)[:20]}, this version reads {FORMAT}: use the Ekiden that wrote it"
+            f"{file} has format {str(found)[:20]}, this version reads {FORMAT}: use the version of Ekiden that wrote it"
         )
 
 
@@ -241,7 +241,7 @@ def step_of(row: Mapping[str, Any]) -> int:
     """The step that a line of the file belongs to, counted from 0.
 
     Raises:
-        UserError: it is no record.
+        UserError: it is not a record.
     """
     try:
         return int(row["hop"]["step"]) if "hop" in row else int(row["tally"]["step"]) - 1

@@ -39,7 +39,7 @@ class Federation:
             raise UserError(f"--host {self.host!r} is neither a name nor an IP address: under which do silos reach it?")
         for name, port in (("--port", self.port), ("--control-port", self.control_port)):
             if not 0 < port < 1 << 16:
-                raise UserError(f"{name} {port} is no port: choose one from 1 to 65535")
+                raise UserError(f"{name} {port} is not a port: choose one from 1 to 65535")
         if self.port == self.control_port:
             raise UserError(f"--control-port {self.port} is the silos' port: choose another one")
         if not self.silos:
@@ -47,7 +47,7 @@ class Federation:
         for name in self.silos:
             check_name(name, "--silos")
             if not silo_file.is_name(name):
-                raise UserError(f"--silos: {name!r} is no name: use letters, digits, '-', '_' and '.'")
+                raise UserError(f"--silos: {name!r} is not a name: use letters, digits, '-', '_' and '.'")
             if self.silos.count(name) > 1:
                 raise UserError(f"--silos names {name!r} twice: give each silo its own name")
 
@@ -126,7 +126,7 @@ def read(folder: Path) -> Federation:
     except OSError:
         raise UserError(f"there is no federation in {folder}: `ekiden federation init {folder}` makes one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is no TOML: {error}") from None
+        raise UserError(f"{file} is not valid TOML: {error}") from None
     kinds = {"host": str, "port": int, "control_port": int, "silos": list}
     for key, kind in kinds.items():
         if type(values.get(key)) is not kind:

@@ -60,9 +60,9 @@ def _load_private(private: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read the silo's key {private}: {error.strerror}") from None
     except Exception:
-        raise UserError(f"{private} is no private key: make one with `ekiden silo keys`") from None
+        raise UserError(f"{private} is not a private key: make one with `ekiden silo keys`") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{private} is no elliptic-curve key: make one with `ekiden silo keys`")
+        raise UserError(f"{private} is not an elliptic-curve key: make one with `ekiden silo keys`")
     return key
 
 
@@ -114,7 +114,7 @@ def proves(public: str, text: bytes, signature: str) -> bool:
 
 
 def check(public: str) -> None:
-    """Refuse what is no public key.
+    """Refuse text that is not a public key.
 
     Raises:
         UserError: says so.
@@ -127,7 +127,7 @@ def _load(public: str) -> Any:
     try:
         key = serialization.load_ssh_public_key(public.encode())
     except Exception:
-        raise UserError(f"{public[:40]!r} is no public key: `ekiden silo keys` makes them") from None
+        raise UserError(f"{public[:40]!r} is not a public key: `ekiden silo keys` makes them") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError("a silo's key must be an elliptic-curve key: `ekiden silo keys` makes them")
     return key

@@ -66,7 +66,7 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     Args:
         config: what it says.
         signed: by the silos.
-        follows: what it must say besides, under the signed terms.
+        follows: what else it must say, under the signed terms.
     """
     terms = json.loads(signed.terms.text())
     expected = {name: terms[name] for name in (*_SIGNED, "model", "dataset", "run")}
@@ -132,13 +132,13 @@ def transfers(folder: Path) -> list[Transfer]:
     """The rows of ledger.jsonl.
 
     Raises:
-        UserError: one is no transfer.
+        UserError: one is not a transfer.
     """
     found = []
     for number, row in enumerate(read_ledger(folder)):
         kinds = [(f.name, f.type) for f in fields(Transfer)]
         if set(row) != {name for name, _ in kinds} or any(type(row[name]) is not kind for name, kind in kinds):
-            raise UserError(f"{folder / 'ledger.jsonl'}, line {number + 1} is no transfer: the folder was changed")
+            raise UserError(f"{folder / 'ledger.jsonl'}, line {number + 1} is not a transfer: the folder was changed")
         found.append(Transfer(**row))
     return found
 

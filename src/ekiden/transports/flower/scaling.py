@@ -21,7 +21,7 @@ class Scaling:
     """What silos agreed on.
 
     Attributes:
-        table: the columns, their scaling and vocabularies; None where samples are no rows of a table.
+        table: the columns, their scaling and vocabularies; None where samples are not rows of a table.
         targets: mean and standard deviation of each number to predict, by name.
     """
 
@@ -66,7 +66,7 @@ def read_agreed(path: Path) -> Scaling:
         given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
         targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
         if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
-            raise ValueError("a mean or a standard deviation is no number, or not positive")
+            raise ValueError("a mean or a standard deviation is not a number, or not positive")
         return Scaling(from_json(values) if values or not targets else None, targets)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None

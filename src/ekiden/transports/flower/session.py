@@ -116,7 +116,7 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
     """The plan with these plain values.
 
     Raises:
-        UserError: they are no plan of this version.
+        UserError: they are not a plan of this version.
     """
     return plan_of(RemotePlan, values, "the same Ekiden at the SuperLink")
 

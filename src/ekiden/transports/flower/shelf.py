@@ -289,7 +289,7 @@ def place_of(text: str) -> Place:
         UserError: it is none.
     """
     if not is_place(text):
-        raise UserError(f"{text[:80]!r} is no place of a task in a run")
+        raise UserError(f"{text[:80]!r} is not the place of a task in a run")
     step, call = text.split("-")
     return int(step), int(call)
 

@@ -389,7 +389,7 @@ class Silo:
     def _arguments(
         self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, bytes] | None = None
     ) -> GivenArguments:
-        """The task's arguments; `own` are values of this silo that are at hand.
+        """The task's arguments; `own` are values of this silo that are here.
 
         Raises:
             UserError: they are not what the task takes.

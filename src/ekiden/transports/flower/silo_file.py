@@ -107,7 +107,7 @@ class Link(Checked):
     key: str = ""
     """the silo's private key, made by `ekiden silo keys`"""
     peers: str = ""
-    """folder with the public key NAME.pub of every other silo, without which the silo takes part in no sealed run"""
+    """folder with the public key NAME.pub of every other silo; sealed runs need them"""
     port: Annotated[int, Range(least=0, below=1 << 16)] = 0
     """port on this machine at which the silo's own processes talk to each other; 0: one that is free"""
 
@@ -250,7 +250,7 @@ def read(path: Path) -> SiloFile:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no TOML: {error}") from None
+        raise UserError(f"{path} is not valid TOML: {error}") from None
     sections: dict[str, type[Any]] = {
         "data": Data,
         "limits": Limits,

@@ -148,6 +148,6 @@ def _keep_running(command: list[str], environment: Mapping[str, str], say: Say, 
             return
         # After a crash the SuperLink lets a node in again only when its last heartbeat is old enough.
         early = time.monotonic() - began < 60
-        hint = " (is its key registered, and is no other silo connected with it?)" if early else ""
+        hint = " (is its key registered, and not in use by another silo?)" if early else ""
         say(f"flower-supernode ended with code {code}{hint}: starting it again in {_RESTART:.0f} s")
         time.sleep(_RESTART)

@@ -248,7 +248,7 @@ def _models(
             wrong.append(f"{name} is not the {'initial model' if model == INITIAL else 'model in state.safetensors'}")
     for file in (*folder.glob(_MODEL), *folder.glob("personal/*.safetensors")):
         if (name := file.relative_to(folder).as_posix()) not in named:
-            wrong.append(f"{name} is no result of {agreed.method}")
+            wrong.append(f"{name} is not a result of {agreed.method}")
     return found, wrong
 
 

@@ -1,0 +1,75 @@
+"""Output fits the terminal, is plain where it is piped, and has no colours where NO_COLOR says so."""
+
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.table import Table
+
+from ekiden.cli.console import TableConsole
+
+Command = Callable[..., tuple[int, str]]
+COMMANDS = ("run fedelmy", "run fedavg", "export", "sweep", "evaluate", "silo start", "federation init", "report")
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal(words: str, columns: int, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, text = command(*words.split(), "--help")
+    lines = text.splitlines()
+    assert code == 0
+    assert max(len(line) for line in lines if " " in line.strip()) <= columns
+    assert not any(sign in text for sign in ("\x1b", "│", "╭", "{None}", "(default: None)", "(default: )"))
+    assert "\n\n\n" not in text
+
+
+def test_help_has_every_flag_once_with_its_help_and_default(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, text = command("run", "fedavg", "--help")
+    for flag in ("--rounds INT", "--lr FLOAT", "--data STR", "--seeds INT ...", "--clients INT", "--device STR"):
+        assert text.count(f"\n  {flag} ") == 1, flag
+    assert "  --rounds INT            T, rounds (default: 100)\n" in text
+    assert "Federated averaging" in text
+    assert "https://arxiv.org/abs/1602.05629" in text
+
+
+def shown(table: Table, width: int, terminal: bool) -> str:
+    out = io.StringIO()
+    TableConsole(width=width, file=out, force_terminal=terminal, markup=False).print(table)
+    return out.getvalue()
+
+
+def wide() -> Table:
+    table = Table(title="ten clients")
+    table.add_column("client")
+    for number in range(10):
+        table.add_column(str(number), justify="right", style="red")
+    table.add_column("a name", justify="left")
+    table.add_row("client-0", *(str(1000 + number) for number in range(10)), "a_word_that_is_longer_than_its_column")
+    return table
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_table_folds_into_80_columns_and_loses_nothing(terminal: bool) -> None:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(wide(), 80, terminal))
+    assert max(len(line) for line in plain.splitlines()) <= 80
+    assert all(str(1000 + number) in plain for number in range(10))
+    assert "…" not in plain
+    assert "a_word_that_is_longer_than_its_column" in re.sub(r"\s", "", plain)
+
+
+def test_a_piped_table_is_plain_text() -> None:
+    text = shown(wide(), 160, terminal=False)
+    assert text.isascii()
+    assert "client-0 1000 1001" in text
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert colours.search(shown(wide(), 120, terminal=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colours.search(shown(wide(), 120, terminal=True))

@@ -1,0 +1,82 @@
+"""Find words that make our prose hard to read: `python -m tests.tools.prose`, part of `make lint`.
+
+PyPI's package of Vale downloads a program at its first run, and Proselint takes no word list of a project's own. So
+this is a list of our own bad habits and nothing else.
+"""
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = ("*.md", "docs/**/*.md", "experiments/*.toml", "src/**/*.py", "benchmarks/**/*.py")
+EXCEPT = ("docs/results.md",)  # generated
+INSTEAD = {
+    r"(?<!here\s)\b(?:is|are|was) no (?!longer|more|less|better|worse)": "is not a ..., or: there is no ...",
+    r"\bbesides?\b": "next to, also",
+    r"\bmend(?:s|ed|ing)?\b": "fix",
+    r"\banew\b": "again",
+    r"\bif (?:so wished|wished|asked for)\b": "if you ask for it, or the option's name",
+    r", say(?=[.;:)\"]|\s*$)": "for example",
+    r"\bone's own\b": "the client's own, your own",
+    r"\bat hand\b": "available",
+    r"\bwill do\b": "works, is enough",
+    r"\bbut for\b": "except for",
+    r"\bweighed\b": "weighted",
+    r"\bhence\b": "so",
+    r"\b(?:there|where|here)(?:by|of|in|upon)\b": "so, in it, of it",
+    r"\b(?:upon|whilst|amongst|ought|shall)\b": "on, while, among, should, must",
+    r"\b(?:without|for want of) which\b": "a new sentence",
+    r"\bwhat it is at\b": "what it is doing",
+    r"\bnext of kin\b": "the closest relative",
+}
+GAP = r"[\s#]+"  # a phrase may run over the end of a line, and of a line of comment
+RULES = [(re.compile(words.replace(" ", GAP), re.IGNORECASE), instead) for words, instead in INSTEAD.items()]
+
+
+def findings(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the words, and what to write instead, for each bad habit; code in backticks is skipped."""
+    prose = re.sub(
+        r"```.*?```|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
+        lambda code: re.sub(r"[^\n]", "_", code.group()),
+        text,
+        flags=re.DOTALL,
+    )
+    for rule, instead in RULES:
+        for match in rule.finditer(prose):
+            yield text.count("\n", 0, match.start()) + 1, re.sub(GAP, " ", match.group()).strip(), instead
+
+
+def in_file(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the findings in a page, or in the comments and strings of a Python file."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from findings(text)
+        return
+    lines = text.split("\n")
+    prose = [[" "] * len(line) for line in lines]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT and "STRING" not in tokenize.tok_name[token.type]:
+            continue
+        for row in range(token.start[0], token.end[0] + 1):
+            left = token.start[1] if row == token.start[0] else 0
+            right = token.end[1] if row == token.end[0] else len(lines[row - 1])
+            prose[row - 1][left:right] = lines[row - 1][left:right]
+    yield from findings("\n".join("".join(line).rstrip() for line in prose))
+
+
+def main() -> int:
+    """Print every finding of the repository as FILE:LINE; 1 if there is any."""
+    left_out = {path for pattern in EXCEPT for path in ROOT.glob(pattern)}
+    paths = sorted({path for pattern in FILES for path in ROOT.glob(pattern)} - left_out)
+    found = [(path.relative_to(ROOT), *finding) for path in paths for finding in in_file(path)]
+    for path, line, words, instead in found:
+        print(f'{path}:{line}: "{words}" (write: {instead})')
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
