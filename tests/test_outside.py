@@ -177,7 +177,7 @@ def test_a_run_of_a_method_that_is_not_at_hand_can_be_shown(mine: Path, command:
         ("run fails.py:Relay", "fails.py, line 2, fails: ZeroDivisionError"),
         ("run broken.py:Relay", "broken.py, line 1, fails: SyntaxError"),
         ("run mine.py:Relay --data mine.py:houses --model mine.py:houses", "gives list, not a torch.nn.Module"),
-        ("run mine.py:Relay --data mine.py:houses --clients 3", "leave out --partition and --clients"),
+        ("run mine.py:Relay --data mine.py:houses --clients 3", "leave out --partition, --clients"),
         ("run mine.py:Relay --data mine.py:net", "takes 2 arguments"),
         ("run mine.py:Relay --data mine.py:pooled --size 8", "leave out --size"),
         ("run mine.py:Relay --data late.py:data", "late.py, line 2, fails: KeyError"),

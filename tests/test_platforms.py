@@ -16,21 +16,7 @@ main()
 
 def test_a_simulation_runs_without_the_modules_of_unix(tmp_path: Path) -> None:
     """Two processes of workers, a run folder and its lock."""
-    flags = [
-        "--data",
-        "digits",
-        "--clients",
-        "3",
-        "--epochs",
-        "1",
-        "--workers",
-        "2",
-        "--model",
-        "mlp",
-        "--threads",
-        "1",
-        "--out",
-    ]
+    flags = ["--clients", "3", "--epochs", "1", "--workers", "2", "--model", "mlp", "--threads", "1", "--out", "."]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "run", "fedseq", *flags],
         capture_output=True,

@@ -238,7 +238,7 @@ def test_names_and_numbers_do_not_mix() -> None:
 def test_labels_with_gaps_need_names() -> None:
     x, y = torch.randn(12, 3), torch.tensor([0, 1, 7] * 4)
     for call in (lambda: from_tensors((x, y)), lambda: federate([(x, y)])):
-        with pytest.raises(UserError, match=r"nobody has a sample with label 2, 3, 4, 5, 6, while .* 7: number"):
+        with pytest.raises(UserError, match=r"no client has a sample with label 2, 3, 4, 5, 6, but .* 7: number"):
             call()
     names = [f"class {k}" for k in range(8)]
     assert from_tensors((x, y), classes=names).classes == tuple(names)

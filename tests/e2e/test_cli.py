@@ -452,7 +452,7 @@ def test_flags_out_of_range(refused: Call, flags: list[str], message: str) -> No
 
 def test_flags_are_named_without_rules_of_ascii_terminals(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    assert refused("list", "--epoch") == "Unrecognized options Unrecognized options: --epoch. Try ekiden list --help"
+    assert refused("list", "--epoch") == "Unrecognized options: --epoch. Try ekiden list --help"
 
 
 def test_tuning_needs_validation_data(refused: Call) -> None:

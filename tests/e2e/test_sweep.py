@@ -226,7 +226,7 @@ def test_killed_resumed_failing_and_changed(
     assert not list(Path("runs").glob("other/*/config.json")), "another experiment made them"
     assert "which 2 are those of table;" in ekiden("results", "kept/other.jsonl")[1]
     code, _, err = ekiden("results", "kept/table.jsonl", "--write", "table.toml")
-    assert (code, "no ledger" in err) == (2, True)
+    assert (code, "not a ledger" in err) == (2, True)
     Path("runs/mine").mkdir()
     Path("runs/mine/file").touch()
     code, _, err = ekiden("sweep", "table.toml", "--out", "runs/mine")

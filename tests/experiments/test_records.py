@@ -182,7 +182,7 @@ def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -
     page = ledger.page([swept], old)
     assert page == ledger.page([other, swept]), "its own section is made anew, in its place"
     assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), "a new one comes last"
-    with pytest.raises(UserError, match="no ledger"):
+    with pytest.raises(UserError, match="not a ledger"):
         ledger.page([swept], "# My notes\n")
 
 

@@ -344,7 +344,7 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, m
     api.run(plan.method, data, folder=folder, config=config, stop_after=1)
     early = (folder / "model.safetensors").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("ekiden.transports.local.run.write_models", lambda *args: None)
+        patch.setattr("ekiden.engine.run.write_models", lambda *args: None)
         api.run(plan.method, data, folder=folder, config=config)
     assert summarise(folder).last["step"] == 2
     assert not summarise(folder).finished

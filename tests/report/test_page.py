@@ -191,7 +191,7 @@ def test_writes_over_nothing_but_an_older_report(runs: Path, tmp_path: Path) -> 
     assert (out / "notes.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("my own page")
-    for wrong, text in ((tmp_path / "mine", "no report"), (tmp_path / "mine" / "index.html", "names a folder")):
+    for wrong, text in ((tmp_path / "mine", "not a report"), (tmp_path / "mine" / "index.html", "names a folder")):
         with pytest.raises(UserError, match=text):
             report([runs / "fedseq"], wrong, details=0)
     assert (tmp_path / "mine" / "index.html").read_text() == "my own page"

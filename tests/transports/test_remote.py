@@ -268,7 +268,7 @@ def test_the_server_computes_on_as_many_threads_as_it_says(tmp_path: Path, monke
 
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(session, "drive", set_before)
+    monkeypatch.setattr("ekiden.engine.run.drive", set_before)
     with pytest.raises(Stop):
         far(FedAvg(rounds=1, epochs=1), nodes_in(tmp_path), tmp_path / "run")
 

@@ -82,8 +82,9 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The metric that stands for a step."""
-        return task_in(self.config).headline.name
+        """The metric that stands for a step; silos do not tell enough for each, and then it is another one."""
+        name, last = task_in(self.config).headline.name, self.metrics[-1] if self.metrics else {}
+        return name if not last or name in last else str(last.get("metric", "accuracy"))
 
     @property
     def model(self) -> nn.Module:

@@ -177,14 +177,21 @@ def blank(build: Callable[[], nn.Module]) -> nn.Module:
         module = build()
     tensors = [t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))]
     holders = [part for part in module.modules() if [*part.parameters(False), *part.buffers(False)]]
-    known = all(type(part).__module__.startswith("torch.nn.modules.") for part in holders)
+    known = all(_is_known(part) for part in holders)
     if not known or len({id(t) for t in tensors}) < len(tensors) or any(not t.is_meta for t in tensors):
         return build()
-    module = module.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+    for part in holders:
+        for name, old in list(part.named_parameters(recurse=False)):
+            setattr(part, name, nn.Parameter(torch.full(old.shape, torch.nan, dtype=old.dtype), old.requires_grad))
+        for name, old in list(part.named_buffers(recurse=False)):
+            nothing = torch.nan if old.is_floating_point() else 0
+            setattr(part, name, torch.full(old.shape, nothing, dtype=old.dtype))
     return module
+
+
+def _is_known(part: nn.Module) -> bool:
+    """Whether it is a layer of PyTorch all of whose values travel."""
+    return type(part).__module__.startswith("torch.nn.modules.") and not part._non_persistent_buffers_set
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:

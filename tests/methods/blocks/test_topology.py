@@ -189,8 +189,8 @@ def test_refuses_a_disconnected_graph() -> None:
         ("peers", 4, "not understood"),
         ("peers:many", 4, "not understood"),
         ("ring:3", 4, "not understood"),
-        ("erdos_renyi:1.5", 4, "no probability"),
-        ("torus", 7, "no torus"),
+        ("erdos_renyi:1.5", 4, "not a probability"),
+        ("torus", 7, "do not form a torus"),
     ],
 )
 def test_refuses_what_cannot_be(topology: str, clients: int, message: str) -> None:

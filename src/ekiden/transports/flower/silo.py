@@ -173,7 +173,7 @@ class Silo:
         setup = replace(setup, build=Copies(setup.build))  # a message may need several
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
-        network = module or setup.build()  # tasks load their own values into it
+        network = setup.build() if module is None else module  # tasks load their own values into it
         setup = replace(setup, hardware=machine.resolve(file.hardware, 1, lambda: network))
 
         def watch(name: str, epoch: int, epochs: int) -> None:
