@@ -37,7 +37,7 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
     [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(("cifar", "mnist")) else []) for s in SETS],
 )
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
-    """CIFAR is slow: 60,000 images each, decoded as those of MNIST; `test_cifar10` reads it too."""
+    """MNIST and the CIFARs are slow, as they have 60,000 images or more to decode; the others are read as they are."""
     dataset = real(name)
     assert dataset.name == name
     assert dataset.shape == shape
@@ -47,14 +47,18 @@ def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: 
         assert set(part.y.tolist()) == set(range(classes))
 
 
+@pytest.mark.slow
 def test_mnist(real: Real) -> None:
+    """Slow: see `test_sizes`."""
     dataset = real("mnist")
     assert dataset.train.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert moments(dataset) == ([0.13], [0.31])
     assert (dataset.mean, dataset.std, dataset.augment) == ((0.0,), (1.0,), Augment())
 
 
+@pytest.mark.slow
 def test_cifar10(real: Real) -> None:
+    """Slow: see `test_sizes`."""
     dataset = real("cifar10")
     assert dataset.classes[:3] == ("airplane", "automobile", "bird")
     assert dataset.train.y.bincount().tolist() == [5000] * 10

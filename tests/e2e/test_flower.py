@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Method, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["fedseq", pytest.param("fedelmy", marks=pytest.mark.slow)])
 def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path) -> None:
     method, flags = CASES[name]
     here = tmp_path / "here"
