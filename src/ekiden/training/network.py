@@ -183,9 +183,9 @@ def blank(build: Callable[[], nn.Module]) -> nn.Module:
     for part in holders:
         for name, old in list(part.named_parameters(recurse=False)):
             setattr(part, name, nn.Parameter(torch.full(old.shape, torch.nan, dtype=old.dtype), old.requires_grad))
-        for name, old in list(part.named_buffers(recurse=False)):
-            nothing = torch.nan if old.is_floating_point() else 0
-            setattr(part, name, torch.full(old.shape, nothing, dtype=old.dtype))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            nothing = torch.nan if buffer.is_floating_point() else 0
+            setattr(part, name, torch.full(buffer.shape, nothing, dtype=buffer.dtype))
     return module
 
 
