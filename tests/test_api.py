@@ -301,3 +301,17 @@ def test_steps_refuses_what_run_refuses_before_the_first_step(blobs: FederatedDa
     stopped = next(steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, evaluate_every=2))
     with pytest.raises(UserError, match="lower evaluate_every"):
         _ = stopped.accuracy
+
+
+def test_a_step_that_is_not_measured_does_not_change_the_headline() -> None:
+    draw = torch.Generator().manual_seed(0)
+    silos = [(x := torch.randn(60, 5, generator=draw), x[:, 0] + x[:, 1]) for _ in range(3)]
+    data = federate(silos, task="regression")
+    result = run(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2, stop_after=1)
+    assert "loss" not in result.metrics[-1]
+    assert result.headline == "rmse"
+    with pytest.raises(UserError, match="not measured after this step"):
+        _ = result.score
+    *_, last = steps(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2)
+    assert last.headline == "rmse"
+    assert last.score == last.metrics[-1]["rmse"]

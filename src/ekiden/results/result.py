@@ -82,9 +82,10 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The metric that stands for a step; silos do not tell enough for each, and then it is another one."""
-        name, last = task_in(self.config).headline.name, self.metrics[-1] if self.metrics else {}
-        return name if not last or name in last else str(last.get("metric", "accuracy"))
+        """The metric that stands for a step: the task's own, or another where silos do not tell enough for it."""
+        usual = task_in(self.config).headline.name
+        row = next((row for row in reversed(self.metrics) if "loss" in row), {})  # not every step is measured
+        return next((name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual)
 
     @property
     def model(self) -> nn.Module:
@@ -118,7 +119,7 @@ class Result:
             UserError: that step was not measured, or the metric is not defined for these data.
         """
         row = self.metrics[-1] if self.metrics else {}
-        value = row.get(row.get("metric", "accuracy"))
+        value = row.get(self.headline)
         if value is None:
             raise UserError("models were not measured after this step: lower evaluate_every, or finish the run")
         return float(value)

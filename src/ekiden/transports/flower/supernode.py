@@ -23,7 +23,7 @@ _TELL = 60.0
 GUARD = "ekiden.transports.flower.guard"
 """module that answers in the place of `flwr-clientapp`"""
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Lets a process take memory in pages of 2 MB where the system offers that: large copies take half the time."""
+"""Lets a process take memory in pages of 2 MB where the system offers that: copies of large models are faster."""
 _SHIM = """import json, os, socket, sys
 link = socket.socket(socket.AF_UNIX)
 try:
