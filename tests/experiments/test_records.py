@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from ekiden.base.errors import UserError
-from ekiden.experiments import experiment, ledger, records, results, sweep
-from ekiden.experiments.plan import stored
+from ekiden.experiments import experiment, ledger, records, results, standing, sweep
+from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.portable import portable
 from ekiden.experiments.summary import Summary, about, comparison, label, summarise
+from ekiden.methods import FedSeq
 from tests.data.conftest import write_folder
 
 TABLE = """
@@ -419,6 +420,20 @@ def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, mon
     other = sweep.plan_sweep(Path("table.toml"), "paper", there / "runs", file)
     with pytest.raises(UserError, match=r"silos is .*south.csv.* there, .*west.csv.* in the file"):
         sweep.jobs(other, other.runs())
+
+
+def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a checkout that has the records of runs, but not the network that they began from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    with_folder = Plan(FedSeq(), model="hf:models/small", pretrained="start.safetensors")
+    (tmp_path / "models" / "small").rmdir()
+    without = Plan(FedSeq(), model="hf:models/small", pretrained="start.safetensors")
+    assert with_folder.model != without.model
+    assert standing.flat(with_folder) == standing.flat(without)
+    assert standing.flat(with_folder) != standing.flat(
+        Plan(FedSeq(), model="hf:models/large", pretrained="start.safetensors")
+    )
 
 
 def test_paths_become_names_and_nothing_else_changes() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, isclose, isnan, log
+from math import exp, inf, isclose, isnan, log
 from typing import Any, Literal
 
 import torch
@@ -160,7 +160,7 @@ class TestSet:
             places = torch.arange(len(self._data.dataset.test))
         own = [scores.score(rows) for scores, rows in served]
         row: dict[str, Any] = self._measured(each)
-        losses = [scores.mean_loss(rows) for scores, rows in served]
+        losses = [_loss(scores, rows) for scores, rows in served]
         if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
         if personal and model is not None:
@@ -269,6 +269,12 @@ class TestSet:
         """The same of each domain; empty where the data have none."""
         domain = self._data.dataset.test.domain
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
+
+
+def _loss(scores: Scores, rows: Tensor | None) -> float:
+    """The mean loss; infinite where the answers to samples are not finite; NaN where there are no samples."""
+    loss = scores.mean_loss(rows)
+    return inf if isnan(loss) and bool(scores.at(rows).loss.isnan().any()) else loss
 
 
 def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:

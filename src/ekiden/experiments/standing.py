@@ -62,7 +62,13 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
 def flat(plan: Plan[Method]) -> dict[str, Any]:
     """What decides the results of a plan, by the names of the settings; of paths only the names, see `portable`."""
     values: dict[str, Any] = portable(plan.to_json())
+    values["model"] = _last_part(values["model"])
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
     values |= training
     return values | dict(hyperparameters)
+
+
+def _last_part(model: str) -> str:
+    """A network of transformers by the last part of its name: without its folder here, a path is like a hub's name."""
+    return f"hf:{model.removeprefix('hf:').rpartition('/')[2]}" if model.startswith("hf:") else model

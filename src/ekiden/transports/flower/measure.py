@@ -1,15 +1,16 @@
 """Measures models on the test samples of all silos, which stay where they are."""
 
 from collections.abc import Sequence
-from math import exp, sqrt
+from math import exp, isnan, sqrt
 from typing import Any
 
 import torch
 
 from ekiden.data.tasks import LanguageModelling, Metric, Regression, Task
-from ekiden.engine.evaluation import consensus, diverged
+from ekiden.engine.evaluation import consensus
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator import Remote
+from ekiden.transports.flower.measured import MOST
 from ekiden.transports.flower.parcel import Count
 
 
@@ -65,12 +66,25 @@ def row_of(counts: Sequence[Sequence[Count]], results: int, task: Task, outputs:
             "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
             "clients": each,
         }
-    losses = [c.loss / c.samples for c in own if c.samples]
-    if diverged(losses, task.guess(outputs), personal=personal):
+    far = [_far_off(c, task.guess(outputs)) for c in own if c.samples]
+    if (any if personal else all)(far) and far:
         found["diverged"] = True
     if personal and results:
         found |= {f"global_{name}": value for name, value in _values(total[:1], task).items() if name != "metric"}
     return found
+
+
+def _far_off(count: Count, guess: float) -> bool:
+    """Whether a model must have diverged, by what a silo told of it.
+
+    On one machine its mean loss would be above 30, see `ekiden.engine.evaluation.diverged`. A silo counts no sample for
+    more than `MOST`: so nearly all wrong answers cost that much, and the mean is far above the loss of guessing. A
+    global model must be so at all silos, since one that forgets is so at most of them. With more than 20,000 classes
+    or tokens guessing itself costs about `MOST`, and nothing is noticed.
+    """
+    loss = count.loss / count.samples
+    wrong = 1 - count.right / count.samples
+    return isnan(loss) or (loss >= 0.9 * MOST * wrong and loss > min(2 * guess, 0.9 * MOST + 0.1 * guess))
 
 
 def headline(task: Task) -> Metric | None:

@@ -15,7 +15,7 @@ from ekiden.data.tasks import Scores
 from ekiden.engine import wire
 from ekiden.transports.flower.parcel import Count, pack, unpack
 
-_MOST = 10.0
+MOST = 10.0
 """largest loss of a sample that counts in the mean"""
 
 
@@ -42,7 +42,7 @@ def coarse(scores: Scores, least: int) -> Count:
     samples = len(scores)
     if samples < max(least, 1):
         return Count(0, 0.0, 0)
-    mean = float(scores.loss.double().clamp(max=_MOST).mean())
+    mean = float(scores.loss.double().clamp(max=MOST).mean())
     found = task.right(scores.answers, scores.y)
     right = 0 if found is None else round(float(found.double().sum()))
     return Count(right, mean if math.isnan(mean) else _rounded(mean, samples) * samples, samples)
@@ -50,7 +50,7 @@ def coarse(scores: Scores, least: int) -> Count:
 
 def _rounded(mean: float, samples: int) -> float:
     """To two significant digits, or to steps of 10/n, rounded up to one digit, where these are larger."""
-    share = _MOST / samples
+    share = MOST / samples
     digit = 10.0 ** math.floor(math.log10(share))
     step = max(math.ceil(share / digit) * digit, 10.0 ** (math.floor(math.log10(mean)) - 1) if mean > 0 else 0.0)
     return round(round(mean / step) * step, 6)
