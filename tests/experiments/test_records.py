@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from ekiden.base.errors import UserError
+from ekiden.engine.method import Method
 from ekiden.experiments import experiment, ledger, records, results, standing, sweep
 from ekiden.experiments.plan import Plan, stored
 from ekiden.experiments.portable import portable
@@ -426,14 +427,16 @@ def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, mo
     """As in a checkout that has the records of runs, but not the network that they began from."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "small").mkdir(parents=True)
-    with_folder = Plan(FedSeq(), model="hf:models/small", pretrained="start.safetensors")
+
+    def named(model: str) -> Plan[Method]:
+        return Plan(FedSeq(), model=model, pretrained="start.safetensors")
+
+    with_folder = named("hf:models/small")
     (tmp_path / "models" / "small").rmdir()
-    without = Plan(FedSeq(), model="hf:models/small", pretrained="start.safetensors")
+    without = named("hf:models/small")
     assert with_folder.model != without.model
     assert standing.flat(with_folder) == standing.flat(without)
-    assert standing.flat(with_folder) != standing.flat(
-        Plan(FedSeq(), model="hf:models/large", pretrained="start.safetensors")
-    )
+    assert standing.flat(with_folder) != standing.flat(named("hf:models/large"))
 
 
 def test_paths_become_names_and_nothing_else_changes() -> None:
