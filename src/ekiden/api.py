@@ -100,6 +100,8 @@ def _prepared(
     trackers = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(trackers, path)
     method, data = _method(method, data), _measured(_data(data), metric)
+    if isinstance(model, str):
+        method, model, pretrained = method.with_source(model, models.located_file(pretrained))
     check_needs(method, data.dataset)
     for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
         payload_types(method, task)

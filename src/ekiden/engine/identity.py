@@ -51,6 +51,14 @@ def values_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of named tensors, whatever their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        _add(digest, tensors[name], name)
+    return digest.hexdigest()
+
+
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Say what of the digests in a run folder differs from those wanted; what either does not have is not compared."""
     different = []

@@ -11,6 +11,7 @@ from ekiden.base.checks import Checked
 from ekiden.base.codec import plain
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.data import tasks
+from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Need
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
@@ -215,6 +216,25 @@ class Method(Checked, ABC):
         if not isinstance(values, Mapping):
             return values
         return {cls.renamed.get(name, name): value for name, value in values.items()}
+
+    def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
+        """The method, its network and the file of its values, where a hyperparameter names a finished run.
+
+        Args:
+            model: name of the network that the user chose, or auto.
+            pretrained: file with its values; empty: none.
+
+        Raises:
+            UserError: there is no such run, or it cannot be used.
+        """
+        return self, model, pretrained
+
+    def check_source(self, pretrained: str, dataset: Dataset) -> None:
+        """Refuse values that `with_source` found, and that are for other data than these.
+
+        Raises:
+            UserError: says what differs.
+        """
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse clients that the hyperparameters do not fit, before anything is written.

@@ -133,6 +133,7 @@ def builder(
 ) -> Callable[[], nn.Module]:
     """What makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
+    method.check_source(pretrained, dataset)
     shape, classes = dataset.shape, dataset.outputs
     build: Callable[[], nn.Module]
     if isinstance(model, nn.Module):

@@ -93,8 +93,10 @@ class Plan(Checked, Generic[M]):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
         training_part.parsed(self.train)
-        object.__setattr__(self, "pretrained", models.located_file(self.pretrained))
-        object.__setattr__(self, "model", models.located(self.model))
+        method, model, pretrained = self.method.with_source(self.model, self.pretrained)
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "pretrained", models.located_file(pretrained))
+        object.__setattr__(self, "model", models.located(model))
         _ = self.whole
 
     @property

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative, Positive
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
 from ekiden.base.refs import Ref
 from ekiden.base.sums import AnySums
+from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
@@ -19,6 +20,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.blocks.label_sums import size_of_sums, sums_of
 from ekiden.methods.fedgram import features as fixed
+from ekiden.methods.fedgram import source
 from ekiden.methods.fedgram.features import features_of
 from ekiden.methods.fedgram.handed import Common, Handoff, PatchMoments, Settled, Summing
 from ekiden.models.split import SplitNetwork, as_split
@@ -26,6 +28,7 @@ from ekiden.models.whole import PatchFeatures, WholeFeatures
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
+_FEATURES = ("auto", "patches", "random", "fourier", "network")
 _IMAGE = 16  # pixels a side that make patches worth while
 _SAMPLES = 1024  # from which the first client settles the features
 
@@ -51,10 +54,10 @@ class FedGram(Method):
     Personal heads are ridge regression towards the head of all; the papers have none.
     """
 
-    features: Literal["auto", "patches", "random", "fourier", "network"] = "auto"
-    """φ: answers to patches of the first client's images, random units or Fourier features of the inputs, or the
-    features of the network as it is given and random units of these; auto: patches for images of 16 pixels a side or
-    more, else random"""
+    features: str = "auto"
+    """φ: patches, answers to patches of the first client's images; random, random units of the inputs; fourier, Fourier
+    features of the inputs; network, the features of the network as it is given and random units of these; run:FOLDER,
+    the same of the model that a finished run gave; auto: patches for images of 16 pixels a side or more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
     nearest class means"""
@@ -98,10 +101,17 @@ class FedGram(Method):
     def needs(self) -> frozenset[Need]:
         """Vectors, or classes if the head is not ridge regression; numbers, unless the network makes the features."""
         labels = VECTORS if self.head == "ridge" else CLASSES
-        return labels if self.features == "network" else labels | NUMBERS
+        return labels if self.features == "network" or self._of_run else labels | NUMBERS
+
+    @property
+    def _of_run(self) -> bool:
+        """Whether the features are those of a finished run."""
+        return self.features.startswith(source.PREFIX)
 
     def __post_init__(self) -> None:
-        """The budget must be one, and there must be patches."""
+        """The features must be known, the budget must be one, and there must be patches."""
+        if self.features not in _FEATURES and not self._of_run:
+            raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
         if self.personal and self.head != "ridge":
@@ -111,6 +121,20 @@ class FedGram(Method):
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
         in_order(self.order, clients)
+
+    def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
+        """The network of the run whose features are wanted, and the file of its model."""
+        if not self._of_run or source.is_named(self.features):
+            return self, model, pretrained
+        if pretrained:
+            raise UserError("--features run:FOLDER has the values of that run: leave out --pretrained")
+        features, model, pretrained = source.named(self.features, model)
+        return replace(self, features=features), model, pretrained
+
+    def check_source(self, pretrained: str, dataset: Dataset) -> None:
+        """A run's features are for samples as it had them."""
+        if self._of_run:
+            source.check_same_data(self.features, pretrained, dataset)
 
     def check_network(self, model: Size) -> None:
         """Only patches have a dictionary."""
@@ -124,7 +148,9 @@ class FedGram(Method):
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
     def _features(self, network: nn.Module, shape: tuple[int, ...], room: fixed.Room) -> WholeFeatures:
-        if self.features == "network":
+        if self._of_run:
+            source.check_body(self.features, network)
+        if self.features == "network" or self._of_run:
             return fixed.frozen_network(as_split(network).features, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
             return self._patches(shape, room)

@@ -86,8 +86,10 @@ class RemotePlan(Checked, Generic[M]):
         training_part.parsed(self.train)
         if outside.is_file(self.model):
             raise UserError(agreements.NO_CODE)
-        object.__setattr__(self, "pretrained", models.located_file(self.pretrained))
-        object.__setattr__(self, "model", models.located(self.model))
+        method, model, pretrained = self.method.with_source(self.model, self.pretrained)
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "pretrained", models.located_file(pretrained))
+        object.__setattr__(self, "model", models.located(model))
         _ = self.whole
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
@@ -347,6 +349,7 @@ def agree(
         task=one.task,
     )
     check_needs(plan.whole, no_samples(agreed))
+    plan.whole.check_source(plan.pretrained, no_samples(agreed))
     if not agreed.has_values:
         return agreed
     return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))
