@@ -36,7 +36,7 @@ _WHERE = {
     "split": "data",
     "steps": "api",
 }
-"""Modules are loaded when a name of theirs is used, so that `ekiden --version` does not wait for PyTorch."""
+"""Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch."""
 
 __all__ = [
     "Augment",
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its module."""
+    """Return a public name from its module."""
     if name in _WHERE:
         return getattr(import_module(f"ekiden.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'ekiden' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m ekiden`: the command line, where its script is not on the path."""
+"""`python -m ekiden`: the command line, if its script is not on the path."""
 
 from ekiden.cli.app import main
 

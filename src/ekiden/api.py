@@ -48,12 +48,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 Absent = Callable[[int, str], bool]
-"""(step, client): whether that client does not answer in that step."""
+"""(step, client) -> whether that client does not answer in that step"""
 __all__ = ["Result", "describe", "run", "steps"]
 
 
 def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Let a function of what `prepare` gives take the arguments of `prepare`, which then stand in one place."""
+    """Let a function of what `prepare` gives take the arguments of `prepare`, so that they are written only once."""
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
         @wraps(function)
@@ -62,7 +62,7 @@ def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], 
 
         own = signature(function).return_annotation
         prepared.__signature__ = signature(prepare).replace(return_annotation=own)  # type: ignore[attr-defined]
-        del prepared.__wrapped__  # the reference would show its arguments
+        del prepared.__wrapped__  # otherwise the reference shows its arguments
         return prepared
 
     return decorate
@@ -103,7 +103,7 @@ def _prepared(
     if isinstance(model, str):
         method, model, pretrained = method.with_source(model, models.located_file(pretrained))
     check_needs(method, data.dataset)
-    for task in tasks(type(method)):  # a type that is missing would be missed at the first resume only
+    for task in tasks(type(method)):  # otherwise a missing type is found at the first resume
         payload_types(method, task)
     clients = holders(method, data)
     check_clients(clients, method)
@@ -117,7 +117,7 @@ def _prepared(
     check_model(worker, data)
     label = model if isinstance(model, str) else f"{type(model).__name__}"
     described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
-    if evaluate_on != "all":  # as in runs that were begun before there was a choice
+    if evaluate_on != "all":  # not written, as in runs of versions without a choice
         described["evaluate_on"] = evaluate_on
     described |= {"workers": workers, "evaluate_every": evaluate_every}
     if transport is None:
@@ -130,42 +130,43 @@ def _prepared(
 
 
 @_with_arguments_of(_prepared)
-def run(prepared: "_Prepared") -> Result:  # noqa: D417  (whose arguments are those of `_prepared`)
-    """Run a method over silos that are simulated on this machine.
+def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are those of `_prepared`)
+    """Run a method over silos simulated on this machine.
 
     Args:
-        method: what to run; a class, or its name on the command line, stands for the method with its defaults.
-        data: who holds what, from `ekiden.split` or `ekiden.federate`, or a list with the samples of each client,
-            which `ekiden.federate` is called with.
-        model: name of a network of the library ("auto": the one fit for the data), `hf:FOLDER`, `timm:NAME`, a module
+        method: what to run; a class, or its name on the command line, means the method with its defaults.
+        data: who holds what: from `ekiden.split` or `ekiden.federate`, or a list with each client's samples, which is
+            passed to `ekiden.federate`.
+        model: name of a network of the library ("auto": the one that fits the data), `hf:FOLDER`, `timm:NAME`, a module
             (its values are the initial model), or a function that makes one (called with the seed set).
         training: how clients train.
-        hardware: on what; `threads` = 0 means all cores, divided among the workers.
+        hardware: what the run computes on; `threads` = 0 means all cores, divided among the workers.
         seed: of everything random.
-        folder: where to keep the run; with the folder of an interrupted run, goes on with it, from its first step
-            where a file that it needs is damaged or gone. None: in memory.
-        workers: processes for independent tasks; 1: all in this process.
+        folder: where to keep the run. The folder of an interrupted run resumes it, from its first step if a file that
+            it needs is damaged or gone. None keeps the run in memory.
+        workers: number of processes for independent tasks; 1 does them all in this process.
         evaluate_every: steps between evaluations.
-        config: what else identifies the run in `config.json`.
-        watch: called after each epoch of training with (client, epoch, epochs), if all is in this process.
+        config: further entries that identify the run in `config.json`.
+        watch: called after each epoch of training with (client, epoch, epochs); only if all tasks are done in this
+            process.
         on_step: called after each step with the row of metrics.
-        stop_after: stop after so many steps, to go on later.
-        processes: use worker processes even if there is one worker, or never.
-        absent: which clients do not answer in which step, to try a method with: (step, client) -> bool.
-        transport: how tasks reach clients, in place of `workers`: makes an `ekiden.transports.Transport` of your own
+        stop_after: stop after this number of steps, to resume later.
+        processes: True uses worker processes even for one worker, False never.
+        absent: which clients do not answer in which step, to test a method: (step, client) -> bool.
+        transport: your own way to bring tasks to clients, in place of `workers`: makes an `ekiden.transports.Transport`
             from an `ekiden.transports.Start` (docs/own-transport.md).
-        keep_trained: keep in the folder, at each client, the models that its last task trained.
-        evaluate_on: measure personal models on all test data, or each on its own client's alone, which takes 1/N of the
-            time. With "own", the models that clients trained last in the step are measured too, before any averaging.
-        train: what of the model is trained: "all"; "head"; "last:2", the last two blocks and the head; or
+        keep_trained: keep the models that each client's last task trained, in its part of the folder.
+        evaluate_on: measure personal models on all test data, or each on its own client's only, which takes 1/N of the
+            time. With "own", the models that clients trained last in the step are also measured, before any averaging.
+        train: the part of the model that is trained: "all"; "head"; "last:2", the last two blocks and the head; or
             "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
             travel, and stays in evaluation mode.
         pretrained: safetensors file with the values of the model, by its names.
-        track: programs that draw the metrics as the run goes on, "tensorboard" or "mlflow"; needs `folder`. One that
-            fails is left out with a warning in the log.
-        metric: the headline metric: it chooses the best epoch on validation data, and is what tables and `Result.score`
-            give. A name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number of which more is
-            better, or a `Metric`. Empty: the task's first, accuracy in classification.
+        track: programs that draw the metrics while the run computes, "tensorboard" or "mlflow"; needs `folder`. A
+            program that fails is left out with a warning in the log.
+        metric: the headline metric. It chooses the best epoch on validation data; tables and `Result.score` show it. A
+            name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number for which more is better,
+            or a `Metric`. Empty means the task's first metric, which is accuracy in classification.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -184,11 +185,11 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (whose arguments are th
 def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
-    The arguments are those of `ekiden.run`. The loop may be left at any time: worker processes end, and a run folder
-    can be gone on with.
+    The arguments are those of `ekiden.run`. You may leave the loop at any time: worker processes end, and a run in a
+    folder can be resumed.
 
     Yields:
-        After each step, what `run` would give if it stopped there: the state, the models, all rows of metrics so far.
+        After each step, the result of a run that stops there: the state, the models, and all rows of metrics so far.
 
     Raises:
         UserError: something that the caller can put right; the run folder then holds the last good state.
@@ -197,7 +198,7 @@ def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
 
 
 def nobody(step: int, client: str) -> bool:
-    """Nobody is absent."""
+    """Return False: every client answers in every step."""
     return False
 
 
@@ -206,8 +207,8 @@ class _Here:
     """Makes the transport of clients on this machine.
 
     Attributes:
-        worker: what executes tasks in this process.
-        processes: worker processes; 0: all in this one.
+        worker: executes tasks in this process.
+        processes: number of worker processes; 0 does all tasks in this process.
         absent: which clients do not answer in which step.
     """
 
@@ -216,7 +217,7 @@ class _Here:
     absent: Absent
 
     def __call__(self, start: Start) -> Transport:
-        """Go on from `start`."""
+        """Make the transport that continues from `start`."""
         executor: Executor = InProcess(self.worker)
         if self.processes:
             executor = Processes(start.setup, start.clients, self.processes)
@@ -225,7 +226,7 @@ class _Here:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A run that was checked; nothing is written yet, and no process started.
+    """A run that was checked. Nothing is written yet, and no process has started.
 
     Attributes:
         described: the configuration, as the folder keeps it.
@@ -242,7 +243,7 @@ class _Prepared:
     trackers: tuple[str, ...]
 
     def ends(self) -> Generator[End, None, End]:
-        """Where the run stands after each step; returns where it ends."""
+        """Yield what the run has after each step, and return what it has at the end."""
         setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
         folder = RunFolder(self.folder, self.described) if self.folder else None
 
@@ -266,12 +267,12 @@ class _Prepared:
             return (yield from run.steps())
 
     def results(self) -> Generator[Result, None, None]:
-        """What the run has given after each step."""
+        """Yield the result so far after each step."""
         with closing(self.ends()) as ends:
             yield from map(self.result, ends)
 
     def result(self, end: End) -> Result:
-        """What a run gave that stands here."""
+        """Return the result of a run that stops here."""
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
         models = weights, tuple(personal)
@@ -281,7 +282,7 @@ class _Prepared:
 
 
 def _method(method: Any, data: Any) -> Method:
-    """The method that is meant."""
+    """Return the method that the user means."""
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UserError("run takes the method first, then the data: ekiden.run(method, data)")
     if isinstance(method, str):
@@ -298,7 +299,7 @@ def _method(method: Any, data: Any) -> Method:
 
 
 def _data(data: Any) -> FederatedData:
-    """The federation that is meant."""
+    """Return the federation that the user means."""
     if isinstance(data, FederatedData):
         return data
     if isinstance(data, Dataset):
@@ -312,7 +313,7 @@ def _data(data: Any) -> FederatedData:
 
 
 def _measured(data: FederatedData, metric: Any) -> FederatedData:
-    """The federation with the headline metric that is meant."""
+    """Return the federation with the headline metric that the user means."""
     if not metric:
         _ = data.dataset.task.headline  # exists
         return data
@@ -326,7 +327,7 @@ def _measured(data: FederatedData, metric: Any) -> FederatedData:
 
 
 def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = True) -> dict[str, Any]:
-    """What a run folder says of a run; without digests of data and model, which take time, if nobody keeps them."""
+    """Return the configuration of a run. Digests of data and model take time, so only runs with a folder have them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
     found = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)} if digests else None
@@ -347,7 +348,7 @@ def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = Tru
 
 
 def describe_samples(setup: Setup) -> dict[str, Any]:
-    """What a run folder says for those who use the model later, and nothing else depends on."""
+    """Return the entries of a configuration that are only for those who use the model later."""
     if network_name(setup.build) is not None:
         return {"sample_type": _sample_type(setup)}
     module = setup.build()
@@ -361,11 +362,11 @@ def describe_samples(setup: Setup) -> dict[str, Any]:
 
 
 def _sample_type(setup: Setup) -> str:
-    """Of the samples as tensors: uint8, float32 or int64."""
+    """Return the type of the samples as tensors: uint8, float32 or int64."""
     return str(setup.dataset.train.x.dtype).removeprefix("torch.")
 
 
 def _as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration as it is read from a folder."""
+    """Return a configuration as it is read from a folder."""
     found: Mapping[str, Any] = json.loads(json.dumps(config))
     return found

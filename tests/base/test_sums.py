@@ -220,7 +220,7 @@ def test_targets_that_cannot_be_added_exactly_are_refused() -> None:
     x, y = with_targets(10)
     with pytest.raises(UserError, match="whole numbers"):
         of_targets(x, y + 0.5 * (y.abs() < 1000) + 0.5)
-    with pytest.raises(UserError, match="farther than 1048576 steps"):
+    with pytest.raises(UserError, match="more than 1048576 steps"):
         of_targets(x, y + 2 * FARTHEST)
     with pytest.raises(UserError, match="whole numbers"):
         of_targets(x, y * float("nan"))

@@ -385,7 +385,7 @@ def test_a_record_needs_exactly_its_fields() -> None:
 
 def test_each_tensor_belongs_somewhere_once() -> None:
     two = [torch.ones(1), torch.zeros(1)]
-    with pytest.raises(WireError, match="belong nowhere"):
+    with pytest.raises(WireError, match="belong to no value"):
         decode(with_tree(two, lambda t: t[:1]), list[Tensor])
     for other in (0, 2, -1, True, "1"):
         with pytest.raises(WireError):

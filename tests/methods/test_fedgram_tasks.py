@@ -239,5 +239,5 @@ def test_what_cannot_be_summed_is_refused(tmp_path: Path) -> None:
     far = y.clone()
     far[3] = 1e6
     data = federate([(x, far)], val_fraction=0.0, task=Regression(mean=(0.0, 0.0), std=(100.0, 100.0)))
-    with pytest.raises(UserError, match="a target is farther than 1048576 steps"):
+    with pytest.raises(UserError, match="a target is more than 1048576 steps"):
         go("regression", data=data)

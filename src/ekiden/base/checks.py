@@ -1,4 +1,4 @@
-"""What values the fields of a dataclass may have, declared in their annotations and checked when one is made.
+"""Check the fields of a dataclass by their annotations when an instance is made.
 
     @dataclass(frozen=True)
     class Settings(Checked):
@@ -6,7 +6,7 @@
         epochs: Annotated[int, Range(least=1)] = 200
         share: Fraction = 0.5  # a name for a common range
 
-The command line reads the same annotations, so both ways refuse the same values.
+The command line reads the same annotations, so it refuses the same values.
 """
 
 import math
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from or above one bound to or below another; `Annotated[float, Range(above=0)]` is all above 0."""
+    """A range of numbers, with or without its bounds; `Annotated[float, Range(above=0)]` allows all above 0."""
 
     least: float | None = None
     above: float | None = None
@@ -66,10 +66,10 @@ BelowOne = Annotated[float, Range(least=0, below=1)]
 
 
 class Checked:
-    """Base class of dataclasses whose fields are checked when one is made, before a `__post_init__` of their own.
+    """Base class of dataclasses whose fields are checked when an instance is made, before their own `__post_init__`.
 
-    Numbers of a field get the type that it is declared with: an int where a float is wanted becomes a float, a NumPy
-    integer an int, a list where a tuple is wanted a tuple. So equal settings are equal as JSON, too.
+    Values are converted to the declared type: an int becomes a float if the field is a float, a NumPy integer becomes
+    an int, and a list becomes a tuple if the field is a tuple. So equal settings are also equal as JSON.
     """
 
     _flag: ClassVar[str] = "--{}"
@@ -97,7 +97,7 @@ class Checked:
 
 
 def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a function as fields of a `Checked` dataclass are checked, `but` those of these names."""
+    """Check the arguments of a function like fields of a `Checked` dataclass, except the names in `but`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -113,10 +113,10 @@ def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def admitted(name: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind`, an annotation; unchanged where the annotation is none that can be checked.
+    """Return `value` as `kind`, an annotation; unchanged if that annotation cannot be checked.
 
     Raises:
-        UserError: it is of another type, unknown, or out of range; calls it `name`.
+        UserError: it is of another type, unknown, or out of range; the message calls it `name`.
     """
     try:
         return _as(value, kind)
@@ -136,7 +136,7 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 
 class _Refused(Exception):
-    """A value is not what an annotation asks for."""
+    """A value does not fit its annotation."""
 
     def __init__(self, why: str, wanted: str) -> None:
         super().__init__(why, wanted)
@@ -159,12 +159,12 @@ def _check_fields(instance: Any) -> None:
 
 @cache
 def hints_of(annotated: Any) -> dict[str, Any]:
-    """The annotations of a class or function, with their ranges."""
+    """Return the annotations of a class or function, with their ranges."""
     return typing.get_type_hints(annotated, include_extras=True)
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """`value` as `kind`."""
+    """Return `value` as `kind`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         new = _within(value, kind)
@@ -184,7 +184,7 @@ def _as(value: Any, kind: Any) -> Any:
 
 
 def _number(value: Any, kind: Any) -> Any:
-    """`value` as an int or float, whichever `kind` is."""
+    """Return `value` as an int or float, whichever `kind` is."""
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         raise _Refused(_WRONG_TYPE, _names(kind))
     if type(value) is kind:
@@ -212,7 +212,7 @@ def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
 
 
 def _instance(value: Any, kind: Any) -> Any:
-    """`value`, an instance of `kind` where that is a class."""
+    """Return `value`, which must be an instance of `kind` if that is a class."""
     plain = get_origin(kind) or kind
     known = isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
     if known and not isinstance(value, plain):
@@ -221,7 +221,7 @@ def _instance(value: Any, kind: Any) -> Any:
 
 
 def _within(value: Any, kind: Any) -> Any:
-    """`value` as an annotation with ranges."""
+    """Return `value` as an annotation with ranges."""
     plain, *marks = get_args(kind)
     try:
         new = _as(value, plain)
@@ -234,28 +234,28 @@ def _within(value: Any, kind: Any) -> Any:
 
 
 def _one_of(value: Any, kinds: Iterable[Any]) -> Any:
-    """`value` as the first of `kinds` that it fits."""
+    """Return `value` as the first of `kinds` that it fits."""
     refusals = []
     for kind in kinds:
         try:
             return _as(value, kind)
         except _Refused as refused:
             refusals.append(refused)
-    # The type is right where the range is not: then it is the range that helps.
+    # If a type fits and its range does not, the range is the helpful message.
     nearest = next((r for r in refusals if r.why == _OUT_OF_RANGE), refusals[0])
     wanted = nearest.wanted if nearest.why == _OUT_OF_RANGE else " or ".join(map(_names, kinds))
     raise _Refused(nearest.why, wanted)
 
 
 def _names(kind: Any) -> str:
-    """What an annotation asks for, in words."""
+    """Return in words what an annotation allows."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return ", ".join([_names(args[0]), *(str(mark) for mark in args[1:] if isinstance(mark, Range))])
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple and args[1:] == (...,):
-        return f"a list, each of it {_names(args[0])}"
+        return f"a list, each element {_names(args[0])}"
     known = {float: "a number", int: "a whole number", bool: "True or False", str: "a text", NoneType: "None"}
     plain = origin or kind
     return known.get(plain) or f"of type {getattr(plain, '__name__', plain)}"

@@ -1,4 +1,4 @@
-"""From plain values, as JSON and TOML hold them, to checked dataclasses; and back."""
+"""Convert plain values, as in JSON and TOML, to checked dataclasses, and back."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +15,10 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
     """Return the dataclass of `kind` with these values, each checked by the annotation of its field.
 
     Args:
-        kind: a dataclass; a table of values becomes the dataclass that its field announces.
-        values: of its fields, by name.
-        table: what messages call the table that the values stand in; empty for the outermost.
-        what: what they call a field.
+        kind: a dataclass; a table of values becomes the dataclass that its field is annotated with.
+        values: the values of its fields, by name.
+        table: what messages call the table of these values; empty for the outermost table.
+        what: what messages call a field.
 
     Raises:
         UserError: a field is unknown or missing, or a value is of another type, unknown, or out of range.
@@ -38,7 +38,7 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
 
 @contextmanager
 def reading(what: str, reader: str = "the version of Ekiden that wrote it") -> Iterator[None]:
-    """Say of what cannot be read what it is, and what can read it."""
+    """Turn errors of reading into a message that says what cannot be read, and what can read it."""
     try:
         yield
     except UserError as error:
@@ -50,7 +50,7 @@ def plain(record: Any, later: Collection[str] = ()) -> dict[str, Any]:
 
     Args:
         record: the dataclass.
-        later: fields that older files do not have: with their default they are left out.
+        later: fields that older files do not have; with their default value they are left out.
     """
     usual = {f.name: f.default for f in fields(record) if f.name in later}
     return {name: value for name, value in asdict(record).items() if name not in usual or value != usual[name]}

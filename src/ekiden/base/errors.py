@@ -1,4 +1,4 @@
-"""The one kind of error that a user's input can cause."""
+"""The one kind of error that a user's input causes."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """Something the user can put right; its text is one line that says what is wrong and what to do.
+    """An error that the user can fix. Its text is one line that says what is wrong and what to do.
 
     The command line prints it and exits with code 2.
     """
@@ -17,7 +17,7 @@ class DivergenceWarning(UserWarning):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not among `known`, with the nearest match first."""
+    """Return the error for a name that is not among `known`; its nearest match comes first."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -26,7 +26,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 
 @contextmanager
 def at(where: str) -> Iterator[None]:
-    """Say in which file or entry an error is."""
+    """Add to an error's message in which file or entry it is."""
     try:
         yield
     except UserError as error:

@@ -7,15 +7,15 @@ from ekiden.base.errors import UserError
 
 
 def require_extra(extra: str, what: str, *modules: str) -> None:
-    """Refuse what needs packages that are not installed, before any work is done. Imports nothing.
+    """Refuse early if packages are not installed that something needs. This imports nothing.
 
     Args:
-        extra: the extra of ekiden that installs them.
-        what: what needs them, the subject of the message.
+        extra: the extra of Ekiden that installs them.
+        what: what needs them; the subject of the message.
         modules: their names in Python.
 
     Raises:
-        UserError: one of them is missing; names it and the command that installs it.
+        UserError: one of them is missing; the message names it and the command that installs it.
     """
     for module in modules:
         if module in sys.modules and sys.modules[module] is not None:

@@ -1,4 +1,4 @@
-"""Files: a crash leaves the old or the new one, a changed byte is noticed, and tensors are not copied."""
+"""Files: a crash leaves the old or the new file, a changed byte is noticed, and tensors are not copied."""
 
 import contextlib
 import errno
@@ -15,11 +15,11 @@ from ekiden.base.errors import UserError
 
 _DIGEST = "blake2b"
 _BLANK = "0" * 32
-"""What stands in the place of the digest while it is made."""
+"""placeholder for the digest while it is computed"""
 _MARK = b"ekiden\0\2"
-"""The first bytes of a file with a digest that is not a safetensors file; those begin with their header's length."""
+"""first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
 _OLDER = {"format", "tree"}
-"""What the metadata of files without a digest says."""
+"""metadata of files without a digest"""
 
 DTYPES = {
     torch.float64: "F64",
@@ -36,14 +36,14 @@ DTYPES = {
 
 
 class Damaged(UserError):
-    """A file that is not as it was written."""
+    """A file that has changed since it was written."""
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, piece by piece.
+    """Yield the bytes of a safetensors file, piece by piece.
 
-    The library's own writer holds a second copy of everything and refuses tensors that share memory; ours is read
-    back by the library.
+    The writer of the library safetensors holds a second copy of everything and refuses tensors that share memory. That
+    library reads the files of this one.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -61,12 +61,12 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
-    """The pieces of a safetensors file with a digest of all its bytes in the metadata, which `intact` compares.
+    """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for `intact`.
 
     It stays a safetensors file that every tool reads.
 
     Args:
-        chunks: what `safetensors_chunks` gave.
+        chunks: from `safetensors_chunks`.
         more: further entries of the metadata.
     """
     first, *tensors = chunks
@@ -80,9 +80,9 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
 
 
 def intact(data: bytes) -> bytes:
-    """`data` of a safetensors file, as they were written. Files of older versions have no digest: these pass.
+    """Return the `data` of a safetensors file as they were written. Files of older versions have no digest and pass.
 
-    A file that is not a safetensors file passes too; its reader refuses it.
+    Other files pass too; the reader of safetensors files refuses them.
 
     Raises:
         Damaged: a byte was changed, or it is truncated.
@@ -90,7 +90,7 @@ def intact(data: bytes) -> bytes:
     name = f'"{_DIGEST}":"'.encode()
     at = data.find(name, 8, 8 + int.from_bytes(data[:8], "little"))
     if at < 0:
-        if metadata_of(data).keys() - _OLDER:  # the digest's own name was changed
+        if metadata_of(data).keys() - _OLDER:  # the name of the digest's entry was changed
             raise Damaged("changed since it was written")
         return data
     start, end = at + len(name), at + len(name) + len(_BLANK)
@@ -111,14 +111,14 @@ def metadata_of(data: bytes) -> dict[str, str]:
 
 
 def _framed(header: Mapping[str, object]) -> bytes:
-    """The header of a safetensors file."""
+    """Return the header of a safetensors file."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def marked(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The pieces of a file, with a digest of them before."""
+    """Return the pieces of a file with their digest in front."""
     found = hashlib.blake2b(digest_size=len(_BLANK) // 2)
     for piece in pieces:
         found.update(piece)
@@ -126,7 +126,7 @@ def marked(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def verified(data: bytes) -> memoryview:
-    """What `marked` was given. Files of older versions have no digest: these pass.
+    """Return what `marked` was given. Files of older versions have no digest and pass.
 
     Raises:
         Damaged: a byte was changed.
@@ -146,7 +146,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
     Args:
         path: the file; its folder must exist.
         chunks: its content.
-        sync: wait until it is on the disk, so that it also outlives a power cut.
+        sync: wait until it is on the disk, so that it also survives a power cut.
 
     Raises:
         UserError: the disk is full; the old file is untouched.
@@ -167,9 +167,9 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
 
 
 def write_once(path: Path, content: bytes) -> bytes:
-    """Write `path` for its owner's eyes only, unless it exists; returns what it holds then.
+    """Write `path`, readable by its owner only, unless it exists; return what it then holds.
 
-    Of several processes that try at once, all get what the first one wrote.
+    If several processes try at once, all get what the first one wrote.
     """
     if not path.exists():
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -179,7 +179,7 @@ def write_once(path: Path, content: bytes) -> bytes:
                 file.flush()
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)  # unlike a rename, leaves what another process wrote meanwhile
+                os.link(temporary, path)  # unlike a rename, this keeps what another process wrote meanwhile
         except OSError as error:
             raise disk_error(error, path) from error
         finally:
@@ -188,7 +188,7 @@ def write_once(path: Path, content: bytes) -> bytes:
 
 
 def disk_error(error: OSError, path: Path) -> UserError:
-    """What to tell the user when `path` could not be written."""
+    """Return the error for a `path` that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"disk full while writing {path}: free some space, then run `ekiden resume` or the same command again"

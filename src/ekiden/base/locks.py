@@ -1,4 +1,4 @@
-"""Locks between processes of one machine. They end with the process, however that ends."""
+"""Locks between processes of one machine. A lock is released when its process ends, even by a kill."""
 
 import hashlib
 import tempfile
@@ -12,7 +12,7 @@ __all__ = ["Timeout", "beside", "hold", "locked"]
 
 
 def hold(path: Path, *, wait: bool) -> FileLock:
-    """Hold the lock of a file, which is made where it is missing, until `release` is called.
+    """Hold the lock of a file until `release` is called; a missing file is made.
 
     Args:
         path: the file, whose contents do not matter.

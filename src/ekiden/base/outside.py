@@ -1,7 +1,7 @@
-"""What comes from outside the package: the user's own files, as `mine.py:MyMethod`, and other packages' entry points.
+"""Code from outside the package: the user's own files, as `mine.py:MyMethod`, and entry points of other packages.
 
-A file is code, so it runs only where the user asked for it: on a command line, in Python, in an experiment file. A run
-folder, which may come from anybody, names files too; those run only if the user has run the same content before.
+A file is code, so it runs only if the user names it: on a command line, in Python, in an experiment file. A run folder,
+which may come from anybody, names files too. Those run only if the user has run the same content before.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def is_file(name: str) -> bool:
 
 
 def located(name: str) -> str:
-    """The same name for every folder: the path becomes absolute."""
+    """Return `name` with an absolute path, which holds in every folder."""
     if not is_file(name):
         return name
     path, _, attribute = name.rpartition(":")
@@ -39,12 +39,12 @@ def located(name: str) -> str:
 
 
 def short(name: str) -> str:
-    """`name` without the folder of a file."""
+    """Return `name` without the folder of the file."""
     return Path(name).name if is_file(name) else name
 
 
 def trust(name: str) -> None:
-    """Note that the user asked for the code in the file of `name`; other names need no trust.
+    """Note that the user named the code in the file of `name`; other names need no trust.
 
     Raises:
         UserError: there is no such file.
@@ -58,10 +58,10 @@ def trust(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """What the Python file in PATH.py:NAME calls NAME.
+    """Return what the Python file in PATH.py:NAME calls NAME.
 
     Raises:
-        UserError: there is no such file or name, the file fails, or the user has not asked for it; see `trust`.
+        UserError: there is no such file or name, the file fails, or the user has not named it before; see `trust`.
     """
     path, attribute = _path(name), name.rpartition(":")[2]
     if _digest(path) not in _trusted():
@@ -77,10 +77,10 @@ def load(name: str) -> Any:
 
 
 def call(name: str, group: Group, *args: Any) -> Any:
-    """What the function called `name` gives: one in a file, or an entry point of `group`.
+    """Call the function `name` (in a file, or an entry point of `group`), and return its result.
 
     Raises:
-        UserError: it is not a function, it fails, or it takes other arguments.
+        UserError: it is not a function, fails, or takes other arguments.
     """
     function = load(name) if is_file(name) else installed(group)[name].load()
     if not callable(function):
@@ -88,7 +88,7 @@ def call(name: str, group: Group, *args: Any) -> Any:
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     args = args if wanted else ()
     if len(wanted) != len(args):
-        raise UserError(f"{name} takes {len(wanted)} arguments, it is called with {len(args)}")
+        raise UserError(f"{name} takes {len(wanted)} arguments, but is called with {len(args)}")
     try:
         return function(*args)
     except UserError:
@@ -98,18 +98,18 @@ def call(name: str, group: Group, *args: Any) -> Any:
 
 
 def reference(thing: Any) -> str | None:
-    """The PATH.py:NAME that `load` gave `thing` for; None of what comes from elsewhere."""
+    """Return the PATH.py:NAME from which `load` gave `thing`; None for anything else."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", "")
     return f"{_origin(module)}:{name}" if module.startswith(_PREFIX) else None
 
 
 def digests(names: Sequence[str]) -> dict[str, str]:
-    """The digest of each file among `names`, by its path."""
+    """Return the digest of each file among `names`, by its path."""
     return {str(_path(name)): _digest(_path(name)) for name in names if is_file(name)}
 
 
 def refuse_changed(code: Mapping[str, str]) -> None:
-    """Refuse files that are not as they were when a run noted these digests of them.
+    """Refuse files that have changed since a run noted these digests.
 
     Raises:
         UserError: one has changed, or is gone.
@@ -120,7 +120,7 @@ def refuse_changed(code: Mapping[str, str]) -> None:
 
 
 def failure(path: Path, error: Exception) -> UserError:
-    """One line about an error of the user's code."""
+    """Return one line about an error of the user's code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     where = f"{path}, line {line}" if line else str(path)
@@ -128,7 +128,7 @@ def failure(path: Path, error: Exception) -> UserError:
 
 
 def source(thing: Any) -> Path | None:
-    """The file that a class or function is written in, where there is one."""
+    """Return the file that a class or function is written in, if there is one."""
     try:
         file = inspect.getsourcefile(thing)
     except TypeError:
@@ -137,7 +137,7 @@ def source(thing: Any) -> Path | None:
 
 
 def installed(group: Group) -> dict[str, EntryPoint]:
-    """The entry points that other packages declare in a group, by name."""
+    """Return the entry points that other packages declare in a group, by name."""
     return {point.name: point for point in _points(group)}
 
 
@@ -158,7 +158,7 @@ def _digest(path: Path) -> str:
 
 
 def _list() -> Path:
-    """The file that lists the contents that the user asked for."""
+    """Return the file that lists the contents that the user has named."""
     return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser() / "trusted-code"
 
 
@@ -170,7 +170,7 @@ def _trusted() -> frozenset[str]:
 
 
 def _module(path: Path) -> ModuleType:
-    """The module in the file, executed once in a process."""
+    """Return the module in the file, which is executed once in a process."""
     name = _PREFIX + str(path).encode().hex()
     if name in sys.modules:
         return sys.modules[name]
@@ -187,7 +187,7 @@ def _origin(module: str) -> Path:
 
 
 class _Source(SourceFileLoader):
-    """Executes the file itself: a compiled copy in `__pycache__` may hold anything, and no digest covers it."""
+    """Executes the file itself. A compiled copy in `__pycache__` may hold other code, and no digest covers it."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile what the file holds."""
@@ -198,7 +198,7 @@ class _Files(MetaPathFinder):
     """Finds the modules of the user's files by name, so that worker processes find the classes in them too."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The file that `name` stands for."""
+        """Return the file of module `name`."""
         if not name.startswith(_PREFIX):
             return None
         path = str(_origin(name))

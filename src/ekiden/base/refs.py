@@ -11,10 +11,10 @@ EVERYONE = "*"
 
 @dataclass(frozen=True)
 class Ref(Generic[T_co]):
-    """A value that lives at its owner and moves only when another party uses it.
+    """A reference to a value that stays at its owner and moves only when another party uses it.
 
     Attributes:
-        owner: name of the client that holds it, or `EVERYONE` for what all can derive from the seed.
+        owner: name of the client that holds it, or `EVERYONE` for values that all can derive from the seed.
         key: its name there.
     """
 

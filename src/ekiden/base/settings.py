@@ -14,8 +14,8 @@ class Training(Checked):
     """How a client trains.
 
     The defaults are those with which the code of FedELMY's authors trains its small CNNs. Adam and the weight decay are
-    in the paper too. The learning rate and the batch size are not: the paper's appendix has 5e-5 for CIFAR-10, PACS and
-    Tiny-ImageNet, 1e-3 for Office-Caltech-10 alone, and names no exception for the CNN.
+    also in the paper. The learning rate and the batch size are not: the paper's appendix has 5e-5 for CIFAR-10, PACS
+    and Tiny-ImageNet and 1e-3 only for Office-Caltech-10, without an exception for the CNN.
     """
 
     optimizer: Literal["adam", "adamw", "sgd", "sam"] = "adam"
@@ -34,60 +34,60 @@ class Training(Checked):
     batch_size: Count = 128
     """B, samples per mini-batch"""
     max_steps: CountOrZero = 0
-    """most mini-batches that a client trains at a stretch, so that an epoch may end early; 0 for no limit"""
+    """largest number of mini-batches in one training of a client, so that an epoch may end early; 0 for no limit"""
     select: Literal["best", "last", "tail"] = "best"
     """what training returns: the epoch with the best validation accuracy (the last one where a client has no
     validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
     tail: Fraction = 0.5
-    """the part of the steps that select = tail averages"""
+    """share of the steps, at the end, that select = tail averages"""
     augment: bool = True
-    """let training batches undergo what the data set defines (crop, flip, rotation)"""
+    """augment training batches as the data set defines (crop, flip, rotation)"""
     mean: tuple[float, ...] = ()
-    """per channel (or one for all), subtracted from pixels in [0, 1]; by default the data set's"""
+    """subtracted from pixels in [0, 1], per channel or one for all; by default the data set's"""
     std: tuple[Positive, ...] = ()
-    """per channel (or one for all), divided by; by default the data set's"""
+    """divides the pixels after that, per channel or one for all; by default the data set's"""
 
     @property
     def adaptive(self) -> bool:
-        """Whether each coordinate has a step size of its own, so that momentum and η do not say how far steps go."""
+        """Return whether each coordinate has its own step size; η and momentum then do not give a step's length."""
         return self.optimizer in ("adam", "adamw")
 
     @property
     def l2(self) -> float:
-        """The part of the weight decay that is in the gradient: all of it, but with AdamW nothing."""
+        """Return the weight decay that is part of the gradient: all of it, or 0 with AdamW."""
         return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
     def steps(self, samples: int, epochs: int) -> int:
-        """Optimiser steps of a client with so many samples in so many epochs."""
+        """Return the optimiser steps of a client with this number of samples in this number of epochs."""
         steps = epochs * batches(samples, self.batch_size)
         return min(steps, self.max_steps or steps)
 
 
 @dataclass(frozen=True)
 class Hardware(Checked):
-    """What a run computes on. Results are bit-identical for equal values of these."""
+    """What a run computes on. With equal values, results are bit-identical."""
 
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     threads: CountOrZero = 0
-    """CPU threads of one task; 0: one for networks of less than a million parameters, which more threads only slow
-    down, else all cores, divided among the workers"""
+    """CPU threads of one task; 0: one for networks of less than a million parameters, because more slow
+    these down; otherwise all cores, divided among the workers"""
     precision: Literal["float32", "bf16"] = "float32"
     """bf16: autocast of the forward pass; faster on GPUs, and on CPUs with AMX (see docs/benchmarks.md)"""
     compile: bool = False
     """compile the network with torch.compile"""
     channels_last: bool = True
-    """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 train faster by it, VGG-11 slower (see
-    docs/benchmarks.md)"""
+    """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 then train faster, VGG-11
+    slower (see docs/benchmarks.md)"""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of forward passes."""
-        # Entering a context that does nothing costs one part in a hundred of a small step.
+        """Return the context that sets the precision of forward passes."""
+        # Entering an autocast that does nothing takes 1 % of a small step.
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
 
 def batches(n: int, size: int) -> int:
-    """Number of mini-batches of `size` in one pass over n samples: a last batch of one joins the one before it."""
+    """Return the number of mini-batches of `size` in a pass over n samples; one sample alone joins the batch before."""
     return max(1, n // size if n % size == 1 else -(-n // size))

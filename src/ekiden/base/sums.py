@@ -12,21 +12,21 @@ from ekiden.base.errors import UserError
 LARGEST = 127
 """the largest absolute value of a feature"""
 WIDE = 2**15 - 1
-"""that of features whose sums travel as int64"""
+"""the largest absolute value of a feature whose sums travel as int64"""
 FARTHEST = 2**20
 """the largest absolute value of a target"""
-_ROWS = 1024  # 1024 · 127² < 2^24: float32 adds up so many products without rounding, in whatever order
+_ROWS = 1024  # 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
 _STRIPE = 256  # columns of the Gram matrix that are computed together
-_MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64, which adds them up, is exact up to the latter
+_MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up; it is exact up to 2^53
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What ridge regression and linear discriminant analysis need to know of n samples with features φ (D,).
+    """What ridge regression and linear discriminant analysis need from n samples with features φ (D,).
 
-    All entries are whole numbers, so that sums of sums are the same bits in any order. They travel as int32, which is
-    enough for 133,144 samples whatever their features are, and for more of most. Those of wide features travel as
-    int64, enough for 8,388,608 samples.
+    All entries are whole numbers, so sums of sums are the same bits in any order. They travel as int32, which is enough
+    for 133,144 samples whatever their features are, and usually for more. Sums of wide features travel as int64, which
+    is enough for 8,388,608 samples.
 
     Attributes:
         gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row.
@@ -91,7 +91,7 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class TargetSums:
-    """What ridge regression needs to know of n samples with features φ (D,) and targets y (K,), all whole numbers.
+    """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers.
 
     Attributes:
         gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ as in `Sums`.
@@ -160,7 +160,7 @@ AnySums = Sums | TargetSums
 
 
 def _kind(sums: AnySums) -> tuple[torch.Size, torch.dtype]:
-    """What two sums must have in common."""
+    """Return the shape and type that two sums must share."""
     return (sums.classes if isinstance(sums, Sums) else sums.products).shape, sums.gram.dtype
 
 
@@ -183,7 +183,7 @@ def measure(
     device: torch.device | str = "cpu",
     largest: int = LARGEST,
 ) -> Sums:
-    """The sums over samples that come in blocks of features and labels; no more than 1024 rows are held at a time.
+    """Return the sums over samples that come in blocks of features and labels; at most 1024 rows are held at a time.
 
     Args:
         blocks: features (b, D), whole numbers in any floating-point type, and labels (b,).
@@ -213,7 +213,7 @@ def measure_targets(
     device: torch.device | str = "cpu",
     largest: int = LARGEST,
 ) -> TargetSums:
-    """The sums over samples that come in blocks of features and targets, as `measure`.
+    """Return the sums over samples that come in blocks of features and targets, like `measure`.
 
     Args:
         blocks: features (b, D) and targets (b, K), whole numbers in any floating-point type.
@@ -235,7 +235,7 @@ def measure_targets(
         if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):  # also where one is NaN
             raise UserError(f"exact sums need {outputs} targets for each sample that are whole numbers")
         if float(y.abs().max()) > FARTHEST:
-            raise UserError(f"a target is farther than {FARTHEST} steps from 0: remove what lies so far from the rest")
+            raise UserError(f"a target is more than {FARTHEST} steps away from 0: remove samples so far from the rest")
         sums += phi.sum(0).long()  # the sums of one block are whole numbers below 2^53
         products += (y.T @ phi).long()
         targets += y.sum(0).long()
@@ -249,7 +249,7 @@ class _Gram:
     """Adds up Σ φφᵀ.
 
     Attributes:
-        kind: the type as which it travels.
+        kind: the type in which it travels.
     """
 
     def __init__(self, width: int, device: torch.device | str, largest: int) -> None:
@@ -260,7 +260,7 @@ class _Gram:
         self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     def add(self, features: Tensor) -> Tensor:
-        """Add a block (b, D); returns it in a type in which products of its numbers add up exactly.
+        """Add a block (b, D), and return it in a type in which products of its numbers add up exactly.
 
         Raises:
             UserError: a feature is not such a number.
@@ -276,24 +276,24 @@ class _Gram:
         return phi
 
     def packed(self) -> Tensor:
-        """The upper triangle as it travels."""
+        """Return the upper triangle as it travels."""
         return _narrow(self._total[_upper(len(self._total), self._total.device)], self.kind)
 
 
 def size(classes: int, width: int, *, wide: bool = False) -> int:
-    """2D(D + 1) + 4KD + 8K, bytes of sums; 4D(D + 1) + 8KD + 8K of wide features."""
+    """Return the bytes of sums: 2D(D + 1) + 4KD + 8K; for wide features 4D(D + 1) + 8KD + 8K."""
     return (1 + wide) * (2 * width * (width + 1) + 4 * classes * width) + 8 * classes
 
 
 def size_of_targets(outputs: int, width: int, *, wide: bool = False) -> int:
-    """2D(D + 1) + 8(K + 1)D + 16K + 8, bytes of sums with targets; 2D(D + 1) more of wide features."""
+    """Return the bytes of sums with targets: 2D(D + 1) + 8(K + 1)D + 16K + 8; for wide features 2D(D + 1) more."""
     return (1 + wide) * 2 * width * (width + 1) + 8 * (outputs + 1) * width + 16 * outputs + 8
 
 
 def widest(budget: int, each: int, fixed: int) -> int:
-    """The largest D of which 2D(D + 1), `each` bytes a feature and `fixed` more in all take `budget` bytes or less.
+    """Return the largest D for which 2D(D + 1), `each` bytes a feature and `fixed` bytes fit into `budget`.
 
-    0 or less where not even one feature fits.
+    It is 0 or less if not even one feature fits.
     """
     # 2D² + bD ≤ room
     b, room = 2 + each, budget - fixed
@@ -301,13 +301,13 @@ def widest(budget: int, each: int, fixed: int) -> int:
 
 
 def diagonal(gram: Tensor, width: int) -> Tensor:
-    """(D,) Σ φ², of a packed Σ φφᵀ."""
+    """Return (D,) Σ φ², from a packed Σ φφᵀ."""
     rows = torch.arange(width, device=gram.device)
     return gram[rows * width - rows * (rows - 1) // 2]
 
 
 def _symmetric(gram: Tensor, width: int) -> Tensor:
-    """(D, D) float64 of a packed Σ φφᵀ."""
+    """Return (D, D) float64 from a packed Σ φφᵀ."""
     upper = torch.zeros(width, width, dtype=torch.float64, device=gram.device)
     upper[_upper(width, gram.device)] = gram.double()
     return upper + upper.triu(1).T
@@ -323,7 +323,7 @@ def _added(mine: Iterable[Tensor], others: Iterable[Tensor], sign: int) -> tuple
 
 
 def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same rows in float32 blocks of `_ROWS`, the last one shorter."""
+    """Yield the same rows in float32 blocks of `_ROWS`; the last one may be shorter."""
     held: list[tuple[Tensor, Tensor]] = []
     rows = 0
     for features, labels in blocks:
@@ -347,7 +347,7 @@ def _upper(width: int, device: torch.device) -> Tensor:
 
 
 def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
-    """Whole numbers as int32 or int64.
+    """Return whole numbers as int32 or int64.
 
     Raises:
         UserError: one is too large.

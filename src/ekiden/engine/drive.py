@@ -18,7 +18,7 @@ from ekiden.training.weights import Weights
 
 log = logging.getLogger("ekiden")
 _TOLD = 3
-"""clients whose numbers a line tells"""
+"""clients that a line of the log names"""
 
 Row = Mapping[str, Any]
 """What is measured after a step: one JSON line of metrics.jsonl."""
@@ -36,7 +36,7 @@ class Evaluator(Protocol):
 
 
 class _Report:
-    """What becomes known of a run: in `trace`, and in the run folder if there is one."""
+    """Write down what a run does: in `trace`, and in the run folder if there is one."""
 
     def __init__(self, trace: Trace, marks: Marks, folder: RunFolder | None) -> None:
         self._trace = trace
@@ -44,20 +44,20 @@ class _Report:
         self._folder = folder
 
     def transfer(self, row: Transfer) -> None:
-        """A value crossed."""
+        """Note that a value moved."""
         self._trace.ledger.append(row)
         self._marks = replace(self._marks, bytes=self._marks.bytes + row.bytes)
         if self._folder:
             self._folder.transfer(row)
 
     def counted(self, work: Work) -> dict[str, int]:
-        """Add the compute of a step; what the run has moved and computed so far."""
+        """Add the compute of a step, and return what the run has moved and computed so far."""
         marks = self._marks
         self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
         return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
 
     def step(self, state: State, row: Row, written: Mapping[str, str] | None, began: float) -> None:
-        """A step that began at this time is done; `written` says where each client's private state is."""
+        """Note that a step which began at this time is done; `written` says where each client's private state is."""
         self._trace.metrics.append(row)
         if folder := self._folder:
             length = folder.append("metrics.jsonl", row)
@@ -82,15 +82,16 @@ def drive(
     skip: bool = True,
     loop: Loop | None = None,
 ) -> Iterator[State]:
-    """Run `method` from `state` on; yields each state once it is safe and reported in `trace`.
+    """Run `method` from `state` on, and yield each state once it is saved and reported in `trace`.
 
     After every step: evaluate (each `evaluate_every` steps and at the end), write metrics, make the clients' values
-    and the state durable, in this order, so that a crash at any moment leaves the last finished step to go on from.
+    and the state durable, in this order. After a crash at any moment, the run therefore resumes from the last finished
+    step.
 
-    With `skip`, a run whose method allows it goes on without clients that do not answer: a round has fewer replies, a
-    hop is left out, that is the state stays as it was and only its step counts on.
+    With `skip`, a run whose method allows it continues without clients that do not answer. A round then has fewer
+    replies; a hop is left out, so that the state stays the same and only its step number grows.
 
-    `loop` is an outer loop to go through instead of the method's own.
+    `loop` replaces the method's own outer loop.
     """
     total = method.steps(len(clients))
     report = _Report(trace, marks, folder)
@@ -125,14 +126,14 @@ def stepped(
     skip: bool = True,
     loop: Loop | None = None,
 ) -> Iterator[tuple[State, Work]]:
-    """Go through the outer loop from `state` on: in runs, and where only what a run will ask for is wanted.
+    """Execute the outer loop from `state` on, in a run or to find out what a run will ask for.
 
     Yields:
-        Each state once its tasks are done, and their compute. A step that needs a missing client is left out where
-        the run may `skip` it: `note` gets what is owed, the state stays, and its step counts on.
+        Each state once its tasks are done, and their compute. If the run may `skip` a step that needs a missing client,
+        it is left out: `note` is given the missing transfer, the state stays the same and only its step number grows.
 
     Raises:
-        ClientMissing: the run cannot go on without a client, or would end without a result.
+        ClientMissing: the run cannot continue without this client, or would end without a result.
     """
     total, loop = method.steps(len(fed.clients)), loop or method.run
     fed.begin(state.step)
@@ -148,7 +149,7 @@ def stepped(
             if empty or not (skip and method.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
-            steps = loop(fed, after)  # as after a resume: all that a run knows is in its state
+            steps = loop(fed, after)  # the loop starts again from the state, as after a resume
             work = transport.commit(after.step, live_refs(after))
         yield after, work
         state = after
@@ -156,7 +157,7 @@ def stepped(
 
 
 def told(notes: Mapping[str, Note]) -> str:
-    """What a method noted of a step, on one line; of many clients those with the largest numbers."""
+    """Return what a method noted in a step, on one line. With many clients, the largest numbers are named."""
     return "; ".join(f"{name} {_one(value)}" for name, value in notes.items())
 
 
@@ -174,13 +175,13 @@ def _number(value: float | None) -> str:
 
 
 def _lost(before: State, after: State) -> list[Transfer]:
-    """Who owed a value to the step that `after` would have been."""
+    """Return the clients whose missing values stopped the step that leads to `after`."""
     owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
     return [Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True) for ref in owed]
 
 
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
-    """The models of a state, wherever they live; looking at them is not part of the method's communication."""
+    """Return the models of a state, wherever they are. Reading them here is not counted as communication."""
 
     def fetch(model: Model) -> Weights:
         value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model

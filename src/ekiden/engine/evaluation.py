@@ -1,4 +1,4 @@
-"""Measuring models on the test data: per sample once, then by client, domain and class."""
+"""Measure models on the test data: one pass over the samples, then metrics by client, domain and class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Weights, distance, mean
 
 EvaluateOn = Literal["all", "own"]
-"""What personal models are measured on: all test data, or each on its own client's alone."""
+"""Test data for personal models: all of it, or only that of the model's own client."""
 
 _MOST_CLIENTS_LISTED = 100
-_FAR = 10  # times the loss of guessing; real runs that forget or overfit stay below 2 at the client served best
-_LEAST = 30.0  # above -ln 1e-12 = 27.6, the most that a wrong vote of an ensemble costs
+_FAR = 10  # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest loss
+_LEAST = 30.0  # above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
 
 
 @dataclass(frozen=True)
 class Built:
-    """Makes a network that the result of a run fits."""
+    """Makes a network that fits the result of a run."""
 
     method: Method
     own: Callable[[], nn.Module]
@@ -43,7 +43,7 @@ class Built:
 class TestSet:
     """The union of all clients' test data, and the groups in it."""
 
-    __test__ = False  # no test class of pytest
+    __test__ = False  # pytest: this is not a test class
 
     def __init__(
         self, worker: Worker, data: FederatedData, clients: int | None = None, evaluate_on: EvaluateOn = "all"
@@ -65,7 +65,7 @@ class TestSet:
         self._all = Subset(data.dataset.test, torch.arange(len(data.dataset.test)))
 
     def with_trained(self, transport: Transport) -> Evaluator:
-        """Measure the models that clients trained last, too, where `transport` has them."""
+        """Also measure the models that clients trained last, where `transport` has them."""
         return lambda model, personal, *, last: self(model, personal, transport.trained(), last=last)
 
     @property
@@ -76,14 +76,14 @@ class TestSet:
     def scores(
         self, model: Weights, *, personal: bool = False, rows: Tensor | None = None, full: bool | None = None
     ) -> Scores:
-        """One pass of `model` (of the run, or a client's own) over all test samples, or those in `rows`.
+        """Run `model` (the run's or a client's own) over all test samples, or those in `rows`, once.
 
-        `full` asks for probabilities as well, see `ekiden.training.fit.evaluate`.
+        `full` adds probabilities; see `ekiden.training.fit.evaluate`.
         """
         return fitting.evaluate(self._bench(model, personal), self._subset(rows), full=full)
 
     def features(self, model: Weights, rows: Tensor, *, personal: bool = False) -> Tensor:
-        """What enters the head (k, A), for some test samples, on the CPU.
+        """Return what enters the head (k, A) for some test samples, on the CPU.
 
         Raises:
             UserError: the network does not declare its head.
@@ -115,25 +115,25 @@ class TestSet:
         *,
         last: bool = False,
     ) -> dict[str, Any]:
-        """The row of metrics for a global model and for personal ones.
+        """Return the row of metrics for a global model and for personal ones.
 
         Args:
             model: the global model, if there is one.
             personal: one model per client, or none.
             trained: what clients trained last in this step, by their names; measured on their own test data.
-            last: whether the run ends here: then all metrics of the task are measured, see `Task.measures_all`.
+            last: whether the run ends here. Then all metrics of the task are measured; see `Task.measures_all`.
 
         Returns:
-            accuracy, loss: of the global model on the union. Of personal models, their mean on the union; with
-                evaluate_on = "own" every test sample is answered by the model of the client that it belongs to.
-                Without accuracy where the task has none.
-            metric: the headline metric where it is not the accuracy, and under its name, its value.
-            global_accuracy, global_loss, ...: of the global model on the union, where there are personal ones too.
+            accuracy, loss: of the global model on the union. For personal models, their mean on the union; with
+                evaluate_on = "own" every test sample is answered by the model of the client that it belongs to. It is
+                absent if the task has no accuracy.
+            metric: the name of the headline metric if it is not the accuracy; its value stands under that name.
+            global_accuracy, global_loss, ...: of the global model on the union, if there are personal models too.
             clients: headline metric on each client's own test data (of its own model, where there are personal ones),
                 for up to 100 clients.
             client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
-            diverged: true, where the models are far worse than guessing, see `diverged`; else absent.
-            client_mean_trained: the same mean of the models in `trained`, where there are any.
+            diverged: true if the models are far worse than guessing (see `diverged`); otherwise absent.
+            client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
             metrics, groups, confusion: see `_everything`.
         """
@@ -141,7 +141,7 @@ class TestSet:
             return {}
         all_metrics = last and self.task.measures_all
         full = True if all_metrics else None
-        served: list[tuple[Scores, Tensor | None]]  # how each client's model answers, and on which rows of it
+        served: list[tuple[Scores, Tensor | None]]  # what each client's model answers, and at which rows of it
         if personal and self._evaluate_on == "own":
             pairs = zip(personal, self._data.clients, strict=True)
             parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
@@ -178,7 +178,7 @@ class TestSet:
         return row
 
     def _measured(self, each: Sequence[Scores]) -> dict[str, Any]:
-        """Accuracy where there is one, loss, and headline metric of some models, the mean of each."""
+        """Return mean accuracy (if the task has one), mean loss and mean headline metric of some models."""
         headline = self.task.headline
         row: dict[str, Any] = {}
         if any(metric.name == "accuracy" for metric in self.task.metrics):
@@ -190,7 +190,7 @@ class TestSet:
         return row
 
     def _spread(self, own: Sequence[float]) -> dict[str, float]:
-        """Mean, standard deviation, worst and worst decile over the clients where the headline metric is defined."""
+        """Return mean, standard deviation, worst and worst decile over the clients whose headline metric is defined."""
         known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
         if not len(known):
             return {}
@@ -205,17 +205,17 @@ class TestSet:
     def _everything(
         self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]], places: Tensor
     ) -> dict[str, Any]:
-        """All metrics, of personal models their mean; what is not defined is left out.
+        """Return all metrics (for personal models their mean); metrics that are not defined are left out.
 
         Args:
             each: what the models answer.
-            served: how each client's model answers, and on which rows of it.
+            served: what each client's model answers, and at which rows of it.
             places: the test row of each sample in `each`.
 
         Returns:
             metrics: each metric on the union.
             groups: the same by client, domain, and class (or label, or target), for up to 100 of them.
-            confusion: of classes and pixels, for one model of up to 100 classes: rows are the labels.
+            confusion: confusion matrix of classes or pixels, for one model of up to 100 classes; rows are labels.
         """
         dataset = self._data.dataset
         groups: dict[str, dict[str, dict[str, float]]] = {}
@@ -243,7 +243,7 @@ class TestSet:
         return found
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
-        """The headline metric of each of these models on the test data of the client that trained it, if it has any."""
+        """Return the headline metric of each model on the test data of the client that trained it, if it has any."""
         found = [
             self.scores(models[c.name], personal=True, rows=c.test.rows).score()
             for c in self._data.clients
@@ -252,11 +252,11 @@ class TestSet:
         return [value for value in found if not isnan(value)]
 
     def by_client(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """Number of test samples and headline metric of each client."""
+        """Return number of test samples and headline metric for each client."""
         return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self._data.clients}
 
     def by_class(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """The same of each class, label or target; empty where the metric has no value for each."""
+        """Return the same for each class, label or target; empty if the metric has no value for each of them."""
         dataset, each = self._data.dataset, self.task.headline.each
         if self.task.kind == "classification" and self.task.headline.name == "accuracy":
             return _grouped(scores, dataset.test.y, dataset.classes)
@@ -266,7 +266,7 @@ class TestSet:
         return dict(zip(map(str, dataset.classes), zip(counts, each(scores).tolist(), strict=True), strict=True))
 
     def by_domain(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """The same of each domain; empty where the data have none."""
+        """Return the same for each domain; empty if the data have none."""
         domain = self._data.dataset.test.domain
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
 
@@ -278,11 +278,11 @@ def _loss(scores: Scores, rows: Tensor | None) -> float:
 
 
 def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
-    """Return whether training diverged without becoming infinite: the loss is above 30, and 10 times that of guessing.
+    """Return whether training diverged with finite values: the loss is above 30, and 10 times that of guessing.
 
-    A global model that has forgotten most clients is confidently wrong there, with a loss far above that of guessing.
-    It is right at the client that it saw last. So the client that it serves best decides. Personal models are measured
-    at their own clients, and their mean decides.
+    A global model that has forgotten most clients is confidently wrong on their data, with a loss far above that of
+    guessing, and right on the data of the client that it saw last. So the client with the lowest loss decides. Personal
+    models are measured at their own clients, and their mean decides.
 
     Args:
         losses: mean loss on each client's own test data; NaN where it has none.
@@ -296,7 +296,7 @@ def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
 
 
 def divergence(row: Mapping[str, Any], guess: float, lr: float) -> str:
-    """Return one line about a last row of metrics whose models diverged; empty of all others."""
+    """Return one line about a last row of metrics whose models diverged; empty for every other row."""
     if not row.get("diverged"):
         return ""
     classes = round(exp(guess))
@@ -308,15 +308,15 @@ def divergence(row: Mapping[str, Any], guess: float, lr: float) -> str:
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each number over the rows that have it."""
+    """Return the mean of each number over the rows that have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row[name] for row in rows if name in row] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def consensus(models: Sequence[Weights]) -> float:
-    """How far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
-    models = wire.placed(list(models), torch.device("cpu"))  # after a resume, some are there and some on a GPU
+    """Return how far models are from agreement: (1/N) Σ ‖w_i - w̄‖², over trainable parameters."""
+    models = wire.placed(list(models), torch.device("cpu"))  # after a resume, some are on the CPU and some on a GPU
     centre = mean(models).params
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
 

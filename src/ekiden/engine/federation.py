@@ -28,11 +28,11 @@ T = TypeVar("T")
 A = TypeVar("A", bound=wire.Addable)
 _CPU = torch.device("cpu")
 Note = float | None | dict[str, float | None]
-"""What a method notes of a step: a number, or one for each of some clients; None where it is not finite."""
+"""What a method notes in a step: a number, or one for each of some clients; None if it is not finite."""
 
 
 class SharedSetup(Protocol):
-    """What the server's side knows of a run's `Setup`."""
+    """The part of a run's `Setup` that the server knows."""
 
     @property
     def build(self) -> Callable[[], nn.Module]:
@@ -52,12 +52,12 @@ class SharedSetup(Protocol):
 
 
 class Fed:
-    """The federation as a method sees it.
+    """Clients to call, values to get and randomness: the federation as a method sees it.
 
     Attributes:
         clients: names of all clients, in the order given.
-        work: compute of the server in this step; methods that have some there add to it.
-        notes: what the method noted of this step, by `note`.
+        work: compute of the server in this step; methods that compute at the server add to it.
+        notes: what the method noted in this step, with `note`.
     """
 
     def __init__(
@@ -84,15 +84,16 @@ class Fed:
     def note(self, name: str, value: float | Mapping[str, float]) -> None:
         """Report a diagnostic of this step: a number, or one for each of some clients.
 
-        It reaches `metrics.jsonl`, `ekiden show` and the log, and decides nothing. Work it out from what the step
-        knows, so that it is the same in every repetition. Numbers are kept to six digits.
+        It is written to `metrics.jsonl`, `ekiden show` and the log; the run does not depend on it. Compute it from
+        values of the step, so that every repetition gives the same number. Numbers are rounded to six digits.
 
         Args:
-            name: what it is, in a few words; one value a step.
+            name: what the number is, in a few words. Each name is noted once a step.
             value: the number, or numbers by the names of clients.
 
         Raises:
-            ValueError: `name` was noted in this step, or is empty; a number for a name that is not a client.
+            ValueError: `name` is empty or was already noted in this step, or a number is for somebody who is not a
+                client.
         """
         if not name or name in self.notes:
             raise ValueError(f"a step notes {name!r} once")
@@ -133,12 +134,12 @@ class Fed:
     def get(
         self, wanted: Ref[T] | Mapping[K, Ref[T]] | Iterable[Ref[T]], *, at_least: int | None = None
     ) -> T | dict[K, T] | list[T]:
-        """Bring values to the server, which computes on the CPU, as after a resume.
+        """Bring values to the server. They are on the CPU, as they are after a resume.
 
         Args:
-            wanted: one Ref, or several; those of a mapping come under their keys.
-            at_least: with several: go on if so many came; who was missing is in the ledger. All, if None, or if the
-                user wants the run to stop when somebody is missing.
+            wanted: one Ref, several, or a mapping of them, whose keys are kept.
+            at_least: with several Refs, continue if this many values came; the ledger says who was missing. All are
+                needed if it is None, or if the user wants the run to stop when a client is missing.
 
         Raises:
             ClientMissing: fewer came.
@@ -172,21 +173,21 @@ class Fed:
         plus: Ref[Any] | None = None,
         at: Literal["clients", "server"] = "clients",
     ) -> Any:
-        """Ask each of `clients` to do `task`, where only the sum of what they have is needed.
+        """Ask each of `clients` to do `task`, and return the sum of their results; nothing else is needed.
 
-        In a chain each client gets the sum so far as a last argument, None at the beginning, and returns it with its
-        own part added (`Client.added`). A run goes on without clients that are away if there is one of them a step.
+        In a chain each client gets the sum so far as its last argument (None for the first client), and returns it with
+        its own part added (`Client.added`). A run continues without a missing client if each step calls one client.
 
         Args:
             task: a function of the method marked `@on_client`.
-            clients: who takes part, in this order.
-            args: what else it gets.
-            plus: what came out of an earlier `sum`, to go on from.
-            at: where to add up: from client to client, or, with the last argument None for all, at the server.
+            clients: who takes part; a chain goes through them in this order.
+            args: further arguments of the task.
+            plus: the result of an earlier `sum`, to which this one is added.
+            at: where to add up: from client to client, or at the server; then the last argument is None for all.
 
         Returns:
-            The sum at the last client; or, added up at the server, its value, without clients that did not answer
-            where the run goes on without them.
+            The sum, which is at the last client, or its value if the server adds up. Clients that did not answer are
+            left out of it, if the run may continue without them.
 
         Raises:
             ClientMissing: nobody answered.
@@ -206,14 +207,14 @@ class Fed:
         return total
 
     def sample(self, k: int) -> tuple[str, ...]:
-        """`k` clients of this step, drawn uniformly without replacement, in the order of `clients`."""
+        """Draw `k` clients for this step, uniformly without replacement; they are in the order of `clients`."""
         if not 1 <= k <= len(self.clients):
             raise UserError(f"cannot sample {k} of {len(self.clients)} clients: choose 1 to {len(self.clients)}")
         chosen = torch.randperm(len(self.clients), generator=self.generator("sample"))[:k]
         return tuple(self.clients[i] for i in sorted(chosen.tolist()))
 
     def order(self, order: str, round: int = 0) -> tuple[str, ...]:
-        """All clients in the order that the user wants.
+        """Return all clients in the order that the user wants.
 
         Args:
             order: "given", "reversed", "random" (redrawn each round) or client names separated by commas.

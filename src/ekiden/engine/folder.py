@@ -1,10 +1,10 @@
-"""The run folder: everything a run leaves behind, and all that it needs to go on after a crash.
+"""The run folder: everything a run leaves behind, and all that it needs to resume after a crash.
 
 config.json         what was run, enough to run it again; the network and what it takes; digests of data and first model
-environment.json    on what
+environment.json    on which machine, with which packages
 metrics.jsonl       one line a step, the same bits in every repetition
-ledger.jsonl        one line a transfer, likewise
-attempts.jsonl      one line each time the run was started, with what the attempt before had moved in vain
+ledger.jsonl        one line a transfer, also the same bits
+attempts.jsonl      one line each time the run was started, with the transfers of the attempt before that were lost
 times.jsonl         seconds of each step
 state.safetensors   the state after the last step, written atomically
 clients/            what each client keeps
@@ -39,7 +39,7 @@ from ekiden.engine.transport import Transfer
 
 S = TypeVar("S", bound=State)
 FORMAT = 1
-# Not in folders of older runs.
+# Folders of older runs do not have these.
 _LATER: dict[str, type | tuple[type, ...]] = {
     "digests": dict,
     "network": (str, type(None)),
@@ -55,11 +55,11 @@ _LATER: dict[str, type | tuple[type, ...]] = {
     "sample_type": str,
     "architecture": dict,
 }
-# Stands in the headers of model files too.
+# also in the headers of model files
 _ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
-"""What the configuration says that does not decide the run: what wrote it, for which table, what its result is."""
+"""Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
@@ -94,22 +94,22 @@ class Marks:
 
 
 class InUse(UserError):
-    """Another process is at this run."""
+    """Another process is working on this run."""
 
 
 class RunFolder:
     """A run folder, held by this process until `close`.
 
     Attributes:
-        written: `Transport.written` of the state that was loaded; None where an older version wrote it.
+        written: `Transport.written` of the state that was loaded; None if an older version wrote it.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Create the folder, or take one up again.
+        """Create the folder, or open one that exists.
 
         Raises:
-            InUse: by another process.
-            UserError: it is of another version or another run, or no run folder at all.
+            InUse: another process is using it.
+            UserError: it belongs to another version or another run, or is not a run folder.
         """
         self.path = path
         self.written: Mapping[str, str] | None = {}
@@ -118,7 +118,7 @@ class RunFolder:
         self._about = json.dumps({key: config[key] for key in _ABOUT if key in config})
         fresh = not (path / "config.json").exists()
         if fresh and _foreign(path):
-            raise UserError(f"{path} is not empty and no run folder: choose another folder")
+            raise UserError(f"{path} is not empty and not a run folder: choose another folder")
         if not fresh:
             _check(path, config)
         self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
@@ -138,11 +138,11 @@ class RunFolder:
                 raise
 
     def load(self, kind: type[State]) -> tuple[State, Marks] | None:
-        """The last state written, and the growing files cut back to it; None before the first.
+        """Return the last state written and cut the growing files back to it; None before the first state.
 
         Raises:
             Damaged: the state file is not as it was written.
-            UserError: it is foreign, or `config.json` is not the one that the state was written under.
+            UserError: it is not a state of this run, or `config.json` changed after the state was written.
         """
         state, marks, self.written = None, Marks(), {}
         if (self.path / "state.safetensors").exists():
@@ -158,7 +158,7 @@ class RunFolder:
                 "lost_transfers": transfers[len(transfers) - lost :],
             },
         )
-        # Cut only what is noted: a process killed here leaves it to be noted once more, not forgotten.
+        # Note first, then cut: after a kill in between, the rows are noted twice, not lost.
         self._cut("metrics.jsonl", marks.metrics)
         self._cut("ledger.jsonl", marks.ledger)
         return (state, marks) if state else None
@@ -181,7 +181,7 @@ class RunFolder:
             raise disk_error(error, self.path / name) from error
 
     def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
-        """Write the state after a step: from now on the run goes on from here. Results of an earlier step are gone.
+        """Write the state after a step, from which the run resumes from now on. Delete results of earlier steps.
 
         Args:
             state: what the method knows.
@@ -197,35 +197,35 @@ class RunFolder:
         write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
 
     def forget(self) -> None:
-        """Go back to before the first step: what follows gives the same bits again."""
+        """Go back to before the first step; the run then gives the same bits again."""
         (self.path / "state.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.path / "clients", ignore_errors=True)
 
     def trace(self) -> Trace:
-        """All that was reported, by this process and those before."""
+        """Return all that was reported, by this process and earlier ones."""
         ledger = [Transfer(**row) for row in read_ledger(self.path)]
         return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger)
 
     def length(self, name: str) -> int:
-        """Bytes in a growing file."""
+        """Return the bytes in a growing file."""
         file = self.path / name
         return file.stat().st_size if file.exists() else 0
 
     def write_model(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a model as a named state dict, for any tool that reads safetensors; its header says what it takes."""
+        """Write a model as a named state dict, for any tool that reads safetensors; its header describes the inputs."""
         file = self.path / name
         file.parent.mkdir(exist_ok=True)
         write(file, with_digest(safetensors_chunks(tensors, {"format": "pt", "ekiden": self._about})))
 
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Release the folder for other processes."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # what a full disk refused before, it refuses again
+            with contextlib.suppress(OSError):  # a disk that was full before is full again
                 file.close()
         self._lock.release()
 
     def _beyond(self, name: str, length: int) -> bytes:
-        """What a growing file holds after what belongs to finished steps."""
+        """Return what a growing file holds after the rows of finished steps."""
         path = self.path / name
         data = path.read_bytes() if path.exists() else b""
         if len(data) < length:
@@ -233,13 +233,13 @@ class RunFolder:
         return data[length:]
 
     def _cut(self, name: str, length: int) -> None:
-        """Shorten a growing file to what belongs to finished steps."""
+        """Shorten a growing file to the rows of finished steps."""
         if self._beyond(name, length):
             os.truncate(self.path / name, length)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration in a run folder.
+    """Return the configuration in a run folder.
 
     Raises:
         UserError: it is not a run folder of this version.
@@ -256,10 +256,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: Any, path: Path) -> dict[str, Any]:
-    """What was read as the configuration of a run.
+    """Check what was read as the configuration of a run, and return it.
 
     Raises:
-        UserError: it is none of this version; says that of `path`.
+        UserError: it is not a configuration of this version; the message names `path`.
     """
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
@@ -271,17 +271,17 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
     kinds = _NEEDED | {key: kind for key, kind in _LATER.items() if key in config}
     if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
-        raise UserError(f"{path / 'config.json'} has a wrong {', '.join(wrong)}: {_DAMAGED}")
+        raise UserError(f"{path / 'config.json'} has wrong {', '.join(wrong)}: {_DAMAGED}")
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
-        raise UserError(f"{path / 'config.json'} has a wrong revisions: {_DAMAGED}")
+        raise UserError(f"{path / 'config.json'} has wrong revisions: {_DAMAGED}")
     return config
 
 
 def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
-    """How the clients of a run trained, and on what.
+    """Return how the clients of a run trained, and on what hardware.
 
     Raises:
-        UserError: a setting is not of this version.
+        UserError: this version does not know a setting.
     """
     with reading(f"the settings of {config['method']}", "the version of Ekiden that ran it"):
         return made(Training, config["training"], "training"), made(Hardware, config["hardware"], "hardware")
@@ -297,7 +297,7 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
 
     Raises:
         Damaged: the file is not as it was written.
-        UserError: it is foreign, or of another configuration.
+        UserError: it is not a state of this run, or belongs to another configuration.
     """
     file = path / "state.safetensors"
     try:
@@ -314,15 +314,15 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """The transfers in a run folder, as `read_lines` gives them."""
+    """Return the transfers in a run folder, as `read_lines` gives them."""
     return read_lines(folder / "ledger.jsonl", "step", "source", "target", "task", "bytes", "missing")
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """The complete lines of a growing file, each with these keys; empty where there is none.
+    """Return the complete lines of a growing file, each with these keys; empty if there is no file.
 
     Raises:
-        UserError: a line cannot be read, or lacks a key; says which line.
+        UserError: a line cannot be read, or lacks a key; the message says which line.
     """
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
@@ -337,7 +337,7 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether something is there that a run, killed before it wrote its configuration, does not leave behind."""
+    """Return whether the folder holds anything that a run killed before it wrote its configuration does not leave."""
     if not path.is_dir():
         return path.exists()
     return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
@@ -351,7 +351,7 @@ def _drop_broken_line(path: Path) -> None:
 
 
 def _check(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to go on with another run than the one the folder holds."""
+    """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
     keys = (wanted.keys() | found.keys()) - _BESIDE
@@ -367,7 +367,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Names a configuration, without what does not decide the result."""
+    """Return a digest of a configuration, without the entries on which the result does not depend."""
     decisive = {key: value for key, value in config.items() if key not in _BESIDE}
     return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=16).hexdigest()
 

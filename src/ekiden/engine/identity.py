@@ -1,4 +1,4 @@
-"""Digests of what a run began with, so that nobody goes on with, or measures it on, something else."""
+"""Digests of a run's data and initial model, so that nobody resumes or measures it with something else."""
 
 import hashlib
 import re
@@ -15,9 +15,9 @@ from ekiden.training import frozen
 from ekiden.training.network import Network
 
 _CHUNK = 1 << 26  # bytes hashed at a time
-_SHOWN = 8  # numbers kept of what the initial model answers
-_LISTED = 3  # clients named in a message
-_LIKE = 1e-2  # relative; machines and devices round differently, other networks answer differently
+_SHOWN = 8  # outputs of the initial model that are kept
+_LISTED = 3  # clients that a message names
+_LIKE = 1e-2  # relative: more than machines and devices differ by rounding, less than other networks differ
 
 
 def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
@@ -29,12 +29,12 @@ def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
 
 
 def model_digest(setup: Setup) -> dict[str, Any]:
-    """Return what identifies the initial model: a digest of its values and its structure, and some of its answers.
+    """Return what identifies the initial model: a digest of its values and its structure, and some outputs.
 
-    The answers tell networks apart that have the same layers but do other things with them.
+    The outputs tell apart networks that have the same layers but use them differently.
     """
     module = setup.build()
-    structure = re.sub(r"0x[0-9a-f]+", "", repr(module))  # addresses of functions differ from process to process
+    structure = re.sub(r"0x[0-9a-f]+", "", repr(module))  # addresses differ between processes
     network = Network(module, setup.hardware.device)
     digest = hashlib.blake2b(structure.encode(), digest_size=16)
     for name, tensor in network.module.state_dict().items():
@@ -44,7 +44,7 @@ def model_digest(setup: Setup) -> dict[str, Any]:
 
 
 def values_digest(module: nn.Module) -> str:
-    """Return a digest of all values of an initial network, the frozen ones too."""
+    """Return a digest of all values of an initial network, including frozen ones."""
     digest = hashlib.blake2b(frozen.digest(module).encode(), digest_size=16)
     for name, tensor in module.state_dict().items():
         _add(digest, tensor, name)
@@ -60,7 +60,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Say what of the digests in a run folder differs from those wanted; what either does not have is not compared."""
+    """Say which digests in a run folder differ from those wanted; those that one side lacks are not compared."""
     different = []
     if "data" in found and "data" in wanted:
         there, here = found["data"], wanted["data"]
@@ -101,13 +101,13 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
-    """Some outputs for two fixed inputs; none where they are not finite, or the network takes no such inputs."""
+    """Return outputs for two fixed inputs; none if they are not finite or the network does not take such inputs."""
     x = torch.arange(2 * prod(shape), dtype=torch.float32).sin().reshape(2, *shape).to(network.params.device)
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(0)
         try:
             out = network.module.eval()(x)
-        except Exception:  # of the user's own code, which may take certain values only
+        except Exception:  # the user's own network may take certain values only
             return []
     values = [float(v) for v in out.float().flatten()[:_SHOWN].cpu()]
     return values if all(map(isfinite, values)) else []

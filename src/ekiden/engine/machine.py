@@ -13,10 +13,10 @@ from ekiden.base.settings import Hardware
 
 
 def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
-    """Settle what depends on the machine and the network, so that the run folder says what was used.
+    """Replace defaults that depend on the machine and the network, so that the run folder says what was used.
 
     Raises:
-        UserError: the device is not there.
+        UserError: the device is not available.
     """
     require(workers > 0, "workers", workers, "1 or more")
     if reason := missing(hardware.device):
@@ -28,7 +28,7 @@ def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) ->
 
 
 def missing(device: str) -> str:
-    """Why `device` cannot be used on this machine; empty if it can."""
+    """Return why `device` cannot be used on this machine; empty if it can."""
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
@@ -37,5 +37,5 @@ def missing(device: str) -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a federated method is: hyperparameters, an outer loop, and tasks that happen at clients."""
+"""What a federated method is: hyperparameters, an outer loop, and tasks that clients do."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,27 +27,27 @@ INITIAL: Ref[Weights] = Ref(EVERYONE, "initial")
 
 
 class OwnSamples:
-    """Marks, by `Annotated`, what a payload says of its sender's number of training samples.
+    """Mark, with `Annotated`, the field of a payload that holds its sender's number of training samples.
 
-    A number, or a tensor of counts that add up to it; a float may also be 1 where all clients weigh the same. Between
-    machines the server compares it with what the silo said when the run began.
+    The field is a number, or a tensor of counts that add up to it; a float may also be 1, if all clients have the same
+    weight. Between machines the server compares it with the number that the silo gave when the run began.
     """
 
 
 class HasModel(Protocol):
-    """A payload in which a model travels with something else, a count say."""
+    """A payload in which a model travels with something else, for example a count."""
 
     @property
     def model(self) -> Weights:
-        """The model in it."""
+        """Return the model in it."""
 
 
 CLASSES: frozenset[Need] = frozenset({"classes"})
-"""`Method.needs` of a method that needs one class for each sample."""
+"""In `Method.needs`: one class for each sample"""
 VECTORS: frozenset[Need] = frozenset({"vectors"})
-"""`Method.needs` of a method that needs one vector of outputs for each sample."""
+"""In `Method.needs`: one vector of outputs for each sample"""
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
-"""`Method.needs` of a method that makes or mixes inputs, so that they must be numbers."""
+"""In `Method.needs`: inputs that are numbers, because the method makes or mixes inputs"""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -56,12 +56,12 @@ _CLASSES = tasks.Classification()
 
 @dataclass(frozen=True)
 class State:
-    """All that a run knows between two steps. Methods that need more add fields in a subclass.
+    """All that a run knows between two steps. A method that needs more adds fields in a subclass.
 
     Attributes:
         step: number of steps done.
-        model: the global model, or what it travels in; the result of the run at its end. None where a method has none.
-        personal: one model per client, in the order of `fed.clients`, where a method personalises.
+        model: the global model, or the payload that it travels in; at the end, the result. None if a method has none.
+        personal: one model per client, in the order of `fed.clients`, if the method personalises.
     """
 
     step: int = 0
@@ -69,12 +69,12 @@ class State:
     personal: tuple[Model, ...] = ()
 
     def next(self, **changes: Any) -> Self:
-        """The state after one more step."""
+        """Return the state after one more step, with these fields replaced."""
         return replace(self, step=self.step + 1, **changes)
 
 
 class Size(int):
-    """M, the bytes of a model on the wire: a number that knows its network, for methods that send parts of it.
+    """M, the bytes of a model on the wire. It knows the network, for methods that send parts of it.
 
     Attributes:
         network: the network.
@@ -105,7 +105,7 @@ class Size(int):
 
 
 def on_client(task: Task) -> Task:
-    """Mark a method's function as a task that happens at a client. Clients run nothing else."""
+    """Mark a method's function as a task that clients do. They run nothing else."""
     task.__on_client__ = True  # type: ignore[attr-defined]
     return task
 
@@ -115,8 +115,8 @@ class Method(Checked, ABC):
     """A federated method: a frozen dataclass of the paper's hyperparameters.
 
     `run` is the paper's outer loop; functions marked `@on_client` are what clients do. A method holds no other state
-    than the `State` that it yields: whatever is in there survives a crash, whatever is not does not. Its fields are
-    checked by their annotations when it is made, see `ekiden.base.checks`.
+    than the `State` that it yields: only what is in that state survives a crash. Its fields are checked by their
+    annotations when it is made; see `ekiden.base.checks`.
     """
 
     private: ClassVar[Any] = None
@@ -126,36 +126,36 @@ class Method(Checked, ABC):
     """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
 
     skips: ClassVar[bool] = False
-    """Whether a run can go on without a client that is away: with fewer replies in a round, or with a hop left out."""
+    """Whether a run can continue without a missing client: with fewer replies in a round, or with a hop left out."""
 
     splits_model: ClassVar[bool] = False
-    """Whether extractor and classifier are treated apart, so that the network must declare its head."""
+    """Whether extractor and classifier are treated differently, so that the network must declare its head."""
 
     needs_validation: ClassVar[bool] = False
     """Whether every client must have validation data."""
 
     joins_models: ClassVar[bool] = False
-    """Whether the result is the clients' N models, which answer together, and not one model."""
+    """Whether the result is not one model but the clients' N models, which answer together."""
 
     averages: ClassVar[bool] = True
-    """Whether it may combine several models, value by value: all but methods that hand one model on, or train apart."""
+    """Whether it may combine several models value by value. False if one model is handed on, or clients train apart."""
 
     later: ClassVar[tuple[str, ...]] = ()
-    """Fields that the method got when run folders of it existed: with their default, they stand in no folder."""
+    """Fields added after the method had run folders. With its default value, such a field is not in a run folder."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Former names of fields -> today's. Run folders and agreements keep the former; flags and experiment files may."""
+    """Former names of fields -> today's. Run folders and agreements use the former; flags and experiment files may."""
 
     extra_outputs: ClassVar[int] = 0
     """Outputs of the clients' network beyond one for each class, for example one for "unknown". M includes them."""
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task) -> nn.Module:
-        """The parties' network, made from the one that the user chose; by default that itself.
+        """Return the network of all parties, made from the one that the user chose; by default the same network.
 
-        All parties make it, with torch's random state set by the run's seed.
+        Every party calls this, with torch's random state set by the run's seed.
 
         Args:
-            network: what the user chose, for samples of `shape` and so many `classes`; it may be changed.
+            network: what the user chose, for samples of `shape` and this number of `classes`; it may be changed.
             shape: of one sample.
             classes: K, the outputs that the network made must have.
             task: what the labels mean.
@@ -164,55 +164,55 @@ class Method(Checked, ABC):
 
     @abstractmethod
     def run(self, fed: Fed, s: Any) -> Iterator[State]:
-        """The outer loop, from state `s` on; yields the state after each step."""
+        """Run the outer loop from state `s` on, and yield the state after each step."""
 
     @abstractmethod
     def steps(self, clients: int) -> int:
-        """How many steps a run over so many clients has."""
+        """Return the number of steps of a run over this number of clients."""
 
     @abstractmethod
     def cost(self, clients: int, model: Size) -> int:
-        """Bytes that a run over so many clients moves, for a model of `model` bytes on the wire."""
+        """Return the bytes that a run over this number of clients moves, for a model of `model` bytes on the wire."""
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
-        """Bytes that a run with last state `end` has moved: `cost`, unless they depend on what happened in it."""
+        """Return the bytes that a run with last state `end` moved: `cost`, unless they depend on what happened."""
         return self.cost(clients, model)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """The network that the run's model fits, made from the clients' own; by default that itself."""
+        """Return the network that the run's model fits, made from the clients' own; by default the same network."""
         return network
 
     def complete(self, state: Any) -> bool:
-        """Whether a run may end with this state: it holds a model."""
+        """Return whether a run may end with this state: it holds a model."""
         return state.model is not None or bool(state.personal)
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the method needs of the data, next to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
+        """What the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
 
-        A run with other data is refused before anything is written. A plain attribute of the class is enough:
-        `needs = CLASSES | NUMBERS`.
+        A run with other data is refused before anything is written. A class attribute is enough: `needs = CLASSES |
+        NUMBERS`.
         """
         return frozenset()
 
     @property
     def one_model(self) -> bool:
-        """Whether a run ends with a global model, and without personal ones."""
+        """Return whether a run ends with a global model and without personal ones."""
         return True
 
     @property
     def changes_network(self) -> bool:
-        """Whether the result fits another network than the clients' own."""
+        """Whether the result needs another network than the clients' own."""
         return type(self).result_network is not Method.result_network
 
     def settings(self) -> dict[str, Any]:
-        """The hyperparameters as run folders and agreements hold them."""
+        """Return the hyperparameters as run folders and agreements hold them."""
         former = {new: old for old, new in self.renamed.items()}
         return {former.get(name, name): value for name, value in plain(self, self.later).items()}
 
     @classmethod
     def current(cls, values: object) -> object:
-        """Hyperparameters, as `settings` gave them, under today's names."""
+        """Return hyperparameters, as `settings` gave them, under today's names."""
         if not isinstance(values, Mapping):
             return values
         return {cls.renamed.get(name, name): value for name, value in values.items()}
@@ -244,18 +244,18 @@ class Method(Checked, ABC):
         """
 
     def check_network(self, model: Size) -> None:
-        """Refuse a network that the method cannot treat, before anything is written; leaves it as it is.
+        """Refuse a network that the method cannot treat, before anything is written. The network is not changed.
 
         Raises:
             UserError: says what to change.
         """
 
     def selection(self, select: str) -> str:
-        """What local training returns where `--select` says `select`; overridden where the method itself decides it."""
+        """Return what local training returns. It is `select`, from `--select`, unless the method itself decides it."""
         return select
 
     def start(self) -> State:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return State()
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Weights and modules: the initial model of a run, a module that holds weights, and the files of the results."""
+"""From weights to modules and back: the initial model of a run, and the files of the results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,17 +18,17 @@ from ekiden.training.weights import Weights
 
 
 def initial_weights(setup: Setup) -> Weights:
-    """The model that all parties build from the seed."""
+    """Return the model that all parties build from the seed."""
     return Network(setup.build(), setup.hardware.device).weights()
 
 
 def model_bytes(setup: Setup) -> int:
-    """M, the content in bytes of one model on the wire."""
+    """Return M, the bytes of content of one model on the wire."""
     return wire.size(initial_weights(setup))
 
 
 def as_module(build: Callable[[], nn.Module], weights: Weights) -> nn.Module:
-    """A module that holds `weights`, in evaluation mode."""
+    """Return a module that holds `weights`, in evaluation mode."""
     network = Network(adapted(build(), weights))
     network.load(weights)
     return network.module.eval()
@@ -42,7 +42,7 @@ def write_models(
     model: Weights | None,
     personal: Sequence[Weights],
 ) -> None:
-    """Write results as named state dicts; the global model last, so that where it is, all are."""
+    """Write results as named state dicts. The global model is written last: if it exists, all do."""
     for name, weights in zip(clients, personal, strict=False):
         folder.write_model(f"personal/{name}.safetensors", dict(as_module(own, weights).state_dict()))
     if model is not None:
@@ -50,14 +50,14 @@ def write_models(
 
 
 def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
-    """A model that a run wrote.
+    """Return a model that a run wrote.
 
     Raises:
-        UserError: it is not there (the run has not ended), damaged, or of another network.
+        UserError: it does not exist because the run has not ended, is damaged, or belongs to another network.
     """
     file = folder / name
     module = build()
-    state = module.state_dict()  # says the versions of its layers: older BatchNorm would expect counts of frozen layers
+    state = module.state_dict()  # has versions of layers; without, BatchNorm expects counters
     try:
         found = load_tensors(file)
         state.clear()
@@ -70,7 +70,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
         hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError, Damaged) as error:
-        raise UserError(f"{file} is damaged or no safetensors file ({error}): run it again") from None
+        raise UserError(f"{file} is damaged or not a safetensors file ({error}): run it again") from None
     except RuntimeError:
         raise UserError(f"{file} holds another network than the run's: was it replaced?") from None
     return Network(module).weights()

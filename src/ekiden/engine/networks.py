@@ -1,4 +1,4 @@
-"""What makes the network of a run: from a name, a module or a function, the same values at every call."""
+"""Make the network of a run from a name, a module or a function; every call gives the same values."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class NamedNetwork:
     inputs: Inputs | None = None
 
     def __call__(self) -> nn.Module:
-        """Build it; on the device meta, one that comes with values is read all the same."""
+        """Build it. A network that comes with values is read even on the device meta."""
         device = torch.get_default_device()
         read = device.type == "meta" and models.is_pretrained(self.name)
         with torch.random.fork_rng(devices=[]), torch.device("cpu") if read else nullcontext():
@@ -69,9 +69,9 @@ class Prepared:
 
     Attributes:
         build: makes the network.
-        pretrained: safetensors file with its values; empty: they stay.
+        pretrained: safetensors file with its values; empty keeps the values that `build` gave.
         train: what is trained, see `models.training_part`.
-        seed: from which adapters are drawn.
+        seed: for drawing adapters.
     """
 
     build: Callable[[], nn.Module]
@@ -86,23 +86,23 @@ class Prepared:
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
         key = f"{self} {Path(self.pretrained).stat().st_mtime_ns if Path(self.pretrained).is_file() else 0}"
-        if key not in _made:  # reading a large file again and again takes long
+        if key not in _made:  # reading a large file takes long
             _made.clear()
             _made[key] = self.make()
         return frozen.copied(_made[key])
 
     def make(self) -> nn.Module:
-        """Make it."""
+        """Return the network."""
         module = self.build()
         if self.pretrained and torch.get_default_device().type != "meta":
             models.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive(self.seed, "adapters"))  # they are made on the CPU
+            torch.default_generator.manual_seed(derive(self.seed, "adapters"))  # copies are made on the CPU
             return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
 
 
 _made: dict[str, nn.Module] = {}
-"""the last network that was read from files, by what it was made from"""
+"""the last network that was read from files, keyed by what it was made from"""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def builder(
     train: str = "all",
     pretrained: str = "",
 ) -> Callable[[], nn.Module]:
-    """What makes the initial network of a run of `method`, the same at every call."""
+    """Return a function that makes the initial network of a run of `method`, the same at every call."""
     dataset = data.dataset
     method.check_source(pretrained, dataset)
     shape, classes = dataset.shape, dataset.outputs
@@ -155,7 +155,7 @@ def of_method(
     seed: int,
     task: Task,
 ) -> Callable[[], nn.Module]:
-    """`build`, or what makes of it the network that the parties of a run of `method` have."""
+    """Return `build`, or a function that makes the parties' network of `method` from it."""
     if method.extra_outputs:
         build = Widened(build, method.extra_outputs, seed)
     if type(method).own_network is Method.own_network:
@@ -164,7 +164,7 @@ def of_method(
 
 
 def network_name(build: Callable[[], nn.Module]) -> str | None:
-    """Return the name of the library's network that is built; None of a network of the user's own."""
+    """Return the name of the library's network that is built; None for a network of the user's own."""
     while isinstance(build, Widened | OfMethod | Prepared):
         build = build.build
     return build.name if isinstance(build, NamedNetwork) else None

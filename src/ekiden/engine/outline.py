@@ -1,7 +1,7 @@
-"""What a method will ask for, found by running its outer loop over values that nobody holds.
+"""Find out what a method will ask for by running its outer loop without computing any value.
 
-It can be known only where the server reads nothing on the way: then who uses whose value in which step is settled
-before the run starts, and every party finds the same.
+This works only if the server reads no value on the way. Then it is settled before the run starts who uses whose value
+in which step, and every party finds the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from ekiden.engine.worker import Setup
 from ekiden.training.objective import Work
 
 Absent = Callable[[int, str], bool]
-"""(step, client): whether that client is away in that step."""
+"""(step, client): whether that client is missing in that step."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Outline:
 
     @cached_property
     def result(self) -> frozenset[Ref[Any]]:
-        """The values that the last state consists of."""
+        """Return the values that the last state consists of."""
         return live_refs(self.end)
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """The models of the result: the run's own, then the personal ones."""
+        """Return the models of the result: the global one, then the personal ones."""
         shared = () if self.end.model is None else (self.end.model,)
         return (*shared, *self.end.personal)
 
     def contributors(self, ref: Ref[Any]) -> frozenset[str]:
-        """The clients whose work is in a value."""
+        """Return the clients whose work is in a value."""
         seen, waiting = {ref}, [ref]
         while waiting:
             value = waiting.pop()
@@ -60,15 +60,15 @@ class Outline:
         return frozenset(value.owner for value in seen if value != INITIAL)
 
     def needed(self, steps: int) -> frozenset[Ref[Any]]:
-        """The values that a run with so many steps done still asks for, its result among them."""
+        """Return the values that a run still asks for after this number of steps, including its result."""
         return self.result.union(*(refs(request.args) for request in self.requests if request.step >= steps))
 
     def users(self, ref: Ref[Any]) -> list[tuple[str, int]]:
-        """Who else uses a value, and in which step."""
+        """Return who else uses a value, and in which step."""
         return [(client, step) for client, step in self._users.get(ref, ()) if client != ref.owner]
 
     def request(self, step: int, call: int, client: str) -> Request | None:
-        """What a client is asked at that place."""
+        """Return what a client is asked to do at that place."""
         return self._places.get((step, call, client))
 
     @cached_property
@@ -92,19 +92,19 @@ def outline(
     most: float = float("inf"),
     size: Callable[[Ref[Any]], int] = lambda ref: 0,
 ) -> Outline | None:
-    """What the rest of a run asks for; None where the server reads a value, on which the rest may depend.
+    """Return what the rest of a run asks for; None if the server reads a value, because the rest may depend on it.
 
     Args:
         setup: method and network.
         clients: their names, in order.
-        state: to go on from; by default the start.
-        absent: who is away; steps that need them are left out.
-        most: tasks that it may have.
-        size: of a value in bytes, for the transfers.
+        state: where to begin; by default the start of the run.
+        absent: who is missing; steps that need them are left out.
+        most: the largest number of tasks that is allowed.
+        size: gives the bytes of a value, for the transfers.
 
     Raises:
-        TooLong: it has more; found before they are built.
-        ClientMissing: it cannot do without somebody who is away.
+        TooLong: it has more tasks than `most`; found before they are built.
+        ClientMissing: the run cannot continue without a missing client.
     """
     method: Method = setup.method
     nobody = _Nobody(absent, most, size)
@@ -124,11 +124,11 @@ class TooLong(UserError):
 
 
 class _ReadByServer(Exception):
-    """The server wants a value."""
+    """The server reads a value."""
 
 
 class _Nobody(Transport):
-    """Takes note and does nothing."""
+    """A transport that notes the requests and executes nothing."""
 
     def __init__(self, absent: Absent, most: float, size: Callable[[Ref[Any]], int]) -> None:
         self.requests: list[Request] = []

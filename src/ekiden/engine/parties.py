@@ -14,7 +14,7 @@ from ekiden.engine.method import Method
 
 
 def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
-    """Refuse to measure a run on other data than it was made with, where its folder has digests of these.
+    """Refuse to measure a run on other data than its own, if its folder has digests of the data.
 
     Raises:
         UserError: the data of some clients differ.

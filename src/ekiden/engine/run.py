@@ -1,4 +1,4 @@
-"""A run once all is checked and made, wherever its clients are: from its first or last step to its models."""
+"""The run itself, once everything is checked and made: from its first or last step to its models."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -27,12 +27,12 @@ X = TypeVar("X", bound=Transport)
 
 @dataclass(frozen=True)
 class End:
-    """Where a run stands after a step.
+    """What a run has after a step.
 
     Attributes:
         state: its state.
         trace: all that was reported so far.
-        transport: has the values of the state, until the next step is done.
+        transport: holds the values of the state until the next step is done.
     """
 
     state: State
@@ -41,12 +41,12 @@ class End:
 
     @cached_property
     def models(self) -> tuple[Weights | None, list[Weights]]:
-        """The global model, where there is one, and the personal ones."""
+        """Return the global model, if there is one, and the personal models."""
         return models_of(self.state, self.transport)
 
 
 def last(steps: Generator[Any, None, T]) -> T:
-    """What a generator returns at its end."""
+    """What a generator returned at its end."""
     while True:
         try:
             next(steps)
@@ -57,21 +57,21 @@ def last(steps: Generator[Any, None, T]) -> T:
 
 @dataclass(frozen=True)
 class Run(Generic[X]):
-    """What a run needs.
+    """Everything that a run needs.
 
     Attributes:
         setup: what the parties agree on.
         clients: their names.
-        transport: makes the transport that goes on from a state; it also gets what `Transport.written` said then.
-        evaluator: makes what measures models, from the transport.
+        transport: makes the transport that continues from a state; it is also given what `Transport.written` said then.
+        evaluator: makes the evaluator of models, from the transport.
         build: makes a network that the result fits.
-        folder: where the run is kept; None: in memory.
+        folder: where the run is kept; None keeps it in memory.
         evaluate_every: steps between evaluations.
         on_step: called after each step with the row of metrics.
-        skip: whether steps may be left out whose client is missing, where the method allows it.
-        stop_after: so many steps; None: to the end.
-        elsewhere: whether the clients are other parties. They have dropped what the first steps need, so a damaged run
-            cannot begin again; and after a failure they are asked for nothing more.
+        skip: whether steps whose client is missing may be left out, if the method allows it.
+        stop_after: number of steps after which the run stops; None runs to the end.
+        elsewhere: whether the clients are other parties. These have dropped what the first steps need, so a damaged run
+            cannot begin again. After a failure they are asked for nothing more.
     """
 
     setup: Setup
@@ -87,13 +87,13 @@ class Run(Generic[X]):
     elsewhere: bool = False
 
     def steps(self) -> Generator[End, None, End]:
-        """Go on from where the folder is; from the first step where a file that the run needs is damaged or gone.
+        """Continue from the folder's last state, or from the first step if a file that it needs is damaged or gone.
 
         Yields:
-            Where it stands after each step.
+            What the run has after each step.
 
         Returns:
-            Where it stands at the end, with its models.
+            What the run has at the end, with its models.
 
         Raises:
             UserError: something that the user can put right; the folder then holds the last good state.
@@ -136,7 +136,7 @@ class Run(Generic[X]):
                     end = End(state, trace, transport)
                     yield end
                 failed = False
-            finally:  # also when training failed, or nobody asks for more: the last good model
+            finally:  # also if training failed or the caller stopped: the last good model
                 if not (failed and self.elsewhere):
                     weights, personal = end.models
                     if folder:

@@ -1,4 +1,4 @@
-"""What the parties' setup says of its network, and whether the network fits the data."""
+"""What a run folder says about the network, and whether the network fits the data."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ekiden.training import frozen
 
 
 def describe_model(setup: Setup) -> dict[str, Any]:
-    """Return what `ekiden.load_model` needs to know of a run in addition to its method and its model file."""
+    """Return what `ekiden.load_model` needs in addition to a run's method and model file."""
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
@@ -28,13 +28,13 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "mean": [float(value) for value in dataset.mean],
             "std": [float(value) for value in dataset.std],
         },
-        # as in runs begun before there were others
+        # not written, as in runs of versions that had no others
         **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
     }
 
 
 def _describe_parts(setup: Setup) -> dict[str, Any]:
-    """What is trained, from which values, and what names the rest; nothing where all is trained from scratch."""
+    """Return what is trained, its pretrained values, and a digest of the rest; empty if all is trained from scratch."""
     prepared = networks.prepared(setup.build)
     found: dict[str, Any] = {}
     if prepared and prepared.train != "all":
@@ -51,8 +51,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data.
 
     Raises:
-        UserError: it cannot take the samples, has another number of outputs than there are classes, or does not
-            declare the head that the method needs; the method cannot treat it.
+        UserError: it cannot take the samples, its number of outputs is not that of the classes, it does not declare the
+            head that the method needs, or the method cannot treat it.
     """
     dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.extra_outputs
     bench = worker.bench("check")
@@ -71,7 +71,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":
-            raise UserError(f"the model gives {found} per sample, {task.kind} with these data needs {wanted[1:]}")
+            raise UserError(f"the model gives {found} per sample, but {task.kind} with these data needs {wanted[1:]}")
         raise UserError(
             f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
             f"give its last layer {dataset.outputs} outputs"
@@ -80,5 +80,5 @@ def check_model(worker: Worker, data: FederatedData) -> None:
 
 
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
-    """The outputs per sample of the network as the user knows it, without those that the method added."""
+    """Return the outputs per sample of the user's network, without those that the method added."""
     return (*outputs[:-1], outputs[-1] - extra) if outputs else ()

@@ -1,4 +1,4 @@
-"""What one client keeps: values behind Refs, private state between steps, and progress within a task."""
+"""What one client stores: values behind Refs, private state between steps, and progress within a task."""
 
 import re
 import shutil
@@ -16,15 +16,15 @@ from ekiden.engine import wire
 from ekiden.training.weights import Weights
 
 TRAINED = "trained"
-"""Name in the journal of what a client's last task trained, for runs that keep it: it outlives the step."""
+"""Name in the journal of the models that a client's last task trained, for runs that keep them after the step."""
 
 
 class Store:
-    """In memory, and in `folder` too if there is one.
+    """Values and private state of one client, in memory and, if there is one, in `folder`.
 
-    `commit` adds what the next state needs, `settle` deletes what only the state before needed: a crash between the
-    two loses nothing. With a folder, private state is in memory only during the steps that use it: of a thousand
-    clients, memory holds those of the present round.
+    `commit` adds what the next state needs, and `settle` deletes what only the state before needed, so a crash between
+    the two loses nothing. With a folder, private state is in memory only during the steps that use it: with a thousand
+    clients, memory holds those of the current round.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Store:
         step: int,
         written: int | None = None,
     ) -> None:
-        """Go on after `step` steps.
+        """Continue after `step` steps.
 
         Args:
-            folder: of the client; None for in memory only.
-            type_of: the type of what a task returns, by its name.
+            folder: of the client; None keeps everything in memory.
+            type_of: gives the return type of a task, by the task's name.
             private_type: of the client's state.
             step: steps that are done.
-            written: after how many steps the client's state was last written, 0 if never: that file must be there.
-                None where the run does not say, as in older folders: the newest file counts.
+            written: the number of steps after which the client's state was last written, 0 if never. That file must
+                exist. None if the run does not say, as in older folders; then the newest file is read.
         """
         self._folder = folder
         self._type_of = type_of
@@ -58,7 +58,7 @@ class Store:
 
     @property
     def private(self) -> Any:
-        """The client's state.
+        """Return the client's state.
 
         Raises:
             Damaged: its file is damaged, or gone.
@@ -77,10 +77,10 @@ class Store:
         self._private = private
 
     def get(self, key: str) -> Any:
-        """The value `key`.
+        """Return the value `key`.
 
         Raises:
-            Damaged: there is none, or its file is damaged.
+            Damaged: it does not exist, or its file is damaged.
         """
         if key not in self._values:
             if self._folder is None or not self._file(key).exists():
@@ -90,13 +90,13 @@ class Store:
         return self._values[key]
 
     def commit(self, step: int, keys: set[str]) -> None:
-        """Make values `keys` and the private state after `step` steps durable; deletes nothing yet."""
+        """Make values `keys` and the private state after `step` steps durable. Nothing is deleted yet."""
         if self._folder is None:
             return
         if keys or self._changed:
             self._folder.mkdir(parents=True, exist_ok=True)
         for key in keys:
-            if key not in self._safe:  # what a process before left there may be damaged
+            if key not in self._safe:  # a file that an earlier process left may be damaged
                 write(self._file(key), with_digest(wire.chunks(self.get(key))))
                 self._safe.add(key)
         if self._changed:
@@ -104,7 +104,7 @@ class Store:
             self.written = step
 
     def settle(self, keys: set[str]) -> None:
-        """Once the run's state is written: drop all that it does not need."""
+        """Delete all that the run's state, which is now written, does not need."""
         self._changed = False
         self._values = {key: value for key, value in self._values.items() if key in keys}
         self._safe &= keys
@@ -140,44 +140,44 @@ class Store:
         return sorted(int(match[1]) for match in names if match)
 
     def _newest(self, step: int) -> int:
-        """After how many of the first `step` steps the newest state that is here was written; 0 where none is."""
+        """Return after which of the first `step` steps the newest state here was written; 0 if there is none."""
         return max((version for version in self._versions() if version <= step), default=0)
 
     def _forget_after(self, step: int) -> None:
-        """Remove states that died with their step."""
+        """Remove states of steps that did not finish."""
         for version in self._versions():
             if version > step:
                 self._private_file(version).unlink()
 
 
 class FolderJournal:
-    """Progress within tasks, in files. A damaged file is as good as none: the work is done again."""
+    """Progress within tasks, in files. A damaged file is ignored, and the work is done again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, key: str) -> dict[str, Tensor] | None:
-        """What was saved under `key`, if it can be read."""
+        """Return what was saved under `key`, if it can be read."""
         try:
             return load(self._folder / f"{key}.safetensors")
         except (OSError, SafetensorError, ValueError, Damaged):
             return None
 
     def save(self, key: str, tensors: dict[str, Tensor]) -> None:
-        """Replace what is under `key`."""
+        """Save `tensors` under `key`, in place of what was there."""
         self._folder.mkdir(parents=True, exist_ok=True)
         chunks = with_digest(safetensors_chunks(tensors, {}))
         write(self._folder / f"{key}.safetensors", chunks, sync=False)
 
 
 def read_trained(client: Path) -> tuple[int, list[Weights]]:
-    """What the client with this folder last trained, where the run keeps it.
+    """Return what the client with this folder last trained, if the run keeps it.
 
     Returns:
         The step; the model that its last task started from, and all that it trained.
 
     Raises:
-        UserError: the file is missing, damaged or foreign; says which.
+        UserError: the file is missing, damaged or of another kind; the message says which.
     """
     file = client / "journal" / f"{TRAINED}.safetensors"
     try:
@@ -185,25 +185,25 @@ def read_trained(client: Path) -> tuple[int, list[Weights]]:
         step, parts = int(tensors.pop("step")), ("params", "buffers", "counters")
         return step, [Weights(*(tensors[f"{i}.{p}"] for p in parts)) for i in range(len(tensors) // len(parts))]
     except (OSError, SafetensorError, ValueError, KeyError, Damaged) as error:
-        raise UserError(f"{file} is damaged or no file of trained models ({error}): run again") from None
+        raise UserError(f"{file} is damaged or not a file of trained models ({error}): run again") from None
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    """The tensors in a safetensors file.
+    """Return the tensors in a safetensors file.
 
     Raises:
         Damaged: a byte of it was changed.
-        OSError, SafetensorError, ValueError: it is missing or foreign.
+        OSError, SafetensorError, ValueError: it is missing, or not such a file.
     """
     return wire.placed(safetensors.torch.load(intact(path.read_bytes())))  # type: ignore[no-any-return]
 
 
 def read(path: Path, expected: Any) -> Any:
-    """The payload in a file.
+    """Return the payload in a file.
 
     Raises:
-        Damaged: it is not as it was written; says which file.
-        UserError: it is missing or foreign; says which.
+        Damaged: it has changed since it was written; the message names the file.
+        UserError: it is missing or of another kind; the message names the file.
     """
     try:
         return wire.decode(intact(path.read_bytes()), expected)

@@ -1,4 +1,4 @@
-"""The tasks of a method: which there are, and of what types their values are."""
+"""The tasks of a method, and the types of their values."""
 
 import inspect
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from ekiden.engine.method import Method
 
 
 def tasks(kind: type[Method]) -> list[str]:
-    """The names of a method's tasks."""
+    """Return the names of a method's tasks."""
     return [name for name, function in inspect.getmembers(kind) if getattr(function, "__on_client__", False)]
 
 
 def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
-    """The annotated types of a task's arguments (after the client) and of its value.
+    """Return the annotated types of a task's arguments (after the client) and of its value.
 
     Raises:
-        UserError: one is missing, or names nothing that its file knows.
+        UserError: an annotation is missing, or uses a name that its file does not know.
     """
     task = task_of(method, name)
     where = f"{name} of {type(method).__name__}"
@@ -33,7 +33,7 @@ def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
 
 
 def task_of(method: Method, name: str) -> Callable[..., Any]:
-    """The function `name` of `method`, if it is a task.
+    """Return the function `name` of `method`, if it is a task.
 
     Raises:
         UserError: it is not marked `@on_client`.
@@ -45,4 +45,4 @@ def task_of(method: Method, name: str) -> Callable[..., Any]:
 
 
 def _nothing() -> None:
-    """Stands for a task that a method does not have."""
+    """Placeholder for a task that a method does not have."""

@@ -1,4 +1,4 @@
-"""What a run needs of whatever brings tasks to clients and values to their users: the contract of transports."""
+"""The contract of transports, which bring tasks to clients and values to those who use them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -13,20 +13,20 @@ from ekiden.training.weights import Weights
 
 
 class ClientMissing(UserError):
-    """A client did not answer within the transport's patience."""
+    """A client did not answer in time."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A row of the ledger: one value that one party used and another one owned.
+    """A row of the ledger: one party used a value of another party.
 
     Attributes:
         step: the step in which it moved.
         source: its owner.
         target: who used it.
-        task: what it was used for ("get" at the server).
+        task: the task that used it ("get" at the server).
         bytes: content on the wire, see `wire.size`.
-        missing: True where nothing came because `source` did not answer.
+        missing: True if nothing came because `source` did not answer.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Request:
-    """A task as the server asks for it: arguments may be Refs."""
+    """A task that the server asks for; arguments may be Refs."""
 
     step: int
     call: int
@@ -49,33 +49,32 @@ class Request:
 
     @property
     def key(self) -> str:
-        """The name of its value at the client."""
+        """The name of its result at the client."""
         return f"{self.step}-{self.call}-{self.task}"
 
 
 class Transport(ABC):
-    """How tasks reach clients and how values travel. Methods never see it; the run loop asks for all of it.
+    """How tasks reach clients and how values travel. Only the run loop uses it; methods never see it.
 
     What a transport promises:
 
-    - It does each task as `Worker.execute` does, with what the client kept after its task before, and the tasks of one
-      client in the order in which they were submitted.
-    - Arguments arrive as they were given, with the value behind each Ref in its place, and `value` gives what the task
-      returned, bit for bit, as often as it is asked. All parties can make the value behind `INITIAL` themselves.
-    - After `commit` and `settle`, a transport that is made with the new state has the values that this state names,
-      and the clients' private state as it was then, whatever was done later.
-    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
+    - It does each task as `Worker.execute` does, with the private state after the client's previous task. Tasks of one
+    client are done in the order in which they were submitted. - Arguments arrive unchanged, with each Ref replaced by
+    its value. `value` gives what the task returned, bit for bit, as often as it is called. All parties can make the
+    value behind `INITIAL` themselves. - After `commit` and `settle`, a transport that is made with the new state has
+    the values that this state names, and the clients' private state of that moment, whatever was done later. - Where a
+    client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
 
     `ekiden.conformance.check_transport` measures all but the last.
     """
 
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Start a task, and return without waiting for it where others can be done meanwhile."""
+        """Start a task. Return without waiting for it if other tasks can be done meanwhile."""
 
     @abstractmethod
     def value(self, ref: Ref[Any]) -> Any:
-        """Return the value behind `ref`; waits for it.
+        """Wait for the value behind `ref`, and return it.
 
         Raises:
             ClientMissing: its owner does not answer.
@@ -83,9 +82,9 @@ class Transport(ABC):
 
     @abstractmethod
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
-        """Wait for all tasks, and make durable what the state after `step` steps needs: private state, values `live`.
+        """Wait for all tasks; make durable what the state after `step` steps needs: private state and values `live`.
 
-        Until `settle` the state before may still be the one that a run goes on from, so what it needs is kept, too.
+        Until `settle` a run may still resume from the state before, so what that state needs is kept too.
 
         Returns:
             The compute since the last commit.
@@ -95,14 +94,14 @@ class Transport(ABC):
         """
 
     def size(self, ref: Ref[Any]) -> int:
-        """Return `wire.size` of the value behind `ref`; waits for it."""
+        """Wait for the value behind `ref`, and return its `wire.size`."""
         return wire.size(self.value(ref))
 
     def written(self) -> Mapping[str, str] | None:
-        """Return when each client's private state was last written, as of the last commit, in words of its own.
+        """Return when each client's private state was last written, as of the last commit, in a form of its own.
 
-        It is kept with the run's state, and given back to the transport of a run that goes on, so that a private
-        state that is missing is told from one that never was. None where that is not known.
+        It is kept with the run's state, and given to the transport of a run that resumes. So a private state that is
+        missing is told from one that was never written. None if this is not known.
         """
         return None
 
@@ -110,15 +109,15 @@ class Transport(ABC):
         """Return the model that each client trained last in this step, where the setup says `show_trained`."""
         return {}
 
-    def settle(self) -> None:  # noqa: B027  (a transport that keeps nothing has nothing to drop)
-        """Drop what only the state before needed: the new one is written."""
+    def settle(self) -> None:  # noqa: B027  (a transport that keeps nothing has nothing to delete)
+        """Delete what only the state before needed: the new one is written."""
 
     def close(self) -> None:  # noqa: B027
         """Release processes, connections and files."""
 
 
 def refs(value: Any) -> Iterable[Ref[Any]]:
-    """All Refs in `value`, in order."""
+    """Return all Refs in `value`, in order."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -133,7 +132,7 @@ def refs(value: Any) -> Iterable[Ref[Any]]:
 
 
 def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
-    """`value` with every Ref replaced by what `fetch` gives for it."""
+    """Return `value` with every Ref replaced by what `fetch` gives for it."""
     if isinstance(value, Ref):
         return fetch(value)
     if isinstance(value, (list, tuple)):
@@ -147,5 +146,5 @@ def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
 
 
 def live_refs(state: Any) -> frozenset[Ref[Any]]:
-    """The values that the rest of a run in this state can still ask for; not those that all derive from the seed."""
+    """Return the values that a run in this state can still ask for, without those that follow from the seed."""
     return frozenset(ref for ref in refs(state) if ref.owner != EVERYONE)

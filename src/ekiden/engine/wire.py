@@ -26,22 +26,22 @@ from ekiden.base.refs import Ref
 R = TypeVar("R", bound=type)
 FORMAT = "ekiden-1"
 _DEPTH = 32
-_ALIGNMENT = 64  # bytes, PyTorch's own
+_ALIGNMENT = 64  # bytes, as PyTorch has it
 
 
 class WireError(UserError):
-    """A payload that cannot be read, or is not what was announced."""
+    """A payload that cannot be read, or is not of the expected type."""
 
 
 class Addable(Protocol):
-    """A payload of which only the sum over clients is needed."""
+    """A payload for which only the sum over clients is needed."""
 
     def plus(self, other: Self, /) -> Self:
-        """The sum of both; the order must not matter."""
+        """Return the sum of both; the order must not matter."""
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """All tensors, numbers and texts of a payload, in order."""
+    """Yield all tensors, numbers and texts of a payload, in order."""
     if _is_record(value):
         for _, part in _fields(value):
             yield from leaves(part)
@@ -57,7 +57,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def size(value: Any) -> int:
-    """Bytes of content in a payload: tensors as they are, 8 for a number, 1 for a bool, text in UTF-8.
+    """Return the bytes of content in a payload: tensors as they are, 8 for a number, 1 for a bool, text in UTF-8.
 
     The header around it (a few hundred bytes, whatever the model) is not counted.
     """
@@ -65,10 +65,11 @@ def size(value: Any) -> int:
 
 
 def placed(value: Any, device: torch.device | None = None) -> Any:
-    """`value` with its tensors on `device` and as they lie in memory after a journey; itself where they lie so.
+    """Return `value` with its tensors on `device`, laid out in memory as if it had travelled; itself if they are so.
 
-    On some CPUs a product rounds by the order and alignment of its operands in memory. So that a value is worth the
-    same bits whether it travelled or not, it lies row by row, and begins where PyTorch begins tensors.
+    On some CPUs the rounding of a product depends on the order and alignment of its operands in memory. Tensors are
+    therefore stored row by row, at the alignment that PyTorch gives them. A value then gives the same bits whether it
+    travelled or not.
     """
     if isinstance(value, Tensor):
         value = value if device is None else value.to(device)
@@ -88,7 +89,7 @@ def _lies_well(tensor: Tensor) -> bool:
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes.
+    """Return `value` as bytes.
 
     Raises:
         WireError: it holds something that is not a payload.
@@ -97,7 +98,7 @@ def encode(value: Any) -> bytes:
 
 
 def chunks(value: Any) -> Iterator[bytes | memoryview]:
-    """The pieces of `encode(value)`, tensors uncopied."""
+    """Return the pieces of `encode(value)`, without copying tensors."""
     tensors: list[Tensor] = []
     tree = _describe(value, tensors)
     named = {str(i): t for i, t in enumerate(tensors)}
@@ -105,17 +106,17 @@ def chunks(value: Any) -> Iterator[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
-    """The value of type `expected` that `data` holds.
+    """Return the value of type `expected` that `data` holds.
 
     Args:
         data: what `encode` gave.
         expected: its type.
-        fetch: gives the value behind a Ref that stands where another type is expected; without it that is refused.
+        fetch: gives the value behind a Ref that stands in place of another type; without it such a Ref is refused.
 
     Raises:
-        WireError: truncated or foreign data, or a value of another type.
+        WireError: the data are truncated, not a payload, or hold a value of another type.
     """
-    data = bytes(data)  # no copy of what is bytes already
+    data = bytes(data)  # bytes are not copied
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -128,7 +129,7 @@ def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], 
     reader = _Reader(tensors, fetch)
     value = reader.read(tree, expected)
     if reader.tensors:
-        raise WireError(f"payload holds {len(reader.tensors)} tensors that belong nowhere: refused")
+        raise WireError(f"payload holds {len(reader.tensors)} tensors that belong to no value: refused")
     return value
 
 
@@ -150,7 +151,7 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 
 
 def _describe(value: Any, tensors: list[Tensor]) -> Any:
-    """The JSON tree of `value`; its tensors are appended to `tensors`."""
+    """Return the JSON tree of `value`, and append its tensors to `tensors`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"float": value.hex()} if isinstance(value, float) else value
     if isinstance(value, Tensor):
@@ -171,7 +172,7 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
 
 
 class _Reader:
-    """Builds a value of an expected type from a JSON tree; each tensor is handed out once."""
+    """Builds a value of an expected type from a JSON tree. Each tensor is used once."""
 
     def __init__(self, tensors: dict[str, Tensor], fetch: Callable[[Ref[Any]], Any] | None = None) -> None:
         self.tensors = tensors
@@ -236,8 +237,8 @@ class _Reader:
         values = {name: self.read(part, hints[name]) for name, part in parts.items()}
         try:
             return record(**values)
-        except (UserError, ValueError, TypeError) as error:  # the record checks itself
-            raise WireError(f"payload holds a {record.__name__} that cannot be ({error}): refused") from None
+        except (UserError, ValueError, TypeError) as error:  # the dataclass checks its own values
+            raise WireError(f"payload holds an impossible {record.__name__} ({error}): refused") from None
 
 
 _LEAVES = (None, type(None), bool, int, str, float, Tensor)
@@ -248,7 +249,7 @@ def _other(expected: Any) -> WireError:
 
 
 def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
-    """The one member of a union that `node` can be."""
+    """Return the one member of a union that `node` can be."""
     for kind in kinds:
         record = get_origin(kind) or kind
         name = _record_name(record)
@@ -269,7 +270,7 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def recorded_as(name: str) -> Callable[[R], R]:
-    """Keep the `name` that a record has in run folders and messages, whatever its class is called."""
+    """Give a dataclass the `name` that it keeps in run folders and messages, whatever the class is called."""
 
     def named(record: R) -> R:
         record.__recorded_as__ = name  # type: ignore[attr-defined]
@@ -279,7 +280,7 @@ def recorded_as(name: str) -> Callable[[R], R]:
 
 
 def _record_name(record: Any) -> str:
-    """What a record is called in payloads."""
+    """Return the name of a dataclass in payloads."""
     return str(vars(record).get("__recorded_as__", record.__name__)) if isinstance(record, type) else ""
 
 

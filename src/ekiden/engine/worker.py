@@ -1,4 +1,4 @@
-"""What happens at a client: the one place where tasks are executed, in simulation and in real silos alike."""
+"""Execute tasks at a client: the one place for it, in simulation and in real silos."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,17 +33,17 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """All that the parties of a run agree on before it starts.
+    """Everything that the parties of a run agree on before it starts.
 
     Attributes:
         method: what is run.
         build: makes the network; its values are the initial model, the same at every call.
         dataset: the sample tensors and how to feed them.
         training: how clients train.
-        hardware: on what.
+        hardware: what they compute on.
         seed: of everything random.
         keep_trained: whether each client also keeps the models that its last task trained.
-        show_trained: whether an outcome has the model that its task trained last, to measure it.
+        show_trained: whether an outcome has the model that its task trained last, so that it can be measured.
     """
 
     method: Method
@@ -62,10 +62,10 @@ class Job:
 
     Attributes:
         step: the step of the run.
-        call: how many calls this client had before in this step.
+        call: number of earlier calls of this client in this step.
         client: its name.
         task: name of the method's function.
-        args: what the function gets after the client.
+        args: the function's arguments after the client.
         private: the client's state before the task.
     """
 
@@ -79,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task gave: its value, the client's state after it, and the compute it took.
+    """The result of a job.
 
     Attributes:
         value: what the task returned.
@@ -95,16 +95,16 @@ class Outcome:
 
 
 class Client:
-    """A client as a task sees it: its data, its state, and how to train on them.
+    """A client as a task sees it: its data, its state, and training.
 
     Attributes:
         name: unique in the run.
         data: its training, validation and test samples.
-        classes: K, the number of classes, or of the outputs of another task.
+        classes: K, the number of classes, or of outputs if the task is not a classification.
         shape: of one input.
         state: private; a task may replace it, and finds it again in a later step.
         training: how this client trains unless `fit` is told otherwise.
-        last_trained: what `fit` gave last, of the run's own network; None before.
+        last_trained: the last result of `fit` for the run's own network; None before the first.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Client:
 
     @property
     def work(self) -> Work:
-        """Samples that went forward and backward in this task; a task adds the passes that it does by itself.
+        """Samples that went forward and backward in this task. A task adds the passes that it makes itself.
 
         `fit`, `accuracy`, `probe` with a model, `gradient` and `batches` count theirs.
         """
@@ -151,7 +151,7 @@ class Client:
 
     @property
     def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation by which pixels in [0, 1] become inputs: of all channels, or of each."""
+        """Mean and standard deviation that scale pixels in [0, 1] to inputs: for all channels, or one for each."""
         return self._bench.feed.dataset.mean, self._bench.feed.dataset.std
 
     @property
@@ -160,12 +160,12 @@ class Client:
         return len(self.data.train)
 
     def steps(self, epochs: int) -> int:
-        """τ_i, optimiser steps in so many epochs over the training data."""
+        """Return τ_i, the optimiser steps in this number of epochs over the training data."""
         return self.training.steps(self.n, epochs)
 
     @property
     def size(self) -> Size:
-        """M, the bytes of a model, which knows the network."""
+        """M, the bytes of a model; it knows the network."""
         return Size.of(self._bench.network, self.shape, self.task)
 
     @property
@@ -191,7 +191,7 @@ class Client:
     ) -> Weights:
         """Train from `model` on this client's training data; see `ekiden.training.fit.fit`.
 
-        `network` is what is trained where that is not the run's own: one of other widths, or with frozen layers.
+        `network` is trained in place of the run's own, for example one with other widths or with frozen layers.
         """
         if epochs <= 0:
             return model
@@ -217,14 +217,14 @@ class Client:
         return trained
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
-        """Share of right answers of `model` on `subset`, by default the validation data; NaN where that is empty.
+        """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.
 
-        Of numbers, which are not right or wrong, R² in its place.
+        For answers that are numbers, it is R².
         """
         return self._scores(model, subset).goodness()
 
     def score(self, model: Weights, subset: Subset | None = None) -> float:
-        """The headline metric of `model`, turned so that more is better, otherwise as `accuracy`."""
+        """Return the headline metric of `model`, with its sign turned if less is better; otherwise like `accuracy`."""
         return self.task.headline.better(self._scores(model, subset).score())
 
     def _scores(self, model: Weights, subset: Subset | None) -> Scores:
@@ -234,11 +234,11 @@ class Client:
         return fitting.evaluate(self._bench, subset)
 
     def probe(self, x: Tensor, model: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """What enters the head and what leaves it, see `Network.probe`.
+        """Return what enters the head and what leaves it; see `Network.probe`.
 
         Args:
             x: inputs, as the network takes them.
-            model: the weights; None: those in training, inside an objective of `fit`, which counts the pass itself.
+            model: the weights. None inside an objective of `fit`, for the weights in training; `fit` counts that pass.
         """
         if model is not None:
             self._bench.network.load(model)
@@ -247,11 +247,11 @@ class Client:
             return self._bench.network.probe(x)
 
     def unit(self) -> Tensor:
-        """(1, ...) ones in the shape of a sample as the network takes it: the same at all clients."""
+        """Return (1, ...) ones in the shape of the network's input, the same at all clients."""
         return torch.ones(1, *self._bench.feed.dataset.shape, device=self._bench.feed.device)
 
     def gradient(self, model: Weights) -> Tensor:
-        """The gradient (P,) of the loss at `model` on one batch of training data, redrawn by each task."""
+        """Return the gradient (P,) of the loss at `model` on one batch of training data, which each task draws."""
         draw = torch.Generator().manual_seed(self.seed("gradient"))
         rows = torch.randperm(self.n, generator=draw)[: self.training.batch_size]
         train = self.data.train
@@ -259,13 +259,13 @@ class Client:
 
     @property
     def module(self) -> nn.Module:
-        """The network itself, for an objective of `fit` that looks inside it."""
+        """The network itself, for an objective of `fit` that reads its inner values."""
         return self._bench.network.module
 
     def network(self, model: Weights) -> nn.Module:
         """Return a separate network that holds `model`, in evaluation mode.
 
-        Its passes are to be added to `work`, those as a teacher of `fit` excepted.
+        Add its passes to `work`, except those that it makes as a teacher of `fit`.
         """
         network = Network(frozen.copied(self._bench.network.module), self._bench.feed.device)
         network.load(model)
@@ -277,20 +277,20 @@ class Client:
         return self._bench.network.layout
 
     def class_counts(self) -> Tensor:
-        """(K,) number of training samples of each class."""
+        """Return the number of training samples of each class (K,)."""
         return self.data.train.class_counts(self.classes)
 
     def fresh(self) -> Weights:
-        """An initial model of this client's own: the network with newly drawn values."""
+        """Return an initial model of the client's own: the network with newly drawn values."""
         return Network(fresh(self._bench.network.module, self.seed("fresh")), self._bench.feed.device).weights()
 
     def batches(
         self, subset: Subset | None = None, *, passes: int = 1, shuffle: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over `subset` (default: training data), not augmented: inputs (b, ...) and labels (b,).
+        """Yield inputs (b, ...) and labels (b,) of `subset` (default: training data) once, without augmentation.
 
-        Counted as so many forward `passes`; 0 where what is done with the batches counts itself. Not shuffled, the
-        batches are the same in every step.
+        Each sample counts as this number of forward `passes`: 0 if the caller counts what it does with the batches.
+        Unless they are shuffled, the batches are the same in every step.
         """
         subset = self.data.train if subset is None else subset
         draw = torch.Generator().manual_seed(self.seed("batches"))
@@ -300,16 +300,16 @@ class Client:
         self.work.forward += passes * len(subset)
 
     def added(self, before: A | None, own: A) -> A:
-        """The sum of what other clients have added up so far, if there is any, and the client's own part."""
+        """Return the client's `own` part added to the sum of the clients before it, if there is one."""
         return own if before is None else before.plus(own)
 
     def seed(self, *parts: str | int) -> int:
-        """A seed for this task's own randomness, the same before and after a crash."""
+        """Return a seed for this task's own randomness, the same before and after a crash."""
         return derive(self._seed, *parts)
 
 
 class Worker:
-    """Executes tasks of one run for the clients whose data it has."""
+    """Executes the tasks of one run for the clients whose data it has."""
 
     def __init__(
         self,
@@ -322,14 +322,14 @@ class Worker:
         """Prepare network and samples.
 
         Args:
-            setup: what the run agrees on.
-            clients: whose data are here.
+            setup: what the parties agreed on.
+            clients: those whose data are here.
             watch: called after each epoch of training.
-            most_epochs: that one task may train for.
-            module: the run's network, with any values; made here if it is not given.
+            most_epochs: largest number of epochs that one task may train for.
+            module: the run's network, with any values; made here if None.
         """
         torch.set_num_threads(setup.hardware.threads)
-        if torch.device(setup.hardware.device).type == "cuda":  # in every process that computes, not only in the first
+        if torch.device(setup.hardware.device).type == "cuda":  # in every process that computes
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         self.setup = setup
         self.clients = clients
@@ -341,11 +341,11 @@ class Worker:
         )
 
     def execute(self, job: Job, journal: Journal | None = None, digest: str = "") -> Outcome:
-        """Do one task. A pure function of `job`: the same job gives the same bits, anywhere and again.
+        """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 
         Args:
             job: what to do.
-            journal: where the task keeps progress, so that it can go on after a crash.
+            journal: where the task saves its progress, so that it can continue after a crash.
             digest: distinguishes jobs of other arguments in the journal.
 
         Raises:
@@ -358,7 +358,7 @@ class Worker:
             bench.watch = partial(self._watch, job.client)
         seed = derive(self.setup.seed, job.step, job.client, job.call)
         key = f"{job.step}-{job.call}-{digest}"
-        # From the server, another process or a file they come on the CPU.
+        # Arguments from the server, another process or a file are on the CPU.
         private = wire.placed(job.private, self._feed.device)
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
         client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs, trained)
@@ -370,5 +370,5 @@ class Worker:
         return Outcome(wire.placed(value), wire.placed(client.state), bench.work, shown)
 
     def bench(self, where: str) -> Bench:
-        """What to train or evaluate on; the network is shared by all, one task at a time."""
+        """Return what to train or evaluate on. All clients share one network, one task at a time."""
         return Bench(self.network, self._feed, self.setup.training, self.setup.hardware, where)
