@@ -159,7 +159,7 @@ def test_a_whole_run_with_a_network_of_timm(
             (3, 16, 16),
             r"timm:tiny cannot be made \(Unknown model \(tiny\)\): see timm.list_models",
         ),
-        ("timm:tiny_net.in1k", (30,), r"timm:tiny_net.in1k takes images, these samples have shape \(30,\)"),
+        ("timm:tiny_net.in1k", (30,), r"timm:tiny_net.in1k takes images, but these samples have shape \(30,\)"),
     ],
 )
 def test_what_timm_cannot_make_is_one_line(name: str, shape: tuple[int, ...], error: str) -> None:

@@ -118,7 +118,7 @@ def test_what_cannot_be_adopted_is_refused() -> None:
             features.adopt(told)
     with pytest.raises(UserError, match="not finite"):
         features.adopt((centre, scale, gain * float("nan")))
-    with pytest.raises(UserError, match=r"at most 100000 numbers, these have 100001"):
+    with pytest.raises(UserError, match=r"at most 100000 numbers, but these have 100001"):
         RandomReLU(100_001, 2)
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "usual",
 ]
 
-# Networks for other samples than images and features: what they read, and their builder.
+# Networks for samples other than images and features: what they read, and their builder.
 _SPECIAL: dict[str, tuple[type[Inputs], Callable[[Any, int], SplitNetwork]]] = {
     "table_mlp": (Table, table_mlp),
     "table_transformer": (Table, table_transformer),
@@ -59,7 +59,7 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "cnn_signal": (cnn_signal, 0),
 }
 
-# What the papers train on them, ResNet-18 apart.
+# The papers' networks for these data sets, except ResNet-18.
 _DEFAULTS = {
     "digits": "mlp",
     "mnist": "mlp",
@@ -86,7 +86,7 @@ def names() -> tuple[str, ...]:
 
 
 def described() -> dict[str, tuple[str, str]]:
-    """Return, for each network of the library, which samples it takes and the first line of what it says of itself."""
+    """Return for each network of the library which samples it takes and the first line of its docstring."""
     takes = {name: _TAKES[kind] for name, (kind, _) in _SPECIAL.items()}
     builders: dict[str, Callable[..., nn.Module]] = {name: builder for name, (builder, _) in _NETWORKS.items()}
     builders |= {name: builder for name, (_, builder) in _SPECIAL.items()}
@@ -97,22 +97,22 @@ def described() -> dict[str, tuple[str, str]]:
 
 
 def pretrained_names() -> tuple[str, ...]:
-    """Names, and forms of names, of networks that come with values."""
+    """Return the names, and forms of names, of networks that come with values."""
     return (LITE0, "hf:FOLDER", "timm:NAME")
 
 
 def check_name(name: str) -> None:
-    """Refuse what names no network.
+    """Refuse a name that no network has.
 
     Raises:
-        UserError: names the nearest.
+        UserError: the message names the nearest match.
     """
     if name not in names() and not outside.is_file(name) and not is_pretrained(name):
         raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> nn.Module:
-    """A new network with random weights, which depend on torch's random state alone.
+    """Make a network with random weights, which depend on torch's random state only.
 
     Args:
         name: one of `names()`, hf:FOLDER or hf:NAME, timm:NAME, or PATH.py:FUNCTION of a function that takes shape
@@ -134,7 +134,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         kind, special = _SPECIAL[name]
         if not isinstance(inputs, kind):
             raise UserError(
-                f"{name} reads {_READ[kind]}, these samples are {_READ[type(inputs)]}: use --model with one of "
+                f"{name} reads {_READ[kind]}, but these samples are {_READ[type(inputs)]}: use --model with one of "
                 f"{', '.join(fitting(shape, inputs))}"
             )
         return special(inputs, classes)
@@ -142,7 +142,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         return _from_outside(name, shape, classes)
     if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
         raise UserError(
-            f"{name} reads numbers, these samples are {_READ[type(inputs)]}: use --model with one of "
+            f"{name} reads numbers, but these samples are {_READ[type(inputs)]}: use --model with one of "
             f"{', '.join(fitting(shape, inputs))}"
         )
     builder, smallest = _NETWORKS[name]
@@ -152,13 +152,13 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         others = ", ".join(fitting(shape, inputs))
         larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"{name} needs {size}, these samples have shape {shape}: use --model with one of {others}{larger}"
+            f"{name} needs {size}, but these samples have shape {shape}: use --model with one of {others}{larger}"
         )
     return builder(shape, classes)
 
 
 def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
-    """The networks of the library that take such samples."""
+    """Return the networks of the library that take such samples."""
     special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
     if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
         return special
@@ -166,11 +166,11 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
 
 
 def default_for(dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None = None) -> str:
-    """The network to take where the user names none.
+    """Return the network to take if the user names none.
 
     Args:
-        dataset_name: a named data set gets what the papers use for it, if its images are large enough for that.
-        shape: of one sample; decides for all other data.
+        dataset_name: a named data set gets the papers' network for it, if its images are large enough.
+        shape: of one sample; decides for other data.
         inputs: what the samples are.
 
     Returns:
@@ -194,7 +194,7 @@ def usual(dataset_name: str) -> str:
 
 
 def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Call a function of the user's own, or of another package."""
+    """Call a function of the user or of another package."""
     network = outside.call(name, "ekiden.models", shape, classes)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} gives {type(network).__name__}, not a torch.nn.Module")

@@ -18,14 +18,14 @@ _PAIRED = 512  # samples whose distances are measured
 
 
 class RandomFourier(OfVectors):
-    """Cosines of random projections of a vector: 126·cos(2π((R u mod q)/q + b)), u being the standardised inputs.
+    """Cosines of random projections of a vector: 126·cos(2π((R u mod q)/q + b)) with standardised inputs u.
 
     Ali Rahimi, Benjamin Recht: Random Features for Large-Scale Kernel Machines. NIPS 2007.
     https://papers.nips.cc/paper/3182-random-features-for-large-scale-kernel-machines
 
     R is Gaussian and rounded so that R u is exact in float32. The mean over features of 2φ(x)φ(x')/126² tends to the
     kernel exp(-‖x - x'‖²/(2σ²)) of standardised inputs. The whole number q follows from σ, which is `bandwidth` times
-    the median distance between samples of the client that settles it. With `direct` the inputs u are features, too.
+    the median distance between samples of the client that settles it. With `direct` the inputs u are also features.
 
     Attributes:
         period: (1,) q.
@@ -94,4 +94,4 @@ class RandomFourier(OfVectors):
         super().adopt(told)
         period = float(self.get_buffer("period"))
         if not (2 <= period <= EXACT and period == round(period)):
-            raise UserError(f"the features received have a period of {period:g}, no whole number above 1: refused")
+            raise UserError(f"the features received have a period of {period:g}, not a whole number above 1: refused")

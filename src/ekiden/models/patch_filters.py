@@ -13,7 +13,7 @@ CONTRAST = 10
 WHITENING = 0.1
 """added to the eigenvalues of the patches' covariance"""
 SAMPLE = 20_000
-"""most patches that the whitening is measured on"""
+"""largest number of patches on which the whitening is measured"""
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
 _REACH = 32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
 
@@ -31,7 +31,7 @@ class Dictionary(NamedTuple):
 
 
 class PatchSums(NamedTuple):
-    """Second moments of all clients' patches: integers, so the same in any order and split of the images.
+    """Second moments of all clients' patches. They are integers, so the order and split of the images do not matter.
 
     Attributes:
         patches: () int64, their number.
@@ -77,7 +77,7 @@ def measure_patches(images: Tensor, size: int = 6) -> PatchSums:
 def from_images(images: Tensor, count: int, generator: Generator, size: int = 6) -> Dictionary:
     """Make filters of patches drawn from `images`; they show what these patches look like.
 
-    Flat patches make no filter; where too few others are drawn, random directions fill up.
+    Flat patches make no filter. If too few others are drawn, random directions fill up.
 
     Args:
         images: (n, C, H, W) uint8 images of one client.
@@ -90,7 +90,7 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
     """
     _check(images, size)
     if not len(images):
-        raise UserError("there are no images to draw patches from: let a client with images begin")
+        raise UserError("there are no images to draw patches from: begin with a client that has images")
     n, channels, height, width = images.shape
     rows, columns = height - size + 1, width - size + 1
     places = torch.randint(n * rows * columns, (SAMPLE,), generator=generator)
@@ -129,7 +129,7 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
 def _check(images: Tensor, size: int) -> None:
     if images.ndim != 4 or images.dtype != torch.uint8:
         raise UserError(
-            f"patch features need images as bytes (n, channels, height, width); these samples are {images.dtype} of "
+            f"patch features need images as bytes (n, channels, height, width), but these are {images.dtype} of "
             f"shape {tuple(images.shape[1:])}: choose features for vectors, or give images as bytes"
         )
     most = isqrt(_REACH // 2 // images.shape[1])
@@ -179,7 +179,7 @@ def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int
 
 
 def _balanced(wanted: Tensor) -> Tensor:
-    """`wanted` (F, d) as whole numbers of the same sum, 0: those rounded the farthest move by one until it is."""
+    """Return `wanted` (F, d) as whole numbers that sum to 0 too; those rounded the farthest move by one."""
     q = wanted.round()
     surplus = q.sum(1, keepdim=True)
     step = surplus.sign()

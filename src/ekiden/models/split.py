@@ -8,7 +8,7 @@ from ekiden.base.errors import UserError
 
 
 class Split(Protocol):
-    """A network that says where its classifier begins; own networks do so by naming two attributes.
+    """A network that says where its classifier begins. Your own network does so by its attributes' names.
 
     Methods that personalise or exchange the head, or that read representations, need it. A static type
     only: `isinstance` does not see the submodules of an `nn.Module`.

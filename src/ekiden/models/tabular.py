@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from ekiden.data.inputs import Table
 from ekiden.models.split import SplitNetwork
 
-_WIDEST = 16  # of an embedding in the MLP
-_WIDTH, _HEADS, _BLOCKS = 32, 4, 2  # of the transformer
+_WIDEST = 16  # width of an embedding in the MLP
+_WIDTH, _HEADS, _BLOCKS = 32, 4, 2  # width of the transformer
 _FAR = 5.0  # standard deviations; numbers beyond are outliers that would dominate the first layer
 
 

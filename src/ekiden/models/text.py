@@ -45,7 +45,7 @@ class TextTransformerFeatures(nn.Module):
         """(b, L) tokens to (b, 64)."""
         there = x != self.pad
         read = there.clone()
-        read[:, 0] = True  # attention over nothing is NaN: an empty text reads its first place
+        read[:, 0] = True  # attention over nothing is NaN, so an empty text reads its first place
         out = self.norm(self.blocks(self.embedding(x) + self.places[: x.shape[1]], ~read))
         out = out * there.unsqueeze(2)
         mean: Tensor = out.sum(1) / there.sum(1, keepdim=True).clamp(min=1)

@@ -16,15 +16,15 @@ _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Products of low rank that are added to layers: W + (alpha / r)·B·A.
+    """Adapters: products of low rank that are added to layers, W + (alpha / r)·B·A.
 
     Attributes:
         r: rank, rows of A.
         alpha: scale, as in the papers.
-        targets: last names of the layers; none: all linear layers of the features, or, where there are none, all
+        targets: last part of the layers' names. If empty: all linear layers of the features or, if there are none, all
             convolutions.
-        both: train A too. Otherwise A stays as it was drawn, the same everywhere, so that averaging B is averaging the
-            products.
+        both: train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the average of
+            the B gives the average of the products.
     """
 
     r: int = 8
@@ -38,10 +38,10 @@ Part = str | int | Adapters
 
 
 def parsed(text: str) -> Part:
-    """Return what is trained, as text says.
+    """Return the part that is trained, read from a text.
 
     Raises:
-        UserError: says what can be written.
+        UserError: the message says what can be written.
     """
     kind, _, rest = text.partition(":")
     if text in ("all", "head"):
@@ -54,10 +54,10 @@ def parsed(text: str) -> Part:
 
 
 def check(text: str, method: str, *, averages: bool) -> None:
-    """Refuse adapters both of whose factors are trained where a method averages models: it would average wrongly.
+    """Refuse to train both factors of adapters if a method averages models: the average would be wrong.
 
     Raises:
-        UserError: it does not, or `text` does not name a part.
+        UserError: both are trained and averaged, or `text` does not name a part.
     """
     part = parsed(text)
     if averages and isinstance(part, Adapters) and part.both:
@@ -84,7 +84,7 @@ def _adapters(text: str, rest: str) -> Adapters:
 
 
 def freeze(module: nn.Module, part: Part) -> nn.Module:
-    """Let only `part` of `module` need gradients; adapters are put in.
+    """Let only `part` of `module` need gradients, and insert adapters.
 
     Raises:
         UserError: the module has no such part.
@@ -109,8 +109,8 @@ def freeze(module: nn.Module, part: Part) -> nn.Module:
 def blocks(features: nn.Module) -> list[list[nn.Module]]:
     """Return the blocks of the feature part: its children that hold parameters.
 
-    A list of modules, or a module with one child that holds parameters, counts as its children do. What holds vectors
-    alone (a normalisation) belongs to the block before it.
+    A list of modules, or a module with one child that has parameters, counts as its children. A part that has only
+    vectors (a normalisation) belongs to the block before it.
     """
     while len(inner := [c for c in features.children() if next(c.parameters(), None) is not None]) == 1:
         if not any(True for _ in inner[0].children()):
@@ -167,7 +167,7 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
     config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of layers that keep their weight transposed, which peft sees by itself
+            warnings.simplefilter("ignore")  # peft itself finds out which layers keep their weight transposed
             inject_adapter_in_model(config, module)
     except ValueError as error:
         raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
@@ -176,7 +176,7 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
         if name.endswith((".lora_A.default", ".lora_B.default")):
             first = name.endswith(".lora_A.default")
             inner.requires_grad_(part.both or not first)
-            if not first:  # a newly drawn network begins without a difference, too
+            if not first:  # a network with new values also begins without a difference
                 inner.__dict__["reset_parameters"] = MethodType(_zero, inner)
 
 
@@ -189,7 +189,7 @@ def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[
             if not any(n == target or n.endswith(f".{target}") for n in layers):
                 last = sorted({n.rpartition(".")[2] for n in layers})
                 raise UserError(
-                    f"--train lora: no layer of the features is called {target!r}: choose of {', '.join(last)}"
+                    f"--train lora: no layer of the features is called {target!r}: choose from {', '.join(last)}"
                 )
         return found
     linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]

@@ -13,9 +13,9 @@ from ekiden.models.patch_filters import PatchSums, from_images, from_sums, measu
 from ekiden.models.patches import Patches, blank, filters_of
 
 EXACT = 2**24 - 1
-"""float32 holds whole numbers up to here, so that products of matrices are exact in any order"""
+"""float32 holds whole numbers up to here exactly, so products of matrices are exact in any order"""
 SPREAD = 4
-"""standard deviations that an input may lie from its mean before it is cut off"""
+"""inputs further from their mean than this number of standard deviations are cut off"""
 _MOST_INPUTS = 100_000
 
 
@@ -34,27 +34,27 @@ class WholeFeatures(nn.Module, ABC):
 
     width: int
     settled: ClassVar[dict[str, torch.dtype]]
-    """Names of the buffers that a client settles, and the types as which they travel."""
+    """Names of the buffers that a client settles, and the types in which they travel."""
 
     @abstractmethod
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
-        """Settle them.
+        """Settle these values from samples.
 
         Args:
             x: some inputs (b, ...).
             scaling: how they were normalised.
-            draw: on the CPU, for what is random.
+            draw: generator on the CPU for random values.
         """
 
     def tell(self) -> tuple[Tensor, ...]:
-        """The settled values as they travel."""
+        """Return the settled values as they travel."""
         return tuple(self.get_buffer(name).to(kind) for name, kind in self.settled.items())
 
     def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over what another party's `tell` gave.
+        """Adopt what another party's `tell` gave.
 
         Raises:
-            UserError: these are values of other features, or no finite numbers.
+            UserError: these are values of other features, or are not finite.
         """
         found = [(tuple(t.shape), t.dtype) for t in told]
         if found != [(tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()]:
@@ -85,7 +85,7 @@ class OfVectors(WholeFeatures):
         super().__init__()
         if inputs > _MOST_INPUTS:
             raise UserError(
-                f"random features are for samples of at most {_MOST_INPUTS} numbers, these have {inputs}: "
+                f"random features are for samples of at most {_MOST_INPUTS} numbers, but these have {inputs}: "
                 "use --size or other --features"
             )
         self.inputs = inputs
@@ -93,7 +93,7 @@ class OfVectors(WholeFeatures):
         self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
 
     def standardise(self, x: Tensor) -> None:
-        """Standardise by the mean and the spread of these inputs; one that hardly varies by the mean spread."""
+        """Standardise by the mean and the spread of these inputs; an input that hardly varies uses the mean spread."""
         rows = x.flatten(1).double()
         spread = rows.std(0, correction=0)
         spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
@@ -107,7 +107,7 @@ class OfVectors(WholeFeatures):
 
 
 class RandomReLU(OfVectors):
-    """Random rectified linear units of a vector: relu(R u + b), u being the standardised inputs as whole numbers.
+    """Random rectified linear units of a vector: relu(R u + b) with standardised inputs u as whole numbers.
 
     R and b are Gaussian, drawn once and rounded so that R u + b is exact in float32. With `direct` the inputs u are the
     first features, followed by the units.
@@ -139,7 +139,7 @@ class RandomReLU(OfVectors):
             return
         with torch.no_grad():
             weight, bias = torch.randn_like(self.linear.weight), torch.randn_like(self.linear.bias)
-            bias *= weight.norm(dim=1) / SPREAD  # of inputs of 127, as large as the rest
+            bias *= weight.norm(dim=1) / SPREAD  # inputs of 127: as large as the others
             most = LARGEST * (weight.abs().sum(1) + bias.abs() + weight.shape[1])
             factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
             self.linear.weight.copy_((weight * factor).round())
@@ -164,10 +164,10 @@ class RandomReLU(OfVectors):
 
 
 class FrozenNetwork(WholeFeatures):
-    """The features of a network that nobody trains, as whole numbers, and random units of them.
+    """The features of a network that is not trained, as whole numbers, and random units of them.
 
-    The network computes in floating point: its features are equal on equal machines, and rounding hides most of the
-    differences between others.
+    The network computes in floating point. Its features are the same on equal machines; between other machines,
+    rounding removes most differences.
     """
 
     settled = RandomReLU.settled

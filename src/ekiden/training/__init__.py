@@ -1,1 +1,1 @@
-"""What happens inside a client: weights as one flat vector, the training loop."""
+"""Training at a client: the training loop, and weights as one flat vector."""

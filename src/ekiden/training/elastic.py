@@ -1,4 +1,4 @@
-"""A network whose hidden layers are as wide as the weights that it is to hold: the result of matching units."""
+"""A network whose hidden layers get the widths of the weights that it holds; matching units needs it."""
 
 import copy
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _ADVICE = "matching needs linear and convolutional layers that follow one anothe
 
 
 class Form(NamedTuple):
-    """How a layer's matrix (outputs, units·fan) or (outputs, units·fan + 1) is made up.
+    """The parts of a layer's matrix (outputs, units·fan) or (outputs, units·fan + 1).
 
     Attributes:
-        fan: weights of one output per unit that it reads: 1, a kernel's, or the positions of a flattened channel. In
-            the first layer, all its weights.
+        fan: number of weights of one output for each unit that it reads: 1, the size of a kernel, or the positions of a
+            flattened channel. In the first layer, all weights of an output.
         bias: whether the last column is the bias.
     """
 
@@ -32,19 +32,19 @@ class Form(NamedTuple):
     bias: bool
 
     def split(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights (outputs, units, fan) and the bias (outputs, 1), or (outputs, 0)."""
+        """Return the weights (outputs, units, fan) and the bias (outputs, 1), or (outputs, 0)."""
         weights = matrix.shape[1] - self.bias
         return matrix[:, :weights].reshape(len(matrix), -1, self.fan), matrix[:, weights:]
 
     def spread(self, matrix: Tensor, units: Tensor, width: int) -> Tensor:
-        """`matrix` with what it reads at places `units` (n,) of `width`; zero at the places of none."""
+        """Return `matrix` for `width` inputs, its own at places `units` (n,); the weights of the others are zero."""
         weights, bias = self.split(matrix)
         placed = matrix.new_zeros(len(matrix), width, self.fan)
         placed[:, units.long()] = weights
         return torch.cat([placed.flatten(1), bias], 1)
 
     def pick(self, matrix: Tensor, units: Tensor) -> Tensor:
-        """`matrix` with those of its inputs only that are at places `units`: the reverse of `spread`."""
+        """Return `matrix` for the inputs at places `units` only: the reverse of `spread`."""
         weights, bias = self.split(matrix)
         return torch.cat([weights[:, units.long()].flatten(1), bias], 1)
 
@@ -82,7 +82,7 @@ class Elastic(nn.Module):
 
     @property
     def forms(self) -> list[Form]:
-        """What the layers' matrices consist of."""
+        """Return the parts of the layers' matrices."""
         units = [1, *self.widths.tolist()]
         return [
             Form(layer.weight[0].numel() // n, layer.bias is not None)
@@ -90,12 +90,12 @@ class Elastic(nn.Module):
         ]
 
     def sizes(self, widths: Sequence[int]) -> list[int]:
-        """Number of parameters of each layer, where the hidden layers have these widths."""
+        """Return the number of parameters of each layer if the hidden layers have these widths."""
         outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
         return [out * (n * form.fan + form.bias) for form, out, n in zip(self.forms, outputs, inputs, strict=True)]
 
     def adapt(self, widths: Sequence[int]) -> None:
-        """Give the hidden layers these widths; where that changes one, all values become zero."""
+        """Give the hidden layers these widths; if one changes, all values become zero."""
         if list(widths) == self.widths.tolist():
             return
         outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
@@ -120,7 +120,7 @@ class Elastic(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def fits(self, widths: Sequence[int], parameters: int) -> bool:
-        """Whether it has so many parameters where its hidden layers have these widths."""
+        """Return whether it has this number of parameters if its hidden layers have these widths."""
         known = len(widths) == len(self.widths) and min(widths) > 0
         return known and sum(self.sizes(widths)) == parameters
 
@@ -131,10 +131,10 @@ class Elastic(nn.Module):
 
 
 def adapted(module: nn.Module, model: Weights) -> nn.Module:
-    """`module`, in the shape that `model` says where it has no fixed one.
+    """Return `module`; an elastic network gets the widths that `model` says.
 
     Raises:
-        UserError: it says a shape that it does not have.
+        UserError: the number of its values does not fit the widths.
     """
     if isinstance(module, Elastic):
         widths = model.counters.tolist()
@@ -145,7 +145,7 @@ def adapted(module: nn.Module, model: Weights) -> nn.Module:
 
 
 def folded(network: nn.Module) -> nn.Module:
-    """A trainable copy of `network` in which each BatchNorm is part of the layer before it, as in inference.
+    """Return a trainable copy of `network` in which each BatchNorm is folded into the layer before it.
 
     Raises:
         UserError: a layer with values that is neither linear, convolutional nor BatchNorm.
@@ -171,12 +171,12 @@ def folded(network: nn.Module) -> nn.Module:
 
 
 def matrices(network: Network) -> list[Tensor]:
-    """The trainable layers, each as (outputs, inputs), the bias as last column where there is one. Copies."""
+    """Return copies of the trainable layers, each as (outputs, inputs); a bias is the last column."""
     return [layer.matrix(network.params) for layer in network.layout.dense]
 
 
 def assemble(elastic: Elastic, layers: Sequence[Tensor]) -> Network:
-    """`elastic`, which the network takes over, as wide as `layers` and with their values."""
+    """Return the network of `elastic` with the widths and values of `layers`; it takes over `elastic`."""
     elastic.adapt([len(layer) for layer in layers[:-1]])
     network = Network(elastic, layers[0].device)
     put(network, layers)
@@ -190,7 +190,7 @@ def put(network: Network, layers: Sequence[Tensor]) -> None:
 
 
 def check(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose function changes when hidden units change places, or idle ones are added.
+    """Refuse a network whose outputs change if hidden units change places, or if idle units are added.
 
     Raises:
         UserError: it has shortcuts, layers in another order than they are registered in, or some that are frozen.
@@ -200,7 +200,7 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
     draw = torch.Generator().manual_seed(0)
     before = Network(copy.deepcopy(network).cpu().requires_grad_(True))
     for values in before.module.parameters():
-        if values.dim() == 1:  # biases and norms as if they were trained
+        if values.dim() == 1:  # biases and norms get values as after training
             values.data.add_(torch.randn(values.shape, generator=draw), alpha=0.1)
     before.buffers.uniform_(0.5, 1.5, generator=draw)
     elastic = Elastic(before.module)

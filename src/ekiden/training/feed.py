@@ -47,14 +47,14 @@ class Feed:
 
     @property
     def alike(self) -> bool:
-        """Whether a sample is always fed alike: nothing is augmented."""
+        """Whether a sample is always the same input, because nothing is augmented."""
         return not self.dataset.augment.active
 
     def batch(self, subset: Subset, rows: Tensor | slice, *, train: bool, light: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs (b, ...) and labels (b,) for positions `rows` of `subset`, augmented in training.
 
-        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may only say which
-        samples they are: for a network whose frozen part alone reads them (`Network.light`).
+        Inputs are float32; tokens are int64, cut to the longest text of the batch. `light` inputs may hold only the
+        numbers of the samples, for a network whose frozen part alone reads them (`Network.light`).
         """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
@@ -69,7 +69,7 @@ class Feed:
         return inputs, y
 
     def _in_tokens(self, held: _Held) -> bool:
-        """Whether labels are per token: then batches have lengths of their own, and so have answers to them."""
+        """Return whether labels are per token; then the length of answers differs between batches."""
         return isinstance(self.dataset.inputs, Tokens) and held.y.shape == held.x.shape
 
     def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
@@ -84,8 +84,8 @@ class Feed:
         return inputs, y
 
     def answer(self, held: _Held, index: Tensor, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what the frozen part `key` answers to samples `index`, each on its own."""
-        with torch.inference_mode(False), torch.no_grad():  # the answers outlive an evaluation
+        """Return the outputs of the frozen part `key` for samples `index`, each computed alone."""
+        with torch.inference_mode(False), torch.no_grad():  # the outputs are used after an evaluation
 
             def alone(row: int) -> Tensor:
                 return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
@@ -103,13 +103,13 @@ class Feed:
             return answers.get(index, one)
 
     def _name(self, held: _Held, key: str) -> str:
-        """Return the name of a file for what a frozen part answers to these samples."""
+        """Return the name of a file for the outputs of a frozen part for these samples."""
         how = f"{self.dataset.mean} {self.dataset.std} {self.device.type} {self._precision} {self._channels_last}"
         samples = held.samples.x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         return f"answers-{cache.key([key, how, str(held.samples.x.shape), samples])}.safetensors"
 
     def lengths(self, subset: Subset) -> Tensor | None:
-        """(n,) lengths of texts, by which batches are put together; None of other samples."""
+        """Return (n,) lengths of texts, by which batches are put together; None for other samples."""
         tokens = self.dataset.inputs
         if not isinstance(tokens, Tokens):
             return None
@@ -117,14 +117,14 @@ class Feed:
 
     @staticmethod
     def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
-        """Texts without what only fills up; with labels per token, in training alone: answers have one length."""
+        """Return texts without padding. With labels per token only in training, because answers have one length."""
         if y.ndim == 2 and y.shape == tokens.shape and not train:
             return tokens, y
         longest = max(2, int(kind.lengths(tokens).max())) if len(tokens) else 2
         return tokens[:, :longest], y[:, :longest] if y.shape == tokens.shape else y
 
     def _on_device(self, samples: Samples) -> _Held:
-        """Move whole sample sets once."""
+        """Move each sample set to the device once."""
         if id(samples) not in self._samples:
             self._samples[id(samples)] = _Held(samples, samples.x.to(self.device), samples.y.to(self.device))
         return self._samples[id(samples)]
@@ -132,12 +132,12 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where a batch comes from."""
+    """The samples of a batch: which set, and which rows."""
 
     feed: Feed
     held: _Held
     index: Tensor
 
     def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what the frozen part `key` answers to the batch."""
+        """Return the outputs of the frozen part `key` for the batch."""
         return self.feed.answer(self.held, self.index, key, compute)

@@ -1,4 +1,4 @@
-"""Local training: the one loop in which all methods train a model at a client."""
+"""Local training: the loop in which all methods train a model at a client."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from ekiden.training.optimizer import Optimizer, optimizer
 from ekiden.training.weights import Weights
 
 _SHARE_OF_SAVING = 100
-_WINDOW = 32  # batches of texts that are sorted by length together
+_WINDOW = 32  # batches of texts that are sorted together by length
 
 
 class Diverged(UserError):
@@ -32,10 +32,10 @@ class Diverged(UserError):
 
 
 class Journal(Protocol):
-    """Where a long task keeps its progress, so that a crash costs little."""
+    """Where a long task saves its progress, so that a crash costs little."""
 
     def load(self, key: str) -> dict[str, Tensor] | None:
-        """What was saved under `key`, if anything was."""
+        """Return what was saved under `key`, if anything was."""
 
     def save(self, key: str, tensors: dict[str, Tensor]) -> None:
         """Keep `tensors` under `key` in place of what was there."""
@@ -43,14 +43,14 @@ class Journal(Protocol):
 
 @dataclass
 class Bench:
-    """Everything that training at one client happens on: network, data, settings, and who watches.
+    """Everything that training at one client needs: network, data, settings, and who is told about progress.
 
     Attributes:
         network: overwritten by every fit.
         feed: where batches come from.
         training: how to train.
         hardware: on what.
-        where: who trains, for messages.
+        where: what messages call the client.
         journal: keeps progress within a fit.
         watch: called after each epoch with (epoch, epochs).
         work: counts samples.
@@ -76,7 +76,7 @@ class Bench:
 
 
 def kept(grad: Tensor, limit: float) -> Tensor:
-    """The share of `grad` (P,) that a limit on its norm leaves."""
+    """Return the factor that limits the norm of `grad` (P,)."""
     share: Tensor = limit / grad.norm().clamp(min=1e-12)
     return share.clamp(max=1)
 
@@ -95,13 +95,13 @@ def fit(
 ) -> Weights:
     """Train from `start` for `epochs` >= 1 passes over `train`, or the first `training.max_steps` mini-batches of them.
 
-    Returns what `training.select` says. Without an `objective` it is the loss of the data's task.
+    The result is what `training.select` says. Without an `objective`, the loss is that of the data's task.
 
-    Teachers of `objective` answer once for all epochs unless samples are augmented. The same arguments give the same
-    bits, also when `bench.journal` holds the first epochs of an interrupted fit.
+    Teachers of `objective` are run once for all epochs, unless samples are augmented. The same arguments give the same
+    bits, even if `bench.journal` holds the first epochs of an interrupted fit.
 
     Raises:
-        Diverged: a loss or a weight became NaN or infinite; says where.
+        Diverged: a loss or a weight became NaN or infinite; the message says where.
     """
     training, network = bench.training, bench.network
     objective = TaskLoss(bench.task) if objective is None else objective
@@ -116,7 +116,7 @@ def fit(
         light=light,
         lengths=bench.feed.lengths(train),
     )
-    epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end sooner
+    epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end it earlier
     first = run.restore(key)
     if first < epochs and run.total >= batches(len(train), training.batch_size):
         run.ask(objective, train, count=first == 0)
@@ -136,25 +136,25 @@ def fit(
 
 @dataclass(eq=False)
 class _Run:
-    """One fit under way; `state` lists all that must survive a crash."""
+    """One fit in progress; `state` lists all that must survive a crash."""
 
     bench: Bench
     optimizer: Optimizer
     total: int
     progress: dict[str, Tensor]
-    light: bool = False  # whether inputs need only say which samples they are
+    light: bool = False  # whether numbers of samples are enough as inputs
     lengths: Tensor | None = None
     step: int = 0
-    score: float = -1.0  # of the best epoch, the higher the better
+    score: float = -1.0  # of the best epoch; higher is better
     chosen: Weights | None = None  # best epoch, or running mean of the tail
     averaged: int = 0
-    answers: tuple[Tensor, ...] | None = None  # of the teachers to all samples
+    answers: tuple[Tensor, ...] | None = None  # of the teachers, for all samples
     work: Work = field(default_factory=Work)
     saved_at: float = field(default_factory=time.monotonic)
     saving_took: float = 0.0
 
     def ask(self, objective: Objective, train: Subset, *, count: bool) -> None:
-        """Keep what the teachers answer to all samples, if these are always fed alike."""
+        """Keep the teachers' outputs for all samples, if each sample is always the same input."""
         if not objective.teachers or not self.bench.feed.alike:
             return
         parts = torch.split(torch.arange(len(train)), 512)
@@ -164,7 +164,7 @@ class _Run:
             self.work.forward += len(objective.teachers) * len(train)
 
     def taught(self, objective: Objective, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """What the teachers answer to a batch, at least to as many of it as the objective asks for."""
+        """Return the teachers' outputs for a batch, or at least for the part of it that the objective needs."""
         if not objective.teachers:
             return ()
         if self.answers is not None:
@@ -213,7 +213,7 @@ class _Run:
     def _ascend(
         self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: list[Tensor]
     ) -> None:
-        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`, the generators' states).
+        """Replace the gradient by that at w + ρ g / ‖g‖, with the same dropout (`draws`: the generators' states).
 
         Running statistics stay those of the first pass.
         """
@@ -237,7 +237,7 @@ class _Run:
 
     def _check(self, losses: Tensor, epoch: int) -> None:
         finite = torch.isfinite(losses)
-        # A sum is NaN or infinite if any value is, and needs no second vector.
+        # A sum is NaN or infinite if any value is; it needs no second vector.
         if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1
             raise Diverged(
@@ -249,7 +249,7 @@ class _Run:
     def keep_best(self, val: Subset) -> None:
         """Keep the first epoch with the strictly best validation score; without such data, the last epoch.
 
-        Where the metric is not defined for these data, the last epoch too.
+        Also keep the last epoch if the metric is not defined for these data.
         """
         network = self.bench.network
         score = 0.0
@@ -267,15 +267,15 @@ class _Run:
         network, select = self.bench.network, self.bench.training.select
         if select == "last" or self.chosen is None:
             return network.weights()
-        if select == "tail":  # statistics belong to the last iterate
+        if select == "tail":  # BatchNorm's statistics are those of the last iterate
             return Weights(self.chosen.params, network.buffers.clone(), network.counters.clone())
         return self.chosen
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
-        """Keep progress as often as costs one part in a hundred of the time, five where a fit ends."""
+        """Save progress, so often that it takes 1 % of the time, or 5 % at the end of a fit."""
         journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
-        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # at first a guess
-        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # a finished fit is worth more
+        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # the first time is a guess
+        share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # losing a finished fit costs more
         if journal is None or now - self.saved_at < share * took:
             return
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
@@ -296,7 +296,7 @@ class _Run:
         self.saving_took = self.saved_at - now
 
     def restore(self, key: str) -> int:
-        """Take up saved progress; returns the number of epochs already done."""
+        """Load saved progress, and return the number of epochs already done."""
         saved = self.bench.journal.load(key) if self.bench.journal is not None else None
         if saved is None:
             return 0
@@ -315,7 +315,7 @@ class _Run:
 
 
 def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
-    """The gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, nothing masked."""
+    """Return the gradient (P,) of the mean loss of `subset` at `model`, in evaluation mode, without masks."""
     network = bench.network
     network.load(model)
     network.module.eval()
@@ -329,13 +329,13 @@ def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
 
 
 def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | None = None) -> Scores:
-    """What the network answers to `subset`, and the losses, on the CPU.
+    """Return the network's outputs for `subset`, and the losses, on the CPU.
 
     Args:
         bench: has the network, with its weights.
         subset: the samples.
         batch: samples in one pass.
-        full: whether the answers are probabilities where there are any; None: where the headline metric needs them.
+        full: whether the answers are probabilities, if the task has them. None: if the headline metric needs them.
     """
     module, task = bench.network.module, bench.task
     full = task.headline.full if full is None else full
@@ -360,7 +360,7 @@ def _answers(bench: Bench, objective: Objective, x: Tensor) -> tuple[Tensor, ...
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
-    """All parts one after the other; rows of shorter ones are filled up with -1."""
+    """Join all parts; rows of shorter parts are padded with -1."""
     if len({part.shape[1:] for part in parts}) > 1:
         longest = max(part.shape[-1] for part in parts)
         parts = [F.pad(part, (0, longest - part.shape[-1]), value=-1) for part in parts]
@@ -368,7 +368,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _batches(n: int, size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
-    """A shuffled pass over n samples. No batch has but one sample: BatchNorm cannot treat it.
+    """Yield the batches of a shuffled pass over n samples. BatchNorm needs two samples, so no batch has only one.
 
     Texts of similar `lengths` (n,) come together: each window of batches is sorted, then the batches are shuffled.
     """
@@ -389,9 +389,9 @@ def _copy(network: Network, target: Weights) -> None:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """What training draws from: PyTorch's generator on the CPU and, of a GPU, that GPU's own.
+    """Return the generators that training draws from: PyTorch's on the CPU and, on a GPU, that GPU's own.
 
-    torch.manual_seed seeds these too, but keeps a traceback of each call where there is no GPU.
+    torch.manual_seed seeds these too, but without a GPU it keeps a traceback of each call.
     """
     if device.type != "cuda":
         return [torch.default_generator]

@@ -1,4 +1,4 @@
-"""Frozen parts of a network: values that never change, so that they need not travel, and are known by a digest."""
+"""Frozen parts of a network: their values never change, so they do not travel and are named by a digest."""
 
 import copy
 import hashlib
@@ -11,26 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_FIXED = "_ekiden_fixed"  # names of what were parameters, and of running statistics
+_FIXED = "_ekiden_fixed"  # names of former parameters and of running statistics
 _KEY = "_ekiden_key"  # digest of a part that always gives the same output for the same input
 SOURCE = "_ekiden_source"
-"""attribute of a batch that says which samples it holds; see `Source`"""
+"""attribute of a batch that says which samples it has; see `Source`"""
 
 
 class Source(Protocol):
-    """Knows where the rows of a batch come from, and what frozen parts have answered to them."""
+    """Knows which samples a batch has, and the outputs of frozen parts for them."""
 
     def answer(self, key: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what `compute` gives for the batch, each sample on its own."""
+        """Return what `compute` gives for the batch, one sample at a time."""
 
 
 def fix(module: nn.Module) -> nn.Module:
-    """Make everything in `module` that needs no gradient a constant of it, in place.
+    """Turn everything in `module` that needs no gradient into constants of it, in place.
 
-    A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` do without it,
-    copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics, and
-    is asked about a sample only once where samples are not augmented. Modules without frozen parameters stay as they
-    are.
+    A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` leave it out,
+    and copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics.
+    It is run only once for a sample, unless samples are augmented. Modules without frozen parameters do not change.
 
     Returns:
         The same module.
@@ -42,7 +41,7 @@ def fix(module: nn.Module) -> nn.Module:
         for inner in part.modules():
             _note(inner, [n for n in inner._buffers if n not in inner._non_persistent_buffers_set])
             inner._non_persistent_buffers_set.update(inner._buffers)
-            if isinstance(inner, _BatchNorm):  # or its loading invents a counter that is not in a file
+            if isinstance(inner, _BatchNorm):  # otherwise loading invents a counter that is not in the file
                 inner.track_running_stats = False
         part.eval()
         _set(part, "train", _stay)
@@ -72,7 +71,7 @@ def fix(module: nn.Module) -> nn.Module:
 
 
 def is_asked_once(part: nn.Module) -> bool:
-    """Return whether `fix` made this module answer from what is known of samples."""
+    """Return whether `fix` made this module reuse known outputs."""
     return hasattr(part, _KEY) and "forward" in vars(part)
 
 
@@ -90,7 +89,7 @@ def fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(module: nn.Module) -> str:
-    """Return what names the constants of `module`: their names, shapes and values; empty where there are none."""
+    """Return a digest of the constants of `module`: names, shapes and values; empty if there are none."""
     found, any_there = hashlib.blake2b(digest_size=16), False
     for name, tensor in fixed(module):
         any_there = True
@@ -111,7 +110,7 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 class Copies:
-    """Makes a network once and gives copies of it: to draw the values of a large one again takes far longer."""
+    """Makes a network once and gives copies of it, because drawing the values of a large network takes long."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         """Call `build`, which gives the same network each time, when the first one is needed."""
@@ -136,7 +135,7 @@ def _still(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
 
 
 def _leading(sequence: nn.Sequential, frozen: set[int]) -> int:
-    """Return how many of the first members come before the last frozen one that no trained one precedes."""
+    """Return how many members at the beginning have no trained member before them and end with a frozen one."""
     length = 0
     for i, member in enumerate(sequence, 1):
         own = list(member.parameters())
@@ -153,7 +152,7 @@ def _note(part: nn.Module, names: Sequence[str]) -> None:
 
 
 def _set(part: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    """Give this one module another method; a copy has it too."""
+    """Replace a method of this one module and of its copies."""
     part.__dict__[name] = MethodType(function, part)
 
 
@@ -163,7 +162,7 @@ def _stay(part: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _answer(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Answer from what is known, if these are samples as they are."""
+    """Return known outputs, if these are samples without augmentation."""
     forward = type(part).forward
     if len(args) == 1 and not kwargs and (source := _source(args[0])) is not None:
         return source.answer(getattr(part, _KEY), lambda x: cast(Tensor, forward(part, x)))
@@ -171,7 +170,7 @@ def _answer(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
-    """Answer for the frozen members at the beginning from what is known; then go through the others."""
+    """Take known outputs of the frozen members at the beginning, then run the others."""
     assert isinstance(part, nn.Sequential)
     source, length = _source(x), part.__dict__["_ekiden_leading"]
 
@@ -187,7 +186,7 @@ def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
 
 
 def _source(x: object) -> Source | None:
-    """Return where a batch comes from; None of one that was changed, or whose gradient is wanted."""
+    """Return the samples of a batch; None if it was changed, or if its gradient is needed."""
     found = getattr(x, SOURCE, None)
     if found is None or not isinstance(x, Tensor) or x.requires_grad:
         return None

@@ -1,4 +1,4 @@
-"""What a flat vector of weights is made of: names, shapes and places of its tensors, and the layers they form."""
+"""The parts of a flat vector of weights: names, shapes and places of its tensors, and the layers they form."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class TensorPart:
 
     @property
     def stop(self) -> int:
-        """Where the next tensor starts."""
+        """The place where the next tensor starts."""
         return self.start + prod(self.shape)
 
     def of(self, flat: Tensor) -> Tensor:
-        """A view of this tensor in `flat`."""
+        """Return a view of this tensor in `flat`."""
         return flat[self.start : self.stop].view(self.shape)
 
 
@@ -68,7 +68,7 @@ class Layer:
         return prod(self.weight.shape[1:]) + (self.bias is not None)
 
     def matrix(self, params: Tensor) -> Tensor:
-        """(out, `inputs`), one row per output, the bias as its last column. A copy."""
+        """Return a copy as (out, `inputs`): one row per output, the bias as last column."""
         rows = self.weight.of(params).flatten(1)
         return rows.clone() if self.bias is None else _append(rows, self.bias.of(params))
 
@@ -94,10 +94,10 @@ class Layout:
 
     @cached_property
     def head(self) -> Layer:
-        """The classifier: the last linear or convolutional layer, of what the model calls `head` if it does.
+        """The classifier: the last linear or convolutional layer; if the model has a `head`, the last one in it.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no such layer.
         """
         declared = [layer for layer in self.dense if layer.name.split(".")[0] == "head"]
         if not self.dense:
@@ -116,7 +116,7 @@ class Layout:
 
 
 def layout(module: nn.Module, trainable: Iterable[nn.Parameter], buffers: Iterable[Tensor]) -> Layout:
-    """The layout of flat vectors that hold these tensors of `module` in this order."""
+    """Return the layout of flat vectors that hold these tensors of `module` in this order."""
     names = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
     params, stored = _parts(trainable, names), _parts(buffers, names)
     layers, seen = [], set[int]()
@@ -133,7 +133,7 @@ def layout(module: nn.Module, trainable: Iterable[nn.Parameter], buffers: Iterab
 
 
 def _kind(module: nn.Module, shapes: list[tuple[int, ...]]) -> Kind:
-    """Of what kind a module is, given its trainable tensors."""
+    """Return the kind of a module, given its trainable tensors."""
     if len(shapes) > 2:
         return "other"
     if isinstance(module, nn.Linear) and shapes and len(shapes[0]) == 2:

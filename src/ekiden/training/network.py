@@ -14,17 +14,17 @@ from ekiden.training.weights import Part, Weights
 
 
 class Network:
-    """A module whose values live in flat vectors; it belongs to the network from then on.
+    """A module whose values are stored in flat vectors. The network takes over the module.
 
-    The optimiser, penalties, averages and distances then are one vector operation each.
+    The optimiser, penalties, averages and distances are then one vector operation each.
 
     Attributes:
         module: call it as usual.
         forward: the same, compiled with `--compile`.
         params: (P,) all trainable parameters.
         grad: (P,) their gradients; `backward` adds into it.
-        buffers: (B,) floating-point buffers, and parameters that are not trained now. What `frozen.fix` made a constant
-            is in none of the vectors: it stays in the module.
+        buffers: (B,) floating-point buffers, and parameters that are not trained now. Constants made by `frozen.fix`
+            are in none of the vectors; they stay in the module.
         counters: (C,) int64 buffers.
         layout: where each tensor is in `params` and `buffers`.
     """
@@ -77,10 +77,10 @@ class Network:
 
     @cached_property
     def head(self) -> Part:
-        """The entries of the classifier, which the model declares by calling that part of itself `head`.
+        """The entries of the classifier, which the model declares by naming it `head`.
 
         Raises:
-            UserError: it does not.
+            UserError: the model does not declare it.
         """
         head = getattr(self.module, "head", None)
         if not isinstance(head, nn.Module):
@@ -99,16 +99,16 @@ class Network:
 
     @property
     def light(self) -> bool:
-        """Whether samples are read by a frozen part alone, which is asked about each only once."""
+        """Whether only a frozen part reads the samples, and is run once for each."""
         return type(self.module) is SplitNetwork and frozen.is_asked_once(self.module.features)
 
     def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters the head (b, A) and what leaves the network (b, K) in evaluation mode, differentiable.
+        """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and differentiable.
 
         Raises:
             UserError: the model does not declare its head, or does not call it on one tensor.
         """
-        _ = self.head  # declared
+        _ = self.head  # raises if it is not declared
         entering: list[Tensor] = []
 
         def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -123,7 +123,7 @@ class Network:
             handle.remove()
             self.module.train(was_training)
         if len(entering) != 1:
-            raise UserError("the model must call its `head` once, on one tensor: what the extractor gives")
+            raise UserError("the model must call its `head` once, on one tensor: the output of the extractor")
         return entering[0].flatten(1).float(), logits.float()
 
     @property
@@ -132,12 +132,12 @@ class Network:
         return tuple(tuple(t.shape) for t in self._tensors[0])
 
     def weights(self) -> Weights:
-        """A copy of the present values."""
+        """Return a copy of the present values."""
         return Weights(self.params.clone(), self.buffers.clone(), self.counters.clone())
 
 
 def trial(module: nn.Module, x: Tensor) -> Tensor:
-    """`x`, with which a network is tried out; whole numbers in its place where the network takes tokens."""
+    """Return `x` to try a network with, or whole numbers if the network takes tokens."""
     if not any(isinstance(part, nn.Embedding) for part in module.modules()):
         return x
     was_training = module.training
@@ -152,7 +152,7 @@ def trial(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def fresh(module: nn.Module, seed: int) -> nn.Module:
-    """A copy of `module` whose layers have drawn new initial values, each by its own `reset_parameters`.
+    """Return a copy of `module` with new initial values, which each layer draws by `reset_parameters`.
 
     Frozen layers keep theirs, and so do parameters of modules without such a method.
     """
@@ -168,10 +168,10 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
 
 
 def blank(build: Callable[[], nn.Module]) -> nn.Module:
-    """The network that `build` makes, with NaN in the place of its values, for those who load others into it.
+    """Return the network that `build` makes, with NaN as values, to load others into it.
 
     Drawing the values of a large network takes long. If a part may need its own values, because it is not a layer of
-    PyTorch or shares a tensor with another, the network has all its values.
+    PyTorch or shares a tensor with another part, all values are drawn.
     """
     with torch.device("meta"):
         module = build()
@@ -190,12 +190,12 @@ def blank(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _is_known(part: nn.Module) -> bool:
-    """Whether it is a layer of PyTorch all of whose values travel."""
+    """Return whether it is a layer of PyTorch all of whose values travel."""
     return type(part).__module__.startswith("torch.nn.modules.") and not part._non_persistent_buffers_set
 
 
 def _buffers(module: nn.Module) -> Iterator[Tensor]:
-    """Persistent buffers only: the others are constants of the architecture."""
+    """Yield persistent buffers only; the others are constants of the architecture."""
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
@@ -205,7 +205,7 @@ def _buffers(module: nn.Module) -> Iterator[Tensor]:
 def _flatten(
     tensors: list[Tensor] | list[nn.Parameter], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """One vector that holds all `tensors`, which become views of it."""
+    """Return one vector that holds all `tensors`; they become views of it."""
     flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype, device=device)
     offset = 0
     for tensor in tensors:

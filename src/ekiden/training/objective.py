@@ -23,7 +23,7 @@ class Work:
     backward: int = 0
 
     def add(self, other: "Work") -> None:
-        """Count `other` in."""
+        """Add `other`."""
         self.forward += other.forward
         self.backward += other.backward
 
@@ -37,11 +37,11 @@ class Objective(ABC):
         return ()
 
     def asks(self, batch: int) -> int:
-        """To how many of `batch` inputs, from the first on, it needs the teachers' outputs."""
+        """Return for how many of the `batch` inputs, counted from the first, it needs the teachers' outputs."""
         return batch
 
     def further(self, batch: int) -> Work:
-        """Passes of its own for a mini-batch of `batch`, in addition to one forward and one backward."""
+        """Return its own passes for a mini-batch of `batch`, in addition to one forward and one backward."""
         return Work()
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Objective(ABC):
             forward: the network in training.
             x: inputs (b, ...).
             y: labels (b, ...).
-            answers: what each teacher gives for the inputs, (b, ...), float32 and without gradient.
+            answers: the outputs of each teacher for the inputs, (b, ...), float32 and without gradient.
         """
 
 
@@ -95,5 +95,5 @@ def cross_entropy(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
 
 
 def as_objective(loss: Objective | Loss) -> Objective:
-    """`loss` itself, or a plain function as an objective."""
+    """Return `loss`, a plain function as an objective."""
     return loss if isinstance(loss, Objective) else FunctionLoss(loss)

@@ -1,7 +1,7 @@
 """Adam, AdamW and SGD over one flat vector.
 
-The steps are torch's fused ones. Its `Optimizer` classes are left aside: the first of them that a process makes loads
-torch's compiler, which takes a second or two, and every task of a silo on Flower is a process of its own.
+The steps are torch's fused ones. Its `Optimizer` classes are not used: the first one that a process makes loads torch's
+compiler, which takes a second or two, and every task of a silo on Flower is a separate process.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from ekiden.base.settings import Training
 
 
 class Optimizer(Protocol):
-    """Changes parameters in place; `state` is all that must survive a crash, named as torch names it."""
+    """Changes parameters in place; `state` is all that must survive a crash, under torch's names."""
 
     state: dict[str, Tensor]
 
@@ -108,5 +108,5 @@ class SGD:
 
 
 def optimizer(params: Tensor, grad: Tensor, training: Training) -> Optimizer:
-    """The one that `training` names; steps of SAM are steps of SGD."""
+    """Return the optimiser that `training` names; steps of SAM are steps of SGD."""
     return (Adam if training.adaptive else SGD)(params, grad, training)

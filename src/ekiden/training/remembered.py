@@ -1,4 +1,4 @@
-"""What frozen parts of a network answer to samples: computed once a sample, kept in memory and on the disk."""
+"""Outputs of frozen parts of a network: computed once for each sample, kept in memory and on the disk."""
 
 import contextlib
 import logging
@@ -16,25 +16,25 @@ from torch import Tensor
 
 log = logging.getLogger("ekiden")
 
-_MOST = 2 * 10**9  # bytes of answers to one sample set; above, they are computed each time
-_LONG = 1 << 14  # numbers of an answer that are kept even if the sample has fewer
-_WORTH = 5.0  # seconds of computing from which answers are kept on the disk
+_MOST = 2 * 10**9  # bytes of outputs for one sample set; larger ones are computed each time
+_LONG = 1 << 14  # an output of up to this many numbers is kept even if the sample has fewer
+_WORTH = 5.0  # seconds of computing from which outputs are kept on the disk
 _PAUSE = 60.0  # seconds between two writes
 
 
 @dataclass(eq=False)
 class RememberedAnswers:
-    """The answers of one frozen part to the samples of one set.
+    """The outputs of one frozen part for the samples of one set.
 
-    A sample goes through the part alone, so that its answer depends on nothing but itself: not on the batch, the
-    client, the order, or what was known before.
+    Each sample goes through the part alone. So its output depends only on the sample, not on the batch, the client, the
+    order, or what was known before.
 
     Attributes:
         values: (n, ...) float32; on the device.
         known: (n,) bool; on the CPU.
         file: where they are kept; None: in memory alone.
-        unsaved: seconds that computing what the file lacks took.
-        saved_at: when it was written last.
+        unsaved: seconds spent on computing outputs that are not in the file.
+        saved_at: when the file was last written.
     """
 
     values: Tensor
@@ -45,9 +45,9 @@ class RememberedAnswers:
 
     @classmethod
     def of(cls, first: Tensor, sample: Tensor, samples: int, file: Path | None) -> "RememberedAnswers | None":
-        """Return room for so many answers like `first` (1, ...) to `sample` (1, ...), with those in the file.
+        """Return room for outputs like `first` (1, ...) for `sample` (1, ...), with those in the file.
 
-        None where they are not worth keeping: larger than samples are, or as long as a text is.
+        It is None if they are not worth keeping: larger than the samples, or as long as a text.
         """
         if first.numel() > max(sample.numel(), _LONG) or first.numel() * 4 * samples > _MOST:
             return None
@@ -56,16 +56,14 @@ class RememberedAnswers:
         values = torch.zeros(samples, *first.shape[1:], device=first.device)
         known = torch.zeros(samples, dtype=torch.bool)
         if file is not None and file.is_file():
-            with contextlib.suppress(
-                OSError, SafetensorError, KeyError
-            ):  # whatever is wrong with it, all can be computed
+            with contextlib.suppress(OSError, SafetensorError, KeyError):  # any error: the outputs can be computed
                 found = load_file(file)
                 if found["values"].shape == values.shape and found["known"].shape == known.shape:
                     values, known = found["values"].to(first.device), found["known"].bool()
         return cls(values, known, file, saved_at=time.monotonic())
 
     def get(self, index: Tensor, compute: Callable[[int], Tensor]) -> Tensor:
-        """Return the answers (b, ...) to samples `index` (b,); `compute` makes that to one sample, (1, ...)."""
+        """Return the outputs (b, ...) for samples `index` (b,); `compute` gives that of one sample, (1, ...)."""
         rows = index.cpu()
         missing = torch.unique(rows[~self.known[rows]])
         if len(missing):

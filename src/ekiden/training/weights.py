@@ -16,7 +16,7 @@ class Weights:
 
     Attributes:
         params: (P,) float32, the trainable parameters in the order of `module.parameters()`.
-        buffers: (B,) float32, what rides along: running statistics, parameters that are not trained now.
+        buffers: (B,) float32, values that travel too: running statistics, parameters that are not trained now.
         counters: (C,) int64, e.g. BatchNorm's number of batches seen.
     """
 
@@ -25,12 +25,12 @@ class Weights:
     counters: Tensor
 
     def with_params(self, params: Tensor) -> "Weights":
-        """The same buffers around other parameters."""
+        """Return the same buffers with other parameters."""
         return replace(self, params=params)
 
     @property
     def shapes(self) -> tuple[torch.Size, torch.Size, torch.Size]:
-        """Of the three vectors."""
+        """Bytes of the three vectors."""
         return self.params.shape, self.buffers.shape, self.counters.shape
 
     def is_finite(self) -> bool:
@@ -53,15 +53,15 @@ class Part:
     counters: Tensor
 
     def __invert__(self) -> "Part":
-        """All the rest."""
+        """Return the mask of all other entries."""
         return Part(~self.params, ~self.buffers, ~self.counters)
 
     def of(self, model: Weights) -> Weights:
-        """These entries of `model` only, in their order: what travels where a part is shared."""
+        """Return only these entries of `model`, in their order, for methods that send a part."""
         return Weights(model.params[self.params], model.buffers[self.buffers], model.counters[self.counters])
 
     def put(self, values: Weights, model: Weights) -> Weights:
-        """`model` with these entries replaced by `values`, which `of` gave.
+        """Return `model` with these entries replaced by `values`, which `of` gave.
 
         Raises:
             UserError: they are of another part.
@@ -77,11 +77,11 @@ class Part:
 
 
 def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
-    """Weighted average of models; uniform without `weights`.
+    """Return the weighted average of models; uniform without `weights`.
 
-    Parameters and running statistics are averaged in float; of counters the largest is kept. Built as a running
-    mean, so that equal models average to themselves bit for bit and memory stays at one model. A model of weight 0 has
-    no part in it, whatever it holds.
+    Parameters and running statistics are averaged; for counters the largest is kept. It is a running mean: the average
+    of equal models is that model bit for bit, and memory holds one model. A model of weight 0 is ignored, whatever it
+    holds.
 
     Raises:
         UserError: no model, models of different shape, a weight that is negative or not finite, or all weights zero.
@@ -103,7 +103,7 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
 
 
 def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:
-    """Squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
+    """Return the squared Euclidean distance of two (P,) vectors, in pieces so that no third vector is allocated."""
     total = torch.zeros((), device=a.device)
     for x, y in zip(torch.split(a, chunk), torch.split(b, chunk), strict=True):
         difference = x - y
