@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from tests.e2e.silos import NAMES, Federation, running
 
 from ekiden import methods
-from ekiden.cli import silos as cli_silos
+from ekiden.cli.app import call
 from ekiden.engine.federation import Fed
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method, State, on_client
@@ -165,7 +165,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["silo"]:
         install()
         supernode.GUARD = "benchmarks.hop"
-        cli_silos.start(sys.argv[2:])
+        call(["silo", "start", *sys.argv[2:]])
     elif sys.argv[1:2] == ["serve"]:
         install()
         client_app.app.query("bare")(answer_bare)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ekiden.base.errors import UserError
-from ekiden.cli import federation as cli_federation
-from ekiden.cli import silos as cli_silos
+from ekiden.cli.app import call
 from ekiden.transports.flower import commands, federation, keys, silo_file, superlink, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.federation import Federation
@@ -25,7 +24,7 @@ SILOS = ("a", "b", "c")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Federation:
-    cli_federation.init([str(tmp_path / "fed"), "--silos", ",".join(SILOS), "--host", "link.example.org"])
+    call(["federation", "init", str(tmp_path / "fed"), "--silos", ",".join(SILOS), "--host", "link.example.org"])
     return federation.read(tmp_path / "fed")
 
 
@@ -72,14 +71,14 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
 )
 def test_nothing_is_made_of_mistakes(tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        cli_federation.init([str(tmp_path / "fed"), *flags])
+        call(["federation", "init", str(tmp_path / "fed"), *flags])
     assert not (tmp_path / "fed").exists()
 
 
 def test_a_federation_is_not_made_twice(made: Federation) -> None:
     before = (made.folder / "link.key").read_bytes()
     with pytest.raises(UserError, match=r"fed exists: choose another folder"):
-        cli_federation.init([str(made.folder), "--silos", "a"])
+        call(["federation", "init", str(made.folder), "--silos", "a"])
     assert (made.folder / "link.key").read_bytes() == before
 
 
@@ -162,9 +161,9 @@ def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=r"another `ekiden silo start` is using .*a-silo/started: stop that one"):
-            cli_silos.start([str(file)])
+            call(["silo", "start", str(file)])
         with pytest.raises(UserError, match=r"is using .*a\.key: .* its own key"):
-            cli_silos.start([str(twin)])
+            call(["silo", "start", str(twin)])
         first.kill()
         first.wait()
     with supernode.alone(silo_file.read(file)):
@@ -184,11 +183,11 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
         address = f"127.0.0.1:{link.getsockname()[1]}"
         file.write_text(file.read_text().replace(made.address, address))
         with pytest.raises(UserError, match="data"):
-            cli_silos.start([str(file)])
+            call(["silo", "start", str(file)])
         assert served == [supernode._TELL]
         assert "a cannot take part, and tells the coordinator why" in capsys.readouterr().out
     with pytest.raises(UserError, match="data"):
-        cli_silos.start([str(file)])
+        call(["silo", "start", str(file)])
     assert len(served) == 1
 
 
@@ -210,13 +209,13 @@ def test_a_refusal_is_one_line_among_flowers() -> None:
 
 def test_what_users_get_wrong(tmp_path: Path, made: Federation) -> None:
     with pytest.raises(UserError, match="say which SuperLink"):
-        cli_federation.ps([])
+        call(["ps"])
     with pytest.raises(UserError, match="say which run to stop"):
-        cli_federation.stop(["--federation", str(made.folder)])
+        call(["stop", "--federation", str(made.folder)])
     with pytest.raises(UserError, match="neither a number nor the folder of a run between machines"):
-        cli_federation.stop([str(tmp_path)])
+        call(["stop", str(tmp_path)])
     with pytest.raises(UserError, match="unknown federation command 'strat': did you mean 'start'"):
-        cli_federation.federation(["strat", "fed"])
+        call(["federation", "strat", "fed"])
 
 
 def test_insecure_is_for_this_machine() -> None:

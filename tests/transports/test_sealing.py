@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
-from ekiden.cli import silos as cli_silos
+from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
 from ekiden.engine.wire import WireError
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
@@ -436,7 +436,7 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, run / "model.safetensors")
     assert "model.safetensors is not the model that client-2 signed as 2-0-train" in wrong(*rows)
     with pytest.raises(UserError, match=r"is not what the silos signed: model\.safetensors is not the model"):
-        cli_silos.verify([str(run), "--keys", str(public_folder(tmp_path, public))])
+        call(["verify", str(run), "--keys", str(public_folder(tmp_path, public))])
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"seed": 4}))
     assert "config.json says seed 4, the terms that silos signed 3" in wrong(*rows)

@@ -16,7 +16,7 @@ import safetensors.torch
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Hardware
-from ekiden.cli import silos as cli_silos
+from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks, read_lines
 from ekiden.engine.method import INITIAL, Method, Model
@@ -135,7 +135,7 @@ def test_a_result_of_the_server_is_verified_as_far_as_it_goes(
     verdict = verify(made.run, made.public)
     assert (verdict.wrong, verdict.result) == ((), False)
     assert any("what the server made of the values" in str(line) for line in verdict.unproven)
-    cli_silos.verify([str(made.run)])
+    call(["verify", str(made.run)])
     assert "each signed by its silo, and the result" not in " ".join(capsys.readouterr().out.split())
     made.change_model()
     assert made.wrong() == "model.safetensors is not the model in state.safetensors"
@@ -149,12 +149,12 @@ def test_own_keys_do_not_pass_for_those_that_are_given(relay: Made, tmp_path: Pa
     assert "config.json says clients , the terms client-0, client-1, client-2" in forged.wrong()
     other = replace(relay, public={**relay.public, "client-0": relay.public["client-1"]})
     with pytest.raises(UserError, match=r"is not what the silos signed: .*clients"):
-        cli_silos.verify([str(forged.run), "--keys", str(other.keys(tmp_path / "keys"))])
+        call(["verify", str(forged.run), "--keys", str(other.keys(tmp_path / "keys"))])
     assert any("another key of client-0" in line for line in verify(forged.run, other.public).wrong)
     assert sum("another key of" in line for line in verify(forged.run, {}).wrong) == 3
     (tmp_path / "keys" / "client-2.pub").unlink()
     with pytest.raises(UserError, match=r"there is no public key .*client-2.pub"):
-        cli_silos.verify([str(forged.run), "--keys", str(tmp_path / "keys")])
+        call(["verify", str(forged.run), "--keys", str(tmp_path / "keys")])
 
 
 def test_nobody_is_absent_where_the_terms_skip_nobody(relay: Made, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_who_was_absent_nobody_signs(tmp_path: Path, capsys: pytest.CaptureFixtu
     made = make(FedSeq(epochs=1), tmp_path, away="client-1")
     verdict = verify(made.run, made.public)
     assert (verdict.wrong, verdict.result) == ((), True)
-    cli_silos.verify([str(made.run)])
+    call(["verify", str(made.run)])
     said = " ".join(capsys.readouterr().out.split())
     assert "not proven: ledger.jsonl (missing): absent, as the ledger says and nobody signs: client-1 in step 2" in said
     assert "not proven: network.jsonl, times.jsonl" in said
@@ -183,7 +183,7 @@ def test_who_was_absent_nobody_signs(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_key_of_a_name_that_means_another_party_is_not_registered(relay: Made, tmp_path: Path) -> None:
     (tmp_path / "server.pub").write_text(relay.public["client-0"])
     with pytest.raises(UserError, match="no silo can be called 'server'"):
-        cli_silos.register([str(tmp_path / "server.pub"), "--link", "127.0.0.1:9", "--insecure"])
+        call(["silo", "register", str(tmp_path / "server.pub"), "--link", "127.0.0.1:9", "--insecure"])
 
 
 # What the folder reports.

@@ -4,7 +4,9 @@ import errno
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
+from typing import get_type_hints
 
 from ekiden._version import __version__
 from ekiden.base.errors import UserError, unknown
@@ -27,15 +29,21 @@ COMMANDS = {
     "forget": "cli.revision:forget",
     "join": "cli.revision:join",
     "check": "conformance.command:check_method",
-    "new": "cli.own:new",
+    "new method": "cli.own:new",
     "trust": "cli.own:trust",
-    "federation": "cli.federation:federation",
-    "silo": "cli.silos:silo",
+    "federation init": "cli.federation:init",
+    "federation start": "cli.federation:start",
+    "federation agree": "cli.federation:agree",
+    "silo start": "cli.silos:start",
+    "silo keys": "cli.silos:make_keys",
+    "silo register": "cli.silos:register",
+    "silo sums": "cli.silos:sums",
     "ps": "cli.federation:ps",
     "stop": "cli.federation:stop",
     "verify": "cli.silos:verify",
 }
-"""Where each command is: its module is loaded when it is called."""
+"""Where each command is: its module is loaded when it is called. Its argument is a dataclass, whose fields are its
+flags; `run`, whose flags depend on the method, takes the command line."""
 
 _HELP = """usage: ekiden COMMAND [arguments]        ekiden COMMAND --help
 
@@ -84,11 +92,8 @@ def main() -> None:
             print(_HELP, end="")
         elif args[0] == "--version":
             print(__version__)
-        elif args[0] in COMMANDS:
-            module, _, function = COMMANDS[args[0]].partition(":")
-            getattr(import_module(f"ekiden.{module}"), function)(args[1:])
         else:
-            raise unknown("command", args[0], COMMANDS)
+            call(args)
         sys.stdout.flush()
     except UserError as error:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
@@ -108,6 +113,30 @@ def main() -> None:
         hints = {"run": resume, "resume": resume, "sweep": "; the same command goes on from the last saved step"}
         print(f"\nekiden: stopped{hints.get(''.join(args[:1]), '')}", file=sys.stderr)
         sys.exit(130)
+
+
+def call(args: Sequence[str]) -> None:
+    """Run the command that the first one or two arguments name.
+
+    Raises:
+        UserError: they name none.
+    """
+    command = next((name for name in (" ".join(args[:2]), args[0]) if name in COMMANDS), "")
+    group = [name.split()[1] for name in COMMANDS if name.startswith(f"{args[0]} ")]
+    if group and not command:
+        if len(args) == 1 or args[1] in ("-h", "--help"):
+            usage = f"usage: ekiden {args[0]} {'|'.join(group)} ...        ekiden {args[0]} {group[0]} --help"
+            return print(usage)
+        raise unknown(f"{args[0]} command", args[1], group)
+    if not command:
+        raise unknown("command", args[0], COMMANDS)
+    module, _, name = COMMANDS[command].partition(":")
+    function, rest = getattr(import_module(f"ekiden.{module}"), name), args[len(command.split()) :]
+    if command == "run":
+        return function(rest)  # type: ignore[no-any-return]
+    from ekiden.cli.flags import parse  # noqa: PLC0415  (`--version` and `--help` do without it)
+
+    function(parse(get_type_hints(function)["options"], rest, f"ekiden {command}"))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -13,7 +12,7 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console
 from ekiden.data.tasks import Metric
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
@@ -39,9 +38,8 @@ class EvaluateOptions:
     """print JSON instead of tables"""
 
 
-def evaluate(args: Sequence[str]) -> None:
+def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
-    options = parse(EvaluateOptions, args, "ekiden evaluate")
     outside.trust(options.metric)
     plan = stored(options.run)
     if options.metric:

@@ -1,16 +1,15 @@
 """The command line of a coordinator: `ekiden federation init | start | agree`, `ekiden ps` and `ekiden stop`."""
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console, say
 from ekiden.transports.flower import commands, scaling, superlink
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.commands import Security
@@ -80,55 +79,41 @@ class AgreeOptions:
     """file to write; every silo names it by agreed in [data] of its silo.toml"""
 
 
-def federation(args: Sequence[str]) -> None:
-    """`ekiden federation init|start|agree`."""
-    actions: dict[str, Callable[[Sequence[str]], None]] = {"init": init, "start": start, "agree": agree}
-    if not args or args[0] in ("-h", "--help"):
-        _say(f"usage: ekiden federation {'|'.join(actions)} FOLDER; see ekiden federation init --help")
-    elif args[0] in actions:
-        actions[args[0]](args[1:])
-    else:
-        raise unknown("federation command", args[0], actions)
-
-
-def init(args: Sequence[str]) -> None:
+def init(options: InitOptions) -> None:
     """`ekiden federation init FOLDER --silos a,b,c --host NAME`."""
-    options = parse(InitOptions, args, "ekiden federation init")
     names = federations.parse_names(options.silos)
     made = Federation(options.folder, options.host, options.port, options.control_port, names)
     federations.init(made, options.data)
-    _say(f"here: ekiden federation start {made.folder}")
+    say(f"here: ekiden federation start {made.folder}")
     for name in names:
-        _say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
-    _say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
+        say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
+    say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
 
 
-def start(args: Sequence[str]) -> None:
+def start(options: FederationStartOptions) -> None:
     """`ekiden federation start FOLDER`."""
-    options = parse(FederationStartOptions, args, "ekiden federation start")
     found = federations.read(options.folder)
     try:
-        superlink.start(found, _say)
+        superlink.start(found, say)
     except KeyboardInterrupt:
-        _say("stopped; silos connect again when it is started again")
+        say("stopped; silos connect again when it is started again")
 
 
-def agree(args: Sequence[str]) -> None:
+def agree(options: AgreeOptions) -> None:
     """`ekiden federation agree SUMS...`."""
-    options = parse(AgreeOptions, args, "ekiden federation agree")
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
     made = scaling.agree_on(options.sums)
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
-    _say(
+    say(
         f"wrote {options.out}: {made}; "
         'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
     )
 
 
-def ps(args: Sequence[str]) -> None:
+def ps(options: PsOptions) -> None:
     """`ekiden ps`."""
-    link, security = _reached(parse(PsOptions, args, "ekiden ps"))
+    link, security = _reached(options)
     table = Table()
     for column in ("run", "what", "state", "since (UTC)", "seconds", "remarks"):
         table.add_column(column)
@@ -139,9 +124,8 @@ def ps(args: Sequence[str]) -> None:
     console.print(table)
 
 
-def stop(args: Sequence[str]) -> None:
+def stop(options: StopOptions) -> None:
     """`ekiden stop RUN`."""
-    options = parse(StopOptions, args, "ekiden stop")
     if not options.run:
         raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
     if options.run.isdigit() and not Path(options.run).is_dir():
@@ -158,7 +142,7 @@ def stop(args: Sequence[str]) -> None:
                 f"{options.run} is neither a number nor the folder of a run between machines: `ekiden ps` lists them"
             ) from None
         commands.stop(number, link, security, _quiet)
-    _say(f"stopped {options.run}; a silo that works on a task finishes it")
+    say(f"stopped {options.run}; a silo that works on a task finishes it")
 
 
 def _reached(options: LinkOptions) -> tuple[str, Security]:
@@ -169,14 +153,9 @@ def _reached(options: LinkOptions) -> tuple[str, Security]:
     if not options.link:
         raise UserError("say which SuperLink: --federation FOLDER, or --link HOST:PORT --certificate FILE")
     security = Security(options.certificate, options.insecure)
-    commands.checked(options.link, security, _say, anywhere=False)
+    commands.checked(options.link, security, say, anywhere=False)
     return options.link, security
 
 
 def _quiet(line: str) -> None:
     """Say nothing of the commands behind a short question."""
-
-
-def _say(line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.file.flush()  # before Flower's own lines

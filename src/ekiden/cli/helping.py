@@ -1,71 +1,178 @@
-"""The text of `--help`: plain, folded to the width of the terminal, without the boxes that tyro draws."""
+"""The text of `--help`: the fields of a dataclass as flags, folded to the width of the terminal."""
 
-import re
+import ast
+import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-WIDE = 118  # columns in which tyro writes one box below the other
+from tyro.conf import Positional
+
+from ekiden.base.checks import hints_of
+from ekiden.engine.method import Method
+
 _LEFT = 26
 _MOST = 100
-_EMPTY = re.compile(r" ?\(default: (?:None|'')?\)")
+_WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+_NO_DEFAULTS = (MISSING, None, "", ())
+Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
+"""title, line below it, and names of fields; the name of a dataclass stands for all of its fields"""
 
 
-def tidy(text: str) -> str:
-    """Return tyro's help, written in `WIDE` columns, as plain text for this terminal.
+@dataclass(frozen=True)
+class Flag:
+    """What the help says of a field."""
+
+    field: str
+    names: tuple[str, ...]
+    """none, if the value stands on its own"""
+    value: str
+    told: str
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The flag and its value, and what is told of it."""
+        shown = [f"{name} {self.value}".strip() for name in self.names] or [self.value]
+        return ", ".join(shown), self.told
+
+
+@dataclass
+class _Box:
+    title: str
+    about: str
+    flags: list[Flag]
+    field: str
+
+
+def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
+    """The help of a command.
 
     Args:
-        text: boxes of flags, each with a title, maybe a description, and the flags with their help.
+        prog: the command.
+        shown: a dataclass, or one with the values that are its defaults.
+        about: the first lines; by default its docstring.
+        boxes: the order in which its fields stand; by default those of the dataclass itself, then each dataclass in it.
     """
     width = min(shutil.get_terminal_size().columns, _MOST)
-    lines: list[str] = []
-    for title, rows in _boxes(text):
-        if title:
-            lines += ["", title]
-        for flag, told in rows:
-            lines += _row(_plain(flag), _EMPTY.sub("", re.sub(r"\s+", " ", told)).strip(), width)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+    found = list(_boxes(shown))
+    own = found.pop(0)
+    values = [flag for flag in own.flags if not flag.names]
+    usage = " ".join([f"usage: {prog}", "[flags]", *(flag.value for flag in values)])
+    lines = [usage, "", *_folded(about or own.about, width)]
+    named = [Flag("help", ("-h", "--help"), "", "show this help message and exit")]
+    rest = [flag for flag in own.flags if flag.names]
+    lines += _block("arguments", "", values, width) if values else []
+    lines += _block("options", "", named if boxes else [*named, *rest], width)
+    if boxes:
+        found = list(_arranged(found, rest, boxes))
+    for box in sorted(found, key=lambda box: box.field != "method"):
+        lines += _block(box.title, box.about, box.flags, width)
+    return "\n".join(lines) + "\n"
 
 
-def _boxes(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each box as its title and its rows (flag, help); text outside, and descriptions, have no flag."""
-    title, rows = "", list[tuple[str, str]]()
-    for line in text.splitlines():
-        if head := re.match(r"╭─ (.+?) ─*╮", line):
-            yield title, rows
-            name = head[1].removesuffix(" options").rpartition(".")[2]
-            title, rows = ("arguments" if name == "positional arguments" else name), []
-        elif line[:1] == "╰" or re.fullmatch(r"│ ─+ │", line):
-            rows.append(("", ""))
-        elif line[:1] != "│":
-            rows.append(("", line))
-        elif (inside := line[2:-1]).startswith(" ") and inside.strip() and rows:
-            rows[-1] = rows[-1][0], f"{rows[-1][1]} {inside}"
+def flags(shown: object) -> list[Flag]:
+    """All flags of a dataclass and of those in it."""
+    return [flag for box in _boxes(shown) for flag in box.flags]
+
+
+def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Iterator[_Box]:
+    """Yield the boxes of the help as `boxes` says."""
+    flat = {flag.field: flag for box in found for flag in box.flags} | {flag.field: flag for flag in own}
+    nested = {box.field: box for box in found}
+    yield nested["method"]
+    for title, about, names in boxes:
+        if whole := nested.get(names[0]):
+            yield _Box(title, whole.about, whole.flags, whole.field)
         else:
-            flag, _, told = inside.partition("  ")
-            is_flag = flag[:1] == "-" or (title == "arguments" and re.match(r"[\[{A-Z]", flag))
-            if is_flag or not (rows and inside.strip() and rows[-1][1] and not rows[-1][0]):
-                rows.append((flag, told) if is_flag else ("", inside.strip()))
-            else:  # a paragraph goes on
-                rows[-1] = "", f"{rows[-1][1]} {inside}"
-    yield title, rows
+            yield _Box(title, about, [flat[name] for name in names], title)
 
 
-def _plain(flag: str) -> str:
-    """A flag and its value: `INT` for `{None}|INT`, `STR ...` for `[STR [STR ...]]`."""
-    return re.sub(r"\[+(\w+) \[\w+ \.\.\.\]+", r"\1 ...", flag).replace("{None}|", "")
+def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
+    """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
+    kind: Any = shown if isinstance(shown, type) else type(shown)
+    hints, texts = hints_of(kind), _texts(kind)
+    box = _Box(kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field)
+    inner: list[_Box] = []
+    for one in fields(kind):
+        default = getattr(shown, one.name, one.default if one.default_factory is MISSING else one.default_factory())
+        if is_dataclass(default):
+            inner += _boxes(default, one.name)
+        else:
+            box.flags.append(_flag(one.name, hints[one.name], default, texts.get(one.name, "")))
+    yield box
+    yield from inner
+
+
+def _flag(name: str, hint: Any, default: Any, text: str) -> Flag:
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    if any(mark is Positional for mark in marks):
+        several = _value(hint).removeprefix(_value(hint).partition(" ")[0])
+        return Flag(name, (), name.upper() + several, text)
+    flag = f"--{name.replace('_', '-')}"
+    short = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+    names = (*short, flag, *([f"--no-{flag[2:]}"] if isinstance(default, bool) else []))
+    words = default if isinstance(default, tuple) else (default,)
+    told = f"{text} (default: {' '.join(map(str, words))})" if default not in _NO_DEFAULTS else text
+    return Flag(name, names, _value(hint), told.strip())
+
+
+def _value(hint: Any) -> str:
+    """The word for a flag's value."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _value(args[0])
+    if origin is Literal:
+        return f"{{{','.join(map(str, args))}}}"
+    if origin is tuple:
+        return f"{_value(args[0])} ..."
+    if NoneType in args:
+        return _value(args[0])
+    return _WORDS.get(hint, "")
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """The texts below the fields of a dataclass, by their names."""
+    found: dict[str, str] = {}
+    for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):
+        try:
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # a class that stands in no file
+            continue
+        assert isinstance(node, ast.ClassDef)
+        for one, after in pairwise(node.body):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(text, str) and isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                found[one.target.id] = " ".join(text.split())
+    return found
+
+
+def _block(title: str, about: str, listed: Iterable[Flag], width: int) -> list[str]:
+    """The lines of a box."""
+    rows = [line for flag in listed for line in _row(*flag.lines, width)]
+    return ["", title, *([*_folded(about, width), ""] if about else []), *rows]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The paragraphs of a text."""
+    parts = ["\n".join(_wrap(" ".join(part.split()), width)) for part in text.split("\n\n")]
+    return "\n\n".join(parts).split("\n")
+
+
+def _wrap(text: str, width: int, **options: str) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False, **options) or [""]  # type: ignore[arg-type]
 
 
 def _row(flag: str, told: str, width: int) -> list[str]:
-    if not flag:
-        return textwrap.wrap(told, width, break_on_hyphens=False, break_long_words=False) or [""]
-    told_lines = textwrap.wrap(told, width - _LEFT, break_on_hyphens=False, break_long_words=False) or [""]
-    first = f"  {flag}"
+    told_lines, first = _wrap(told, width - _LEFT), f"  {flag}"
     if len(first) > width:
-        choices = textwrap.wrap(
-            flag.replace(",", ", "), width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-        )
-        return [*choices, *(f"{'':{_LEFT}}{line}" for line in told_lines)]
-    if len(first) < _LEFT - 1:
-        first, told_lines = f"{first:<{_LEFT}}{told_lines[0]}", told_lines[1:]
-    return [first.rstrip(), *(f"{'':{_LEFT}}{line}" for line in told_lines)]
+        heads = _wrap(flag.replace(",", ", "), width, initial_indent="  ", subsequent_indent="    ")
+    elif len(first) < _LEFT - 1:
+        heads, told_lines = [f"{first:<{_LEFT}}{told_lines[0]}".rstrip()], told_lines[1:]
+    else:
+        heads = [first]
+    return [*heads, *(f"{'':{_LEFT}}{line}".rstrip() for line in told_lines)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from ekiden import data as datasets
 from ekiden import models
-from ekiden.cli.console import console, first_line, parse
+from ekiden.cli.console import console, first_line
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
@@ -47,9 +47,9 @@ class ListOptions:
     """print the tables of docs/catalogue.md: what each is, what a method moves and ends with, where data come from"""
 
 
-def list_all(args: Sequence[str]) -> None:
+def list_all(options: ListOptions) -> None:
     """`ekiden list`."""
-    if parse(ListOptions, args, "ekiden list").markdown:
+    if options.markdown:
         print(catalogue(), end="")
         return
     table = Table(title="methods", title_justify="left")

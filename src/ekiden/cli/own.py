@@ -1,15 +1,13 @@
 """`ekiden new` and `ekiden trust`: your own methods."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from ekiden.base import outside
-from ekiden.base.errors import unknown
 from ekiden.cli import skeleton
-from ekiden.cli.console import parse, say
+from ekiden.cli.console import say
 
 
 @dataclass(frozen=True)
@@ -28,23 +26,20 @@ class TrustOptions:
     """Python files; each is executed only as long as it stays as it is"""
 
 
-def new(args: Sequence[str]) -> None:
+def new(options: NewOptions) -> None:
     """`ekiden new method NAME`.
 
     Raises:
-        UserError: another thing than a method is asked for, or a file is there already.
+        UserError: a file is there already.
     """
-    if args[:1] and args[0] not in ("method", "-h", "--help"):
-        raise unknown("thing to make", args[0], ("method",))
-    name = parse(NewOptions, args[args[:1] == ["method"] :], "ekiden new method").name
-    files, kind = skeleton.write(Path(), name)
+    files, kind = skeleton.write(Path(), options.name)
     for file in files:
         say(f"wrote {file}")
     say(f"next: ekiden check {files[0]}:{kind}; ekiden run {files[0]}:{kind} --data digits; pytest {files[1]}")
 
 
-def trust(args: Sequence[str]) -> None:
+def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
-    for file in parse(TrustOptions, args, "ekiden trust").files:
+    for file in options.files:
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")

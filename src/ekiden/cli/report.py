@@ -1,6 +1,5 @@
 """The command line for the report: `ekiden report`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from tyro.conf import Positional
 
 from ekiden.base.checks import require
 from ekiden.base.extras import require_extra
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,8 @@ class ReportOptions:
     """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
 
 
-def report(args: Sequence[str]) -> None:
+def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
-    options = parse(ReportOptions, args, "ekiden report")
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
     from ekiden.report import report as write  # noqa: PLC0415  (it needs an extra)
 

@@ -1,6 +1,5 @@
 """`ekiden forget` and `ekiden join`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console
 from ekiden.experiments import summary
 from ekiden.results.result import Result
 from ekiden.serving import revision
@@ -40,16 +39,14 @@ class JoinOptions:
     """new run folder; by default RUN-with-CLIENT"""
 
 
-def forget(args: Sequence[str]) -> None:
+def forget(options: ForgetOptions) -> None:
     """`ekiden forget RUN --client NAME`."""
-    options = parse(ForgetOptions, args, "ekiden forget")
     _print(options.run, revision.forget(options.run, options.client, out=options.out))
     console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
 
 
-def join(args: Sequence[str]) -> None:
+def join(options: JoinOptions) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
-    options = parse(JoinOptions, args, "ekiden join")
     outside.trust(options.data)
     data = datasets.located(options.data) if options.data else None
     _print(options.run, revision.join(options.run, options.client, data, out=options.out))

@@ -1,19 +1,21 @@
 """The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
-from ekiden.cli.console import console, current_flags, no_run, parse, part_of
+from ekiden.base.errors import UserError
+from ekiden.cli.console import console, no_run
+from ekiden.cli.flags import parse, parse_some
+from ekiden.cli.helping import Boxes
 from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
@@ -25,6 +27,7 @@ from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
 
 M = TypeVar("M", bound=Method)
+Place: TypeAlias = Literal["here", "flower"]
 
 
 @dataclass(frozen=True)
@@ -39,54 +42,42 @@ class RunOptions(Generic[M]):
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
     MLFLOW_TRACKING_URI says)"""
+    on: Place = "here"
+    """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
     preset: str = ""
     """settings of FedELMY's authors for --data, which other flags change: paper, those of the paper, with ResNet-18;
     released-cnn, the small CNN, learning rate and warm-up of their code, the rest as in the paper"""
 
 
-# The flags in the order of the help, after the method's own: a box's title, and which fields of the plan are in it.
-_BOXES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+@dataclass(frozen=True)
+class _Choices:
+    """Flags that decide which others there are, and their defaults."""
+
+    on: Place = "here"
+    preset: str | None = None
+    data: str | None = None
+
+
+# The flags in the order of the help, after the method's own.
+_BOXES: Boxes = (
     (
         "data",
         "Samples, and who holds them.",
         ("data", "silos", "partition", "clients", "without", "val_fraction", "size", "task", "metric"),
     ),
-    ("columns", "Tables, texts and pictures in files: which columns mean what, and their size.", ("reading",)),
+    ("columns", "", ("reading",)),
     ("network", "What is trained.", ("model", "pretrained", "train")),
-    ("training", "How a client trains.", ("training",)),
-    ("hardware", "What it runs on.", ("hardware",)),
+    ("training", "", ("training",)),
+    ("hardware", "", ("hardware",)),
+    (
+        "run",
+        "The run as a whole: seeds, folder, what is measured.",
+        (
+            *("seeds", "out", "track", "on", "preset", "seed", "workers", "evaluate_every", "closing_lap"),
+            *("tune", "keep_trained", "evaluate_on"),
+        ),
+    ),
 )
-_RUN = "The run as a whole: seeds, folder, what is measured."
-
-
-def _arranged(default: Plan[Any], preset_name: str) -> tuple[type, Callable[[Any], RunOptions[Any]]]:
-    """The flags of `ekiden run METHOD` as boxes of a help page, and what makes options of them."""
-    kind, left = type(default.method), {f.name for f in fields(Plan)} - {"method"}
-    boxes: list[tuple[str, Any, Any]] = [(kind.title(), kind, field(default=default.method))]
-    for title, about, names in _BOXES:
-        left -= set(names)
-        if len(names) == 1:
-            part = getattr(default, names[0])
-            boxes.append((title, type(part), field(default=part)))
-        else:
-            box = part_of(title, about, Plan, names, default)
-            boxes.append((title, box, field(default=box())))
-    ours = RunOptions(default, preset=preset_name)
-    rest = part_of("run", _RUN, RunOptions, [f.name for f in fields(RunOptions) if f.name != "plan"], ours)
-    last = part_of("run", _RUN, Plan, [f.name for f in fields(Plan) if f.name in left], default, also=rest)
-    boxes.append(("run", last, field(default=last())))
-    arranged = make_dataclass("Flags", boxes, frozen=True)
-
-    def options(found: Any) -> RunOptions[Any]:
-        values: dict[str, Any] = {}
-        for title, _, names in _BOXES:
-            box = getattr(found, title)
-            values |= {names[0]: box} if len(names) == 1 else {name: getattr(box, name) for name in names}
-        values |= {name: getattr(found.run, name) for name in left}
-        own = {f.name: getattr(found.run, f.name) for f in fields(RunOptions) if f.name != "plan"}
-        return RunOptions(replace(default, method=getattr(found, kind.title()), **values), **own)
-
-    return arranged, options
 
 
 def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") -> RunOptions[Any]:
@@ -96,11 +87,9 @@ def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") 
         UserError: a flag is unknown, or its value cannot be.
     """
     kind = type(default.method)
-    args = current_flags(kind, args)
-    arranged, options = _arranged(default, preset_name)
-    return options(
-        parse(arranged, args, f"ekiden run {kind.title()}", about=f"Train by {kind.title()}. Its own flags come first.")
-    )
+    own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
+    about = f"Train by {kind.title()}. Its own flags come first."
+    return parse(own, args, f"ekiden run {kind.title()}", RunOptions(default, preset=preset_name), about, _BOXES)
 
 
 @dataclass(frozen=True)
@@ -176,18 +165,16 @@ def run(args: Sequence[str]) -> None:
     for arg in args:
         outside.trust(arg)
     kind = method_named(args[0])
-    args, on = _take(args, "--on")
-    if on == "flower":
+    rest, prog = args[1:], f"ekiden run {kind.title()}"
+    chosen = parse_some(_Choices, rest, prog)
+    if chosen.on == "flower":
         from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do without it)
 
-        return cli_silos.run(kind, args[1:])
-    if on:
-        raise unknown("place to run", on, ("flower",))
-    rest, chosen = _take(args[1:], "--preset")
+        return cli_silos.run(kind, rest)
     default: Plan[Any] = Plan(kind())
-    if chosen:
-        default = preset(chosen, kind, _take(rest, "--data")[1] or default.data)
-    options = run_options(default, rest, chosen)
+    if chosen.preset is not None:
+        default = preset(chosen.preset, kind, chosen.data or default.data)
+    options = run_options(default, rest, chosen.preset or "")
     plan: Plan[Any] = replace(
         options.plan,
         data=datasets.located(options.plan.data),
@@ -212,11 +199,10 @@ def _stem(plan: Plan[Any]) -> str:
     return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
 
 
-def resume(args: Sequence[str]) -> None:
+def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
     from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do without it)
 
-    options = parse(ResumeOptions, args, "ekiden resume")
     if not options.runs:
         raise UserError("name the run folders to resume")
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
@@ -225,9 +211,8 @@ def resume(args: Sequence[str]) -> None:
         _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here])
 
 
-def show(args: Sequence[str]) -> None:
+def show(options: ShowOptions) -> None:
     """`ekiden show RUN`."""
-    options = parse(ShowOptions, args, "ekiden show")
     refuse_records(options.run)
     run = summary.summarise(options.run)
     console.print(summary.label(run.config), style="bold")
@@ -242,18 +227,16 @@ def show(args: Sequence[str]) -> None:
     console.print(f"started {len(attempts)} times; bytes moved in steps that were lost: {summary.size(lost)}")
 
 
-def compare(args: Sequence[str]) -> None:
+def compare(options: CompareOptions) -> None:
     """`ekiden compare RUN...`."""
-    options = parse(CompareOptions, args, "ekiden compare")
     runs = summaries(options.runs)
     if not runs:
         raise no_run("compare", options.runs)
     console.print(summary.comparison(runs))
 
 
-def data(args: Sequence[str]) -> None:
+def data(options: DataOptions) -> None:
     """`ekiden data NAME [flags]`."""
-    options = parse(DataOptions, args, "ekiden data")
     outside.trust(options.data)
     plan: Plan[Any] = Plan(
         METHODS[0](),
@@ -292,24 +275,3 @@ def _launch(jobs: list[launch.LaunchedRun]) -> None:
     failed = [o for o in outcomes if o.error]
     if failed:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
-
-
-def _take(args: Sequence[str], flag: str) -> tuple[list[str], str]:
-    """The arguments without `flag` and its value, and the value ("" if absent).
-
-    Raises:
-        UserError: the flag is there without a value.
-    """
-    rest, value = [], ""
-    given = iter(args)
-    for arg in given:
-        if arg == flag:
-            value = next(given, "")
-        elif arg.startswith(f"{flag}="):
-            value = arg.split("=", 1)[1]
-        else:
-            rest.append(arg)
-            continue
-        if not value:
-            raise UserError(f"{flag} needs a value: see --help")
-    return rest, value

@@ -1,7 +1,6 @@
 """The command line for what comes after a run: `ekiden predict`, `export`, `card`."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from tyro.conf import Positional
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
 from ekiden.results.model import ModelSource, not_finished
@@ -82,9 +81,8 @@ class CardOptions:
     """replace the file if it is there"""
 
 
-def predict(args: Sequence[str]) -> None:
+def predict(options: PredictOptions) -> None:
     """`ekiden predict RUN FILES... [-o OUT]`."""
-    options = parse(PredictOptions, args, "ekiden predict")
     model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
@@ -93,9 +91,8 @@ def predict(args: Sequence[str]) -> None:
         console.print(f"{count} predictions written to {options.out}", soft_wrap=True, highlight=False)
 
 
-def export(args: Sequence[str]) -> None:
+def export(options: ExportOptions) -> None:
     """`ekiden export RUN --to onnx -o FILE`, `ekiden export RUN... OUT.parquet`."""
-    options = parse(ExportOptions, args, "ekiden export")
     to, out = options.to or _said_by(options.out), options.out
     if to in _METRICS:
         _export_metrics(options, to)
@@ -137,9 +134,8 @@ def _export_metrics(options: ExportOptions, to: str) -> None:
     export_metrics([*options.paths, *([out] if out else [])], tensorboard)
 
 
-def card(args: Sequence[str]) -> None:
+def card(options: CardOptions) -> None:
     """`ekiden card RUN [-o FILE]`."""
-    options = parse(CardOptions, args, "ekiden card")
     if options.out != predictions.STDOUT:
         predictions.check_free(Path(options.out), options.overwrite)
     text = cards.card(open_run(options.run))

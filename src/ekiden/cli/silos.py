@@ -1,19 +1,20 @@
 """The command line for real silos: `ekiden silo start | keys | register | sums` and `ekiden run METHOD --on flower`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from rich.table import Table
 from tyro.conf import Positional
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.refs import EVERYONE
-from ekiden.cli.console import console, current_flags, first_line, parse
+from ekiden.cli.console import console, first_line, say
+from ekiden.cli.flags import parse
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
 from ekiden.results import tracking
@@ -27,6 +28,7 @@ from ekiden.transports.flower.verify import terms as signed_terms
 from ekiden.transports.flower.verify import verify as custody_of
 
 M = TypeVar("M", bound=Method)
+Place: TypeAlias = Literal["here", "flower"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class RemoteOptions(Generic[M]):
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
     MLFLOW_TRACKING_URI says); on this machine, so the run folder must be here"""
+    on: Place = "flower"
+    """where the clients are: `here` simulates them"""
 
 
 @dataclass(frozen=True)
@@ -107,25 +111,8 @@ class VerifyOptions:
     """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
 
 
-def silo(args: Sequence[str]) -> None:
-    """`ekiden silo start|keys|register|sums`."""
-    actions: dict[str, Callable[[Sequence[str]], None]] = {
-        "start": start,
-        "keys": make_keys,
-        "register": register,
-        "sums": sums,
-    }
-    if not args or args[0] in ("-h", "--help"):
-        console.print(f"usage: ekiden silo {'|'.join(actions)} FILE; see ekiden silo start --help", markup=False)
-    elif args[0] in actions:
-        actions[args[0]](args[1:])
-    else:
-        raise unknown("silo command", args[0], actions)
-
-
-def start(args: Sequence[str]) -> None:
+def start(options: SiloStartOptions) -> None:
     """`ekiden silo start silo.toml`."""
-    options = parse(SiloStartOptions, args, "ekiden silo start")
     file = silo_file.read(options.file)
     security = Security(
         file.beside(file.link.certificate) if file.link.certificate else None,
@@ -133,7 +120,7 @@ def start(args: Sequence[str]) -> None:
     )
     if not file.link.address:
         raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
-    commands.checked(file.link.address, security, _say, anywhere=options.insecure_anywhere)
+    commands.checked(file.link.address, security, say, anywhere=options.insecure_anywhere)
     if not security.insecure and not file.link.key:
         raise UserError(f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo keys`')
     if file.link.key and not file.beside(file.link.key).is_file():
@@ -147,65 +134,61 @@ def _start(file: SiloFile, security: Security) -> None:
         dataset, client = file.load()
     except UserError:
         with suppress(KeyboardInterrupt):
-            supernode.tell(file, security, _say)
+            supernode.tell(file, security, say)
         raise
-    _say(
+    say(
         f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
         f"shape {dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
     )
-    _say(
+    say(
         f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
         f"{file.limits.epochs} epochs a task"
     )
     if file.link.key and not file.link.peers:
-        _say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
+        say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
     try:
-        supernode.start(file, security, _say)
+        supernode.start(file, security, say)
     except KeyboardInterrupt:
-        _say("stopped; the silo goes on where it was when it is started again")
+        say("stopped; the silo goes on where it was when it is started again")
 
 
-def sums(args: Sequence[str]) -> None:
+def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
-    options = parse(SumsOptions, args, "ekiden silo sums")
     file = silo_file.read(options.file)
     out = options.out or file.path.parent / f"{file.name}-sums.json"
     write(out, [file.sums().to_json().encode()])
-    _say(f"wrote {out}: read it, then give it to the coordinator")
+    say(f"wrote {out}: read it, then give it to the coordinator")
 
 
-def make_keys(args: Sequence[str]) -> None:
+def make_keys(options: KeysOptions) -> None:
     """`ekiden silo keys silo.toml`."""
-    options = parse(KeysOptions, args, "ekiden silo keys")
     file = silo_file.read(options.file)
     if not file.link.key:
         raise UserError(f'{file.path}: say where the key is to be: [link] key = "{file.name}.key"')
     private = file.beside(file.link.key)
     public = keys.generate(private)
-    _say(f"private key: {private} (stays here)\npublic key:  {public}")
-    _say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
-    _say(
+    say(f"private key: {private} (stays here)\npublic key:  {public}")
+    say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
+    say(
         f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
         f"  ekiden silo register {file.name}.pub --link HOST:PORT --certificate ca.crt"
     )
 
 
-def register(args: Sequence[str]) -> None:
+def register(options: RegisterOptions) -> None:
     """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
-    options = parse(RegisterOptions, args, "ekiden silo register")
     if not options.public_keys:
         raise UserError("name the public keys to register: NAME.pub ...")
     security = Security(options.certificate, options.insecure)
-    commands.checked(options.link, security, _say, anywhere=False)
+    commands.checked(options.link, security, say, anywhere=False)
     for path in options.public_keys:
         keys.read_public(path)
         check_name(path.stem, str(path))
-        commands.register(path, options.link, security, _say)
+        commands.register(path, options.link, security, say)
 
 
-def verify(args: Sequence[str]) -> None:
+def verify(options: VerifyOptions) -> None:
     """`ekiden verify RUN`."""
-    options = parse(VerifyOptions, args, "ekiden verify")
     names = signed_terms(options.run).clients
     found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
     table = Table()
@@ -216,13 +199,13 @@ def verify(args: Sequence[str]) -> None:
         table.add_row(str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12])
     console.print(table)
     for line in found.wrong:
-        _say(line)
+        say(line)
     for claim in found.unproven:
-        _say(f"not proven: {claim}")
+        say(f"not proven: {claim}")
     if found.wrong:
         raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
     result = ", and the result is what they gave" if found.result else ""
-    _say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
+    say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
 
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
@@ -230,7 +213,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     default: RemotePlan[Any] = RemotePlan(kind())
     options = parse(
         RemoteOptions[kind],  # type: ignore[valid-type]
-        current_flags(kind, args),
+        args,
         f"ekiden run {kind.title()} --on flower",
         RemoteOptions(default),
         first_line(kind),
@@ -273,7 +256,7 @@ def _submit(
     plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
 ) -> None:
     security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
-    commands.checked(link["link"], security, _say, anywhere=anywhere)
+    commands.checked(link["link"], security, say, anywhere=anywhere)
     check(plan)
     if link["keys"]:
         public_keys = commands.read_keys(Path(link["keys"]), plan.names)
@@ -283,11 +266,11 @@ def _submit(
         raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
     with tracking.watching(track, folder, plan.whole.steps(len(plan.names))) as look:
 
-        def say(line: str) -> None:
-            _say(line)
+        def follow(line: str) -> None:
+            say(line)
             look()
 
-        ended = commands.run(plan, link, security, folder, public_keys, say)
+        ended = commands.run(plan, link, security, folder, public_keys, follow)
     begun = (folder / "config.json").exists()
     if ended:
         more = f"; `ekiden resume {folder}` goes on" if begun and "ekiden resume" not in ended else ""
@@ -296,11 +279,6 @@ def _submit(
         raise UserError(f"no run folder {folder} on this machine: it is on the SuperLink's")
     run = summary.summarise(folder)
     console.print(summary.comparison([run]))
-    _say(f"run folder: {folder}")
+    say(f"run folder: {folder}")
     if not run.finished:
         raise UserError(f"the run did not end: continue it with `ekiden resume {folder}`")
-
-
-def _say(line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.file.flush()  # before Flower's own lines

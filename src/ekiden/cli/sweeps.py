@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.cli.console import console, no_run, parse
+from ekiden.cli.console import console, no_run
 from ekiden.engine import machine
 from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
 from ekiden.experiments.board import Board
@@ -54,9 +54,8 @@ class SweepOptions:
     """list the cells and what is done of them, and run nothing"""
 
 
-def run_sweep(args: Sequence[str]) -> None:
+def run_sweep(options: SweepOptions) -> None:
     """`ekiden sweep FILE`."""
-    options = parse(SweepOptions, args, "ekiden sweep")
     if options.cores is not None and options.cores < 1:
         raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
     if options.reuse and not options.records:
@@ -219,9 +218,8 @@ def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
         console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")
 
 
-def list_results(args: Sequence[str]) -> None:
+def list_results(options: ResultsOptions) -> None:
     """`ekiden results SWEEP...`."""
-    options = parse(ResultsOptions, args, "ekiden results")
     if not options.sweeps:
         raise UserError("name the sweep folders, or the files that `ekiden sweep --records` made")
     sweeps = [sweep.opened(folder) for folder in options.sweeps]

@@ -1,6 +1,5 @@
 """The command line for graphs of clients: `ekiden topology`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Generator, Tensor
 from tyro.conf import Positional
 
 from ekiden.base.checks import require
-from ekiden.cli.console import console, parse
+from ekiden.cli.console import console
 from ekiden.methods.blocks import topology
 
 
@@ -24,9 +23,8 @@ class TopologyOptions:
     """print the mixing matrix too"""
 
 
-def show_topology(args: Sequence[str]) -> None:
+def show_topology(options: TopologyOptions) -> None:
     """`ekiden topology NAME --clients N`."""
-    options = parse(TopologyOptions, args, "ekiden topology")
     require(0 < options.clients <= 1000, "clients", options.clients, "1 to 1000")
     topology.check(options.topology, options.clients)
     matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))

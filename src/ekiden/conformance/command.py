@@ -1,13 +1,12 @@
 """`ekiden check`. It lies above the other commands, since the contract speaks of their flags."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tyro.conf import Positional
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.cli.console import parse, say
+from ekiden.cli.console import say
 from ekiden.conformance import Finding, check, is_a_frozen_dataclass, line
 from ekiden.methods import method_named
 
@@ -20,9 +19,9 @@ class CheckOptions:
     """FILE.py:CLASS, or the name of a method"""
 
 
-def check_method(args: Sequence[str]) -> None:
+def check_method(options: CheckOptions) -> None:
     """`ekiden check METHOD`."""
-    name = parse(CheckOptions, args, "ekiden check").method
+    name = options.method
     outside.trust(name)
     try:
         kind = method_named(name)

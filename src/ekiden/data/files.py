@@ -1,8 +1,10 @@
 """From files to undecoded samples: Parquet tables, and folders of images."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,9 +86,10 @@ def find(path: Path) -> tuple[Path, Path | None]:
         UserError: there is nothing there, or a file that is not Parquet.
     """
     if not path.exists():
-        raise UserError(
-            f"there is no file or folder {str(path)!r}: give a folder of class folders, or a .parquet file."
-        )
+        near = get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
+        hint = f"did you mean {str(path.with_name(near[0]))!r}? " if near else ""
+        kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
+        raise UserError(f"there is no file or folder {str(path)!r}: {hint}Known are {kinds}")
     if path.is_file():
         if path.suffix.lower() not in READABLE:
             raise UserError(

@@ -1,0 +1,175 @@
+"""Flags read into a dataclass; a mistake in them becomes one line."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import tyro
+from tyro import _errors as mistakes  # not public, but the one place where tyro tells a mistake as data, not as text
+from tyro.conf import OmitArgPrefixes, Positional
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from ekiden.base.checks import hints_of
+from ekiden.base.errors import UserError, unknown
+from ekiden.cli.helping import Boxes, flags, page
+from ekiden.engine.method import Method
+
+T = TypeVar("T")
+_HELP = {"-h", "--help"}
+_READING = ConstructorRegistry()
+
+
+class _HelpWanted(Exception):
+    """`--help` is among the arguments."""
+
+
+def parse(
+    kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str = "", boxes: Boxes = ()
+) -> T:
+    """Read flags into a dataclass.
+
+    Args:
+        kind: the dataclass; the fields of dataclasses in it are flags, too.
+        args: the arguments behind `prog`.
+        prog: the command, as messages call it.
+        default: the values where no flag is given.
+        about: the first lines of the help; by default the docstring of `kind`.
+        boxes: how the help groups the flags (see `helping.page`).
+
+    Raises:
+        UserError: a flag is unknown or missing, or its value cannot be.
+        SystemExit: the help was asked for; it is printed.
+    """
+    shown = kind if default is None else default
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, shown)):
+            parsed: T = tyro.cli(
+                kind, args=list(args), prog=prog, config=(OmitArgPrefixes,), registry=_READING, add_help=False, **extra
+            )
+    except _HelpWanted:
+        sys.stdout.write(page(prog, shown, about, boxes))
+        raise SystemExit(0) from None
+    return parsed
+
+
+def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
+    """Read the flags of a dataclass from among others.
+
+    Raises:
+        UserError: a value cannot be.
+    """
+    args = [arg for arg in args if arg not in _HELP]
+    with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, kind)):
+        parsed: T = tyro.cli(kind, args=args, registry=_READING, add_help=False, return_unknown_args=True)[0]
+    return parsed
+
+
+def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, shown: object) -> None:
+    """Raise the error for what tyro could not read."""
+    if _HELP & set(args):  # to tyro flags that nobody knows, since we write the help
+        raise _HelpWanted
+    more = f"see {prog} --help"
+    match event:
+        case mistakes.UnrecognizedArgs(tokens=[first, *_]):
+            given = first.partition("=")[0]
+            if not given.startswith("-"):
+                raise UserError(f"{given!r} belongs to no flag: {more}")
+            near = get_close_matches(given, [name for flag in flags(shown) for name in flag.names], n=3)
+            hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
+            raise UserError(f"unknown flag {given}: {hint}")
+        case mistakes.MissingArgs(missing_arguments=missing):
+            names = " and ".join(_name(arg.arg) for arg in missing)
+            raise UserError(f"{names} {'is' if len(missing) == 1 else 'are'} missing: {more}")
+        case mistakes.InvalidChoice(argument=argument, value=value, choices=choices):
+            raise unknown(_name(argument), value, choices)
+        case mistakes.BadValue(argument=argument):
+            raise UserError(f"{_name(argument)} needs a value: {more}")
+        case mistakes.InstantiationFailure(argument=argument, message=message):
+            raise UserError(f"{_name(argument) if argument else 'these flags'} {message}")
+    raise UserError(f"cannot read these arguments: {more}")
+
+
+def _name(argument: Any) -> str:
+    """What messages call an argument of tyro's."""
+    name: str = argument.lowered.name_or_flags[-1]
+    return name.rpartition(".")[2].upper() if argument.is_positional() else name
+
+
+@_READING.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Say of what is no number that it is none."""
+    kind: Any = info.type
+    if kind not in (int, float):
+        return None
+
+    def read(texts: list[str]) -> Any:
+        try:
+            return kind(texts[0])
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{texts[0]!r} is of the wrong type: it must be {wanted}") from None
+
+    return _spec(1, read)
+
+
+@_READING.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Keep the message of what may be left out; tyro has one of its own for unions."""
+    kinds = get_args(info.type)
+    if len(kinds) != 2 or kinds[1] is not NoneType:
+        return None
+    one = _of(kinds[0], info)
+    return _spec(1, lambda texts: None if texts == ["None"] else one.instance_from_str(texts))
+
+
+@_READING.primitive_rule
+def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """A flag that takes a list takes one value at least."""
+    if get_origin(info.type) is not tuple or get_args(info.type)[1:] != (...,):
+        return None
+    one = _of(get_args(info.type)[0], info)
+
+    def read(texts: list[str]) -> tuple[Any, ...]:
+        if not texts and Positional not in info.markers:  # commands say themselves what they need
+            raise ValueError("needs a value")
+        return tuple(one.instance_from_str([text]) for text in texts)
+
+    return _spec("*", read)
+
+
+@_READING.struct_rule
+def _renamed(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Understand the former names of a method's flags."""
+    kind: Any = info.type
+    if not (isinstance(kind, type) and issubclass(kind, Method) and kind.renamed):
+        return None
+    former = {new: (f"--{old.replace('_', '-')}",) for old, new in kind.renamed.items()}
+    hints = hints_of(kind)
+
+    def spec(name: str) -> StructFieldSpec:
+        also = tyro.conf.arg(aliases=former.get(name))
+        return StructFieldSpec(name, Annotated[hints[name], also], getattr(info.default, name))  # type: ignore[arg-type]
+
+    return StructConstructorSpec(kind, tuple(spec(field.name) for field in fields(kind)))
+
+
+def _of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any]:
+    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
+    assert isinstance(found, PrimitiveConstructorSpec)
+    return found
+
+
+def _spec(nargs: Any, read: Any) -> PrimitiveConstructorSpec[Any]:
+    """How to read a value; the help is ours, so it matters little how tyro would write one."""
+    return PrimitiveConstructorSpec(nargs, "VALUE", read, lambda _: True, lambda value: [str(value)])
