@@ -108,7 +108,7 @@ def _name(argument: Any) -> str:
 
 @_READING.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Say of what is no number that it is none."""
+    """Refuse what is not a number, by a message of ours."""
     kind: Any = info.type
     if kind not in (int, float):
         return None
