@@ -1,7 +1,6 @@
 """From files to undecoded samples: Parquet tables, and folders of images."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -86,8 +85,9 @@ def find(path: Path) -> tuple[Path, Path | None]:
         UserError: there is nothing there, or a file that is not Parquet.
     """
     if not path.exists():
-        near = get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
-        hint = f"did you mean {str(path.with_name(near[0]))!r}? " if near else ""
+        there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
+        near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
+        hint = f"did you mean {str(there[near[0]])!r}? " if near else ""
         kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
         raise UserError(f"there is no file or folder {str(path)!r}: {hint}Known are {kinds}")
     if path.is_file():
