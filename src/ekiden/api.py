@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -52,12 +52,24 @@ Absent = Callable[[int, str], bool]
 __all__ = ["Result", "describe", "run", "steps"]
 
 
+def _no_argument(name: str, method: object) -> UserError:
+    """Where the user meant to put it."""
+    kind = type(_method(method, None))
+    if name in {f.name for f in fields(kind)}:
+        return UserError(f"{name} is a setting of the method: give {kind.__name__}({name}=...) as the method")
+    if name in {f.name for f in fields(Training)}:
+        return UserError(f"{name} is a setting of training: give training=ekiden.Training({name}=...)")
+    return UserError(f"there is no argument {name!r}: see help(ekiden.run)")
+
+
 def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Let a function of what `prepare` gives take the arguments of `prepare`, so that they are written only once."""
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
         @wraps(function)
         def prepared(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs.keys() - signature(prepare).parameters.keys():
+                raise _no_argument(name, args[0] if args else kwargs.get("method"))
             return function(prepare(*args, **kwargs))
 
         own = signature(function).return_annotation

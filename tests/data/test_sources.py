@@ -59,9 +59,24 @@ def test_size_resizes_as_pillow_does(digits: Dataset) -> None:
 def test_unknown_names_and_bad_sizes() -> None:
     fails("cifar11", r"unknown data set 'cifar11': did you mean 'cifar10'\?")
     fails("", "unknown data set ''")
-    fails("no/such/place", r"no file or folder 'no/such/place': give a folder of class folders, or a \.parquet file")
+    fails(
+        "no/such/place", "no file or folder 'no/such/place': Known are a folder of class folders, or a file .parquet, "
+    )
     fails("gone.parquet", "no file or folder 'gone.parquet'")
     fails("digits", "size is the side of the images in pixels, 1 or more; it is 0", size=0)
+
+
+def test_a_path_with_a_slip_is_said_with_the_right_one(tmp_path: Path) -> None:
+    (tmp_path / "patients.csv").write_text("age,label\n1,a\n")
+    fails(tmp_path / "patient.csv", "no file or folder .*patient.csv': did you mean '.*/patients.csv'")
+    fails("digits", "1 or more; it is '12'", size="12")
+
+
+def test_a_folder_of_tables_is_no_folder_of_images(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("age,died\n1,yes\n2,no\n")
+    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one by --data, or the folder by --silos")
+    fails(tmp_path, "is a folder of tables", label_column="died")
 
 
 def test_folders_of_the_data_home_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ekiden import load_model, models
 from ekiden.base.errors import UserError
+from ekiden.data.inputs import Tokens
 from ekiden.models.pretrained import load_weights
 from ekiden.models.split import SplitNetwork
 
@@ -52,6 +53,13 @@ def test_a_file_that_is_not_there_or_no_safetensors_file_is_refused(tmp_path: Pa
     torch.save(network(3).state_dict(), tmp_path / "w.pt")
     with pytest.raises(UserError, match="not a safetensors file"):
         load_weights(network(3), tmp_path / "w.pt")
+
+
+def test_a_network_of_texts_whose_folder_is_not_there_says_so() -> None:
+    with pytest.raises(
+        UserError, match=r"there is no folder 'models/none': check its path, or name the folder with its"
+    ):
+        models.build("hf:models/none", (16,), 2, Tokens("words", 8192, 16))
 
 
 def test_a_folder_without_a_network_is_refused(tmp_path: Path) -> None:

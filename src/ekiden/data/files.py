@@ -24,6 +24,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
+_TABLES = READABLE[:5]
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,19 @@ def _folder(root: Path) -> Raw:
 
 
 def check_class_folders(parts: Sequence[Path]) -> None:
-    """Refuse a class or domain whose folders hold no image in any part: its name would vanish.
+    """Refuse a class or domain whose folders hold no image in any part: its name would vanish. And folders of tables.
 
     Raises:
         UserError: names the folder.
     """
     folders = [part for part in parts if part.is_dir()]
     images = [name.split("/")[:-1] for part in folders for name, _ in files(part)]
+    tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
+    if tables and not images:
+        raise UserError(
+            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one by --data, or the folder by --silos if "
+            "each is a silo"
+        )
     depth = max((len(above) for above in images), default=0)
     for level in range(depth):
         known = {above[level] for above in images if len(above) > level}

@@ -87,7 +87,7 @@ class Reading(Checked):
     def for_model(self, model: str) -> "Reading":
         """With the tokenizer of the model that is trained, unless another was named."""
         folder = model.removeprefix("hf:")
-        if not self.text_column or self.tokenizer or folder == model or not Path(folder).expanduser().is_dir():
+        if not self.text_column or self.tokenizer or folder in (model, "") or not Path(folder).expanduser().is_dir():
             return self
         return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
 

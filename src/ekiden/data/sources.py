@@ -61,8 +61,8 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
     chosen = reading(columns)
-    if size is not None and size < 1:
-        raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size}.")
+    if size is not None and (type(size) is not int or size < 1):
+        raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
     return own.augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
 
 

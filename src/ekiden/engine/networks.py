@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ekiden import models
+from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
 from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
@@ -60,7 +62,25 @@ class Made:
     def __call__(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "initial"))
-            return self.make()
+            module = self.make()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{_named(self.make)} returns {type(module).__name__}: return a torch.nn.Module")
+        return module
+
+
+_OPTIONAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _parameters(make: Callable[[], nn.Module]) -> list[Parameter]:
+    """What a function takes; nothing where it does not say."""
+    try:
+        return list(signature(make).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _named(make: Callable[[], nn.Module]) -> str:
+    return getattr(make, "__qualname__", type(make).__name__)
 
 
 @dataclass(frozen=True)
@@ -139,6 +159,11 @@ def builder(
     if isinstance(model, nn.Module):
         build = GivenNetwork(model)
     elif callable(model):
+        if needed := [p.name for p in _parameters(model) if p.default is p.empty and p.kind not in _OPTIONAL]:
+            raise UserError(
+                f"{_named(model)} needs {', '.join(needed)}: give a module, or a function without arguments, as in "
+                f"lambda: {_named(model)}(...)"
+            )
         build = Made(model, seed)
     else:
         name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model

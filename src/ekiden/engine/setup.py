@@ -71,7 +71,11 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":
-            raise UserError(f"the model gives {found} per sample, but {task.kind} with these data needs {wanted[1:]}")
+            other = (
+                "a causal language model, --model hf:FOLDER" if task.kind == "language-modelling" else "another --model"
+            )
+            needs = f"{task.kind} with these data needs {wanted[1:]}"
+            raise UserError(f"the model gives {found} per sample, but {needs}: choose {other}")
         raise UserError(
             f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
             f"give its last layer {dataset.outputs} outputs"

@@ -31,8 +31,9 @@ def located_file(path: str | os.PathLike[str]) -> str:
 
 def located(name: str) -> str:
     """Return the name with an absolute path if it is a folder, so that it holds in every working folder."""
-    folder = Path(name.removeprefix("hf:")).expanduser()
-    return f"hf:{folder.absolute()}" if name.startswith("hf:") and folder.is_dir() else name
+    source = name.removeprefix("hf:")
+    folder = Path(source).expanduser()
+    return f"hf:{folder.absolute()}" if name.startswith("hf:") and source.strip() and folder.is_dir() else name
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
@@ -46,11 +47,16 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     if name == LITE0:
         return efficientnet_lite0(shape, classes)
     library, _, source = name.partition(":")
+    if not source.strip():
+        raise UserError(f"--model {name} names no network: write its name after the colon")
     if library == "timm":
         return from_timm(source, shape, classes)
     tokens = inputs if isinstance(inputs, Tokens) else None
     if tokens and tokens.tokenizer == "words":
-        raise UserError(f"{name} reads the tokens of its own tokenizer: name its folder by --tokenizer")
+        raise UserError(
+            f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: check its path, or name "
+            "the folder with its tokenizer.json by --tokenizer"
+        )
     return (
         causal(source, tokens)
         if tokens and tokens.vocabulary == classes
