@@ -86,11 +86,15 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
         result = ekiden.forget(tmp_path / order, "client-2", five(), network=Tiny)
         assert result.folder is not None
         new = json.loads((result.folder / "config.json").read_text())
-        assert new.pop("revisions") == [{"forgot": "client-2", "from": order}]
+        (entry,) = new.pop("revisions")
+        totals = entry.pop("totals")
+        assert entry == {"forgot": "client-2", "from": order}
         method = replace(METHOD, order=new["hyperparameters"]["order"])
         again = go(five(rest("client-2")), method, folder=tmp_path / f"{order}-alone")
         same(result, again)
         assert new == json.loads((tmp_path / f"{order}-alone" / "config.json").read_text())
+        (held,) = (tmp_path / f"{order}-alone" / "clients").glob("*/value-*-add.safetensors")
+        assert totals == hashlib.sha256(wire.encode(read(held, Handoff))).hexdigest()
         assert (method.order == order) == (order == "given")
         assert "accuracy" in go(five(rest("client-2")), method, folder=result.folder).metrics[-1]  # nothing to do
         assert len(read_lines(result.folder / "metrics.jsonl")) == 2

@@ -7,7 +7,9 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
+from ekiden.base.errors import UserError
 from ekiden.cli.console import console
+from ekiden.engine.folder import read_config
 from ekiden.experiments import summary
 from ekiden.results.result import Result
 from ekiden.serving import revision
@@ -41,15 +43,30 @@ class JoinOptions:
 
 def forget(options: ForgetOptions) -> None:
     """`ekiden forget RUN --client NAME`."""
-    _print(options.run, revision.forget(options.run, options.client, out=options.out))
+    if _between_machines(options.run):
+        from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do without it)
+
+        silos.forget(options.run, options.client, options.out)
+    else:
+        _print(options.run, revision.forget(options.run, options.client, out=options.out))
     console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
 
 
 def join(options: JoinOptions) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
+    if _between_machines(options.run):
+        from ekiden.cli import silos  # noqa: PLC0415
+
+        if options.data:
+            raise UserError(f"the silos of {options.run} have their own data: leave out --data")
+        return silos.join(options.run, options.client, options.out)
     outside.trust(options.data)
     data = datasets.located(options.data) if options.data else None
     _print(options.run, revision.join(options.run, options.client, data, out=options.out))
+
+
+def _between_machines(folder: Path) -> bool:
+    return read_config(folder).get("on") == "flower"
 
 
 def _print(before: Path, result: Result) -> None:

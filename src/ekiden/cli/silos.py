@@ -18,7 +18,7 @@ from ekiden.cli.flags import parse
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
 from ekiden.results import tracking
-from ekiden.transports.flower import commands, keys, silo_file, supernode
+from ekiden.transports.flower import commands, keys, revised, silo_file, supernode
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
@@ -189,7 +189,8 @@ def register(options: RegisterOptions) -> None:
 
 def verify(options: VerifyOptions) -> None:
     """`ekiden verify RUN`."""
-    names = signed_terms(options.run).clients
+    agreed = signed_terms(options.run)
+    names = agreed.clients
     found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
     table = Table()
     for column in ("step", "silo", "did", "samples", "took", "gave"):
@@ -204,6 +205,8 @@ def verify(options: VerifyOptions) -> None:
         say(f"not proven: {claim}")
     if found.wrong:
         raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+    if revision := agreed.revision:
+        say(f"signed: this run replaces {revision.told()}")
     result = ", and the result is what they gave" if found.result else ""
     say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
 
@@ -244,12 +247,35 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
     if plan is None:
         return False
     tracking.check(track, folder)
+    _submit(plan, folder, _link(folder), anywhere=True, track=track)
+    return True
+
+
+def forget(folder: Path, client: str, out: Path | None = None) -> None:
+    """Run a run of FedGram over silos again without `client`, in a folder of its own."""
+    _revise(folder, revised.without(folder, client), out, f"without-{client}")
+
+
+def join(folder: Path, client: str, out: Path | None = None) -> None:
+    """Run a run of FedGram over silos again with `client`, in a folder of its own."""
+    _revise(folder, revised.with_one_more(folder, client), out, f"with-{client}")
+
+
+def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: str) -> None:
+    out = out or folder.with_name(f"{folder.resolve().name}-{suffix}")
+    if out.exists():
+        raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
+    link = {name: value for name, value in _link(folder).items() if name != "run"}
+    _submit(plan, out, link, anywhere=True, track=())
+
+
+def _link(folder: Path) -> dict[str, Any]:
+    """How the engine of a run is reached."""
     try:
-        link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
+        link: dict[str, Any] = json.loads((folder / "link.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
-    _submit(plan, folder, link, anywhere=True, track=track)
-    return True
+    return link
 
 
 def _submit(

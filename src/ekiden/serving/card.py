@@ -141,7 +141,8 @@ def _training(result: Result) -> list[str]:
     settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     lap = " It ended with a closing lap: the classifier was refitted exactly." if config.get("closing_lap") else ""
-    revised = "".join(f" {what} {who}." for made in config.get("revisions", []) for what, who in made.items())
+    changes = [(what, who) for made in config.get("revisions", []) for what, who in made.items() if what != "totals"]
+    revised = "".join(f" {what} {who}." for what, who in changes)
     return [
         f"{result.state.step} of {config['steps']} steps.{lap}{revised}",
         "",

@@ -1,5 +1,7 @@
 """Exact unlearning and late joining: a finished run of FedGram, without one of its clients or with one more."""
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +12,11 @@ from typing import Any, cast
 
 from ekiden.api import Result, describe
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import write
+from ekiden.base.refs import Ref
 from ekiden.base.seeds import derive
 from ekiden.data.samples import FederatedData
-from ekiden.engine import identity
+from ekiden.engine import identity, wire
 from ekiden.engine.drive import drive, models
 from ekiden.engine.evaluation import TestSet
 from ekiden.engine.federation import Fed, in_order
@@ -182,7 +186,7 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
         raise UserError(f"{path} has filters from the patches of all clients, so nobody can leave or join: run again")
     if config.get("on") == "flower":
         raise UserError(
-            f"{path} is a run between machines: only runs on one machine can change their clients; run again"
+            f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` at its coordinator"
         )
     if not summarise(path).finished:
         raise UserError(f"{path} is not finished: go on with `ekiden resume {path}` first")
@@ -267,24 +271,25 @@ def _revised(
     test = TestSet(worker, data, len(clients), run.config.get("evaluate_on", "all"))
     with _staged(out) as staged, closing(RunFolder(staged, config)) as folder:
         folder.load(Summing)
-        state, weights, personal = _driven(run, worker, test, clients, folder, loop)
+        state, weights, personal, totals = _driven(run, worker, test, clients, folder, loop)
         trace = folder.trace()
+        _note_totals(staged, totals)
     found = weights, tuple(personal)
     return Result(state, tuple(trace.metrics), tuple(trace.ledger), out, test.build, read_config(out), lambda: found)
 
 
 def _driven(
     run: _Finished, worker: Worker, test: TestSet, clients: tuple[str, ...], folder: RunFolder, loop: Loop
-) -> tuple[State, Weights | None, list[Weights]]:
-    """The last state of `loop`, its model and personal ones, once all are written."""
+) -> tuple[State, Weights | None, list[Weights], str]:
+    """The last state of `loop`, its model and personal ones, once all are written; and the digest of its totals."""
     setup, kept = worker.setup, folder.path / "clients"
     method = cast(FedGram, setup.method)
     for ref in live_refs(replace(run.state, model=None, personal=())):  # the totals, where a client holds them
         name = f"value-{ref.key}.safetensors"
-        if not (totals := run.folder / "clients" / ref.owner / name).exists():
-            raise UserError(f"{totals} is gone, the totals of the run: run again")
+        if not (file := run.folder / "clients" / ref.owner / name).exists():
+            raise UserError(f"{file} is gone, the totals of the run: run again")
         (kept / ref.owner).mkdir(parents=True)
-        shutil.copyfile(totals, kept / ref.owner / name)
+        shutil.copyfile(file, kept / ref.owner / name)
     # As if all steps but the last two, and that of personal heads, were done.
     state: State = replace(run.state, step=method.steps(len(clients)) - 2 - method.personal, model=None, personal=())
     transport = Simulation(InProcess(worker), Start(setup, worker.clients, state, kept))
@@ -308,11 +313,20 @@ def _driven(
         for state in steps:  # noqa: B007
             pass
         weights, personal = models(state, transport)
+        held = cast(Summing, state).totals
+        totals = wire.encode(transport.value(held) if isinstance(held, Ref) else held)
     write_models(folder, setup.build, test.build, clients, weights, personal)
     for place in kept.iterdir() if kept.exists() else ():
         if not any(place.iterdir()):  # of the client that held the totals
             place.rmdir()
-    return state, weights, personal
+    return state, weights, personal, hashlib.sha256(totals).hexdigest()
+
+
+def _note_totals(folder: Path, digest: str) -> None:
+    """Note which totals the last revision gave; not those before, from which one could check guesses of who left."""
+    config = read_config(folder)
+    config["revisions"][-1]["totals"] = digest
+    write(folder / "config.json", [json.dumps(config, separators=(",", ":")).encode() + b"\n"])
 
 
 def _ordered(run: _Finished, order: Sequence[str], clients: tuple[str, ...]) -> FedGram:

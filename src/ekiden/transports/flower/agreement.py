@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -32,8 +32,55 @@ from ekiden.models import training_part
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
 RUN = re.compile(r"[0-9a-f]{16}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _MOST_TEXT = 1 << 18
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Which run this one replaces, and who left or joined.
+
+    Attributes:
+        run: id of the run before.
+        terms: digest of its agreement.
+        change: "without" or "with".
+        client: who left or joined.
+    """
+
+    run: str
+    terms: str
+    change: str
+    client: str
+
+    def text(self) -> str:
+        """As in an agreement."""
+        return f"{self.run} {self.terms} {self.change} {self.client}"
+
+    def told(self) -> str:
+        """For people."""
+        return f"run {self.run} {self.change} {self.client}"
+
+
+def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
+    """What the terms of a run among `clients` say of the run that it replaces; None: nothing.
+
+    Raises:
+        ValueError: it cannot be read, or is not so.
+    """
+    if not text:
+        return None
+    revision = Revision(*text.split(" ", 3))
+    fits = (
+        RUN.fullmatch(revision.run)
+        and _DIGEST.fullmatch(revision.terms)
+        and _CLIENT.fullmatch(revision.client)
+        and revision.change in ("with", "without")
+        and (revision.client in clients) == (revision.change == "with")
+    )
+    if not fits:
+        raise ValueError(text)
+    return revision
 
 
 @dataclass(frozen=True)
@@ -64,6 +111,7 @@ class Agreement:
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
+        revises: the run that this one replaces, as `Revision.text` gives it; empty: none.
     """
 
     run: str
@@ -89,6 +137,12 @@ class Agreement:
     values: str = ""
     inputs: str = ""
     task: str = ""
+    revises: str = ""
+
+    @property
+    def revision(self) -> Revision | None:
+        """The run that this one replaces."""
+        return revision_in(self.revises, self.clients)
 
     @property
     def labels(self) -> Task:
@@ -187,7 +241,7 @@ def parse(text: str) -> Agreement:
         sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
         agreement = Agreement(**(values | sequences))
         Augment(**agreement.augment)
-        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs", "task")
+        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs", "task", "revises")
         fits = (
             all(type(getattr(agreement, name)) is str for name in texts)
             and RUN.fullmatch(agreement.run)
@@ -205,7 +259,7 @@ def parse(text: str) -> Agreement:
             and isinstance(agreement.hyperparameters, dict)
             and isinstance(agreement.training, dict)
         )
-        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels
+        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels, agreement.revision
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
     if not fits:
@@ -272,6 +326,7 @@ _LATER: dict[str, Any] = {
     "values": "",
     "inputs": "",
     "task": "",
+    "revises": "",
 }
 
 

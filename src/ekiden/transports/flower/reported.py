@@ -88,6 +88,8 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
+    if not same(said := plan.get("revises", ""), signed.terms.revises):
+        yield f"config.json says remote_plan.revises {_short(said)}, the terms {_short(signed.terms.revises)}"
     wanted: dict[str, Any] = {name: terms[name] for name in _SIGNED}
     wanted["clients"] = ",".join(signed.terms.clients)
     for name, value in wanted.items():

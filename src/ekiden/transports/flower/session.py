@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import torch
+import tyro
 
 from ekiden import models
 from ekiden._version import __version__
@@ -78,6 +79,8 @@ class RemotePlan(Checked, Generic[M]):
     stop the run, which `ekiden resume` goes on with"""
     sealed: bool = True
     """encrypt each value from the silo that has it to the party that uses it, so that nobody between can read it"""
+    revises: Annotated[str, tyro.conf.Suppress] = ""
+    """the run that this one replaces, as `ekiden forget` and `ekiden join` say it"""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, ClosingLap):
@@ -110,7 +113,7 @@ class RemotePlan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        values = plain(self, ("closing_lap", "train", "pretrained"))
+        values = plain(self, ("closing_lap", "train", "pretrained", "revises"))
         return values | {"method": self.method.title(), "hyperparameters": self.method.settings()}
 
 
@@ -347,6 +350,7 @@ def agree(
         plan.pretrained,
         inputs=one.inputs,
         task=one.task,
+        revises=plan.revises,
     )
     check_needs(plan.whole, no_samples(agreed))
     plan.whole.check_source(plan.pretrained, no_samples(agreed))

@@ -28,7 +28,7 @@ from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import arguments, custody, keys, measured, policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
-from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.agreement import Agreement, Revision
 from ekiden.transports.flower.arguments import GivenArguments
 from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
@@ -187,12 +187,21 @@ class Silo:
         admission.check_data(data)
         if first:
             self._note(f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
+            if revision := terms.revision:
+                self._note(self._told(terms.run, revision))
         sealer: Sealer = Plain()
         if terms.sealed:
             private = sealing.kept_private(admission.folder / _SEALING_KEY)
             sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, self._sign)
         self._agreement = Agreed(terms, worker, sealer, plan, admission, data)
         return self._agreement
+
+    def _told(self, run: str, revision: Revision) -> str:
+        """What the owner of this silo should know of a run that replaces another one."""
+        before = self._runs / revision.run
+        left = revision.change == "without" and before.exists()
+        more = f"; {before} still holds what {revision.client} gave: remove it" if left else ""
+        return f"run {run} replaces {revision.told()}{more}"
 
     def _plan(self, run: Agreed, ask: Ask) -> Outline | None:
         """What the method asks for without those that are missing."""

@@ -1,0 +1,154 @@
+"""FedGram between machines without one of its silos, or with one more: the same bits as in one process, and signed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ekiden import Hardware
+from ekiden import run as run_here
+from ekiden.base.errors import UserError
+from ekiden.cli.app import main
+from ekiden.data import load, parse, split
+from ekiden.engine.folder import read_config, read_ledger
+from ekiden.engine.method import Method
+from ekiden.methods import FedGram, FedSeq
+from ekiden.results.result import Result
+from ekiden.transports.flower import agreement as agreements
+from ekiden.transports.flower import request_log, revised, session
+from ekiden.transports.flower.agreement import AGREEMENT, Revision
+from ekiden.transports.flower.verify import verify
+from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.test_remote import TRAINING, assert_equal, far
+from tests.transports.test_silo import TERMS
+
+METHOD = FedGram(width=120)
+
+
+def alone(method: FedGram, left_out: Sequence[str] = ()) -> Result:
+    """A run in one process without some clients."""
+    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    data = data.without(*left_out) if left_out else data
+    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
+
+
+def again(plan: session.RemotePlan[Method], nodes: FakeNodes, folder: Path, public: dict[str, str]) -> Result:
+    keys = {name: public[name] for name in plan.names}
+    return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_forgetting_gives_the_bits_of_a_run_without(shape: Any, tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
+    method = replace(METHOD, shape=shape)
+    far(method, FakeNodes(files), tmp_path / "run", public)
+    for client in NAMES if shape == "chain" else NAMES[:1]:  # also the first, whose scales all features had
+        there = FakeNodes([file for file in files if file.name != client])  # who leaves does not answer
+        folder = tmp_path / f"without-{client}"
+        plan = revised.without(tmp_path / "run", client)
+        result = again(plan, there, folder, public)
+        assert_equal(result, alone(method, [client]))
+        assert verify(folder, {name: public[name] for name in plan.names}).wrong == ()
+        assert client not in {row[end] for row in read_ledger(folder) for end in ("source", "target")}
+        assert client not in read_config(folder)["clients"]
+
+
+def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
+    far(METHOD, FakeNodes(files), tmp_path / "run", public)
+    before = agreements.parse((tmp_path / "run" / AGREEMENT).read_text())
+    folder = tmp_path / "new"
+    again(revised.without(tmp_path / "run", "client-1"), FakeNodes([files[0], files[2]]), folder, public)
+    terms = agreements.parse((folder / AGREEMENT).read_text())
+    assert terms.revision == Revision(before.run, before.digest, "without", "client-1")
+    signed = {(hop.client, hop.terms) for hop in verify(folder).hops}
+    assert signed == {("client-0", terms.digest), ("client-2", terms.digest)}
+    for file in (files[0], files[2]):
+        (line,) = [ln for ln in _log(file.folder) if "replaces" in ln]
+        old = file.folder / "runs" / before.run
+        assert f"replaces run {before.run} without client-1; {old} still holds what client-1 gave: remove it" in line
+        assert old.exists()
+    config = read_config(folder)
+    plan = config["remote_plan"]
+    for changed in ("", plan["revises"].replace("client-1", "client-9")):
+        (folder / "config.json").write_text(json.dumps(config | {"remote_plan": plan | {"revises": changed}}))
+        assert any("remote_plan.revises" in line for line in verify(folder).wrong)
+
+
+def _log(folder: Path) -> list[str]:
+    return [line for file in folder.glob(f"{request_log.FILE}*") for line in file.read_text().splitlines()]
+
+
+def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
+    two = {name: public[name] for name in NAMES[1:]}
+    plan: session.RemotePlan[Method] = session.RemotePlan(METHOD, ",".join(NAMES[1:]), training=TRAINING, seed=3)
+    session.run(plan, FakeNodes(files[1:]), tmp_path / "run", two, lambda line: None, poll=0)
+    wanted = revised.with_one_more(tmp_path / "run", "client-0")
+    result = again(wanted, FakeNodes(files), tmp_path / "new", public)
+    assert wanted.names == (*NAMES[1:], "client-0")
+    same = alone(replace(METHOD, order="client-1,client-2,client-0"))
+    assert result.weights is not None
+    assert same.weights is not None
+    assert result.weights.params.equal(same.weights.params)
+    assert [t.bytes for t in result.ledger] == [t.bytes for t in same.ledger]
+    assert verify(tmp_path / "new", public).wrong == ()
+
+
+def test_the_order_stays_that_of_the_run(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
+    for order, words in (("reversed", "reversed"), ("client-1,client-0,client-2", "client-1,client-0")):
+        far(replace(METHOD, order=order), FakeNodes(files), tmp_path / words, public)
+        assert revised.without(tmp_path / words, "client-2").method.settings()["order"] == words
+    more = revised.with_one_more(tmp_path / "reversed", "new")
+    assert more.method.settings()["order"] == "client-2,client-1,client-0,new"
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    run = tmp_path / "run"
+    far(METHOD, FakeNodes(files), run, public)
+    (run / "link.json").write_text('{"link": "127.0.0.1:1", "certificate": "", "keys": "", "insecure": true}')
+    far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "fedseq", public)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for words, message in (
+        (f"forget {run} --client client-7", "unknown silo 'client-7'"),
+        (f"forget {tmp_path / 'fedseq'} --client client-1", "only runs of fedgram can change their silos"),
+        (f"join {run} --client client-1", "client-1 is in"),
+        (f"join {run} --client new --data digits", "have their own data: leave out --data"),
+        (f"forget {run} --client client-1 --out {tmp_path / 'fedseq'}", "exists already"),
+    ):
+        monkeypatch.setattr("sys.argv", ["ekiden", *words.split()])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    # Two silos are fewer than the three that a silo of this federation wants.
+    strict, keys = with_keys(tmp_path / "strict", NAMES, "[limits]\nmin_clients = 3\n")
+    far(METHOD, FakeNodes(strict), tmp_path / "three", keys)
+    with pytest.raises(UserError, match="the run has 2 silos, client-0 allows 3 to"):
+        again(revised.without(tmp_path / "three", "client-1"), FakeNodes(strict), tmp_path / "two", keys)
+
+
+@pytest.mark.parametrize(
+    "revises",
+    [
+        "x",
+        f"{'0' * 16} {'0' * 64} without client-0",  # who is in the run did not leave
+        f"{'0' * 16} {'0' * 64} with client-9",
+        f"../../../../etc {'0' * 64} without client-9",
+        f"{'0' * 16} {'0' * 64} without a\nb",
+    ],
+)
+def test_terms_that_cannot_be_so_are_refused(revises: str) -> None:
+    terms = replace(TERMS, clients=NAMES)
+    good = f"{'0' * 16} {'0' * 64} without client-9"
+    assert agreements.parse(replace(terms, revises=good).text()).revises == good
+    assert "revises" not in terms.text()
+    with pytest.raises(UserError, match="the terms of the run cannot be read"):
+        agreements.parse(json.dumps(json.loads(terms.text()) | {"revises": revises}))
