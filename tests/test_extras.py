@@ -57,7 +57,7 @@ def test_the_base_trains_compares_and_resumes(tmp_path: Path) -> None:
     ("command", "extra"),
     [
         ("run otfusion --data digits --clients 3 --model mlp", "methods"),
-        ("run maecho --alpha qp --data digits --clients 3 --model mlp", "methods"),
+        ("run maecho --weighting qp --data digits --clients 3 --model mlp", "methods"),
         ("run fedseq --data cifar10", "hub"),
         ("report runs", "report"),
         ("data digits --draw picture.png", "report"),

@@ -35,7 +35,7 @@ from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 COUNTS = ("step", "bytes", "forward", "backward")
 CLIENTS = [f"client-{i}" for i in range(5)]
 SETTLED, SUMS = 8 * 4 + 4 * 20, size(3, 24)  # four of the 24 features are the inputs
-STAR = replace(METHOD, shape="star")
+STAR = replace(METHOD, topology="star")
 
 
 def five(names: list[str] = CLIENTS) -> FederatedData:
@@ -69,7 +69,7 @@ def alone(*names: str, order: str = "given", features: Any = "auto") -> Result:
 @pytest.mark.parametrize("shape", ["chain", "star"])
 @pytest.mark.parametrize("order", ["given", "client-4,client-1,client-3,client-2,client-0"])
 def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, shape: Any, order: str) -> None:
-    method = replace(METHOD, shape=shape, order=order)
+    method = replace(METHOD, topology=shape, order=order)
     first = "client-0" if order == "given" else "client-4"
     whole = go(five(), method, folder=tmp_path / "run")
     for client in rest(first) if order == "given" else ("client-0", "client-1"):
@@ -102,7 +102,7 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_joining_gives_the_bits_of_a_run_with(tmp_path: Path, shape: Any) -> None:
-    method = replace(METHOD, shape=shape)
+    method = replace(METHOD, topology=shape)
     for client in rest("client-0")[:: 1 if shape == "chain" else 2]:
         go(five(rest(client)), method, folder=tmp_path / client)
         result = ekiden.join(tmp_path / client, client, five(), network=Tiny)
@@ -124,7 +124,7 @@ def test_who_joins_does_not_settle_even_if_it_comes_first_in_the_data(tmp_path: 
 def test_any_sequence_of_leaving_and_joining(tmp_path: Path, shape: Any, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     present, folder = list(CLIENTS), tmp_path / "run"
-    go(five(), replace(METHOD, shape=shape), folder=folder)
+    go(five(), replace(METHOD, topology=shape), folder=folder)
     for i in range(5):
         client = CLIENTS[1 + int(torch.randint(4, (1,), generator=draw))]
         change = ekiden.forget if client in present else ekiden.join
@@ -452,7 +452,7 @@ def tensors(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_personal_heads_are_made_again(tmp_path: Path, shape: Any) -> None:
-    method = replace(METHOD, shape=shape, personal=True)
+    method = replace(METHOD, topology=shape, personal=True)
     go(five(), method, folder=tmp_path / "run")
     left = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
     expected = go(five(rest("client-2")), method)

@@ -294,7 +294,7 @@ def images() -> FederatedData:
 SILOS = (FedSeq, FedAvg, FedOV, MetaFed, SCAFFOLD, DisPFL)
 
 IMAGE_METHODS = (
-    DENSE(epochs=1, distill_epochs=2, steps_per_batch=2, batch=8),
+    DENSE(epochs=1, distill_epochs=2, steps_per_batch=2, distill_batch_size=8),
     FedAvg(rounds=2, epochs=1),
     FedELMY(models=2, epochs=1, warmup=1),
     FedOV(epochs=1),
@@ -324,18 +324,18 @@ OPTIONS = (
     DisPFL(rounds=2, epochs=1, regrow="gradient", topology="ring"),
     FedTasuki(epochs=2, statistics=True),
     FedTasuki(epochs=2, widen=0.5),
-    MAEcho(epochs=1, form="paper", alpha="qp", projector="closed", iterations=2, step=0.5),
-    MAEcho(epochs=1, align=True, norm=True, iterations=2),
-    OTFusion(epochs=1, alignment="activations", samples=8, head="class-wise"),
+    MAEcho(epochs=1, form="paper", weighting="qp", projector="closed", iterations=2, step=0.5),
+    MAEcho(epochs=1, align=True, normalise=True, iterations=2),
+    OTFusion(epochs=1, alignment="activations", samples=8, combine_heads="class-wise"),
     OTFusion(epochs=1, sinkhorn=0.1),
     FisherMerging(epochs=1, fisher="sampled", normalise=True),
-    RegMean(epochs=1, weights="uniform"),
-    FedFisher(epochs=1, form="diagonal", iterations=3),
+    RegMean(epochs=1, weighting="uniform"),
+    FedFisher(epochs=1, curvature="diagonal", iterations=3),
     FedFisher(epochs=1, fisher="sampled", iterations=3),
     FedLPA(epochs=1, iterations=3),
     SPFL(host="feddc", rounds=2, epochs=1, length=2),
     SPFL(host="moon", rounds=2, epochs=1, length=2),
-    FedPFT(form="chain", mixtures=2, covariance="full", head_epochs=2),
+    FedPFT(topology="chain", mixtures=2, covariance="full", head_epochs=2),
 )
 
 

@@ -19,26 +19,26 @@ from ekiden.training.network import Network
 
 METHODS: list[Method] = [
     Average(epochs=2),
-    Average(epochs=2, weights="samples", statistics="mixture"),
-    Average(epochs=2, head="class-wise", init="different"),
-    Average(epochs=2, head="class-counts"),
+    Average(epochs=2, weighting="samples", running_variances="mixture"),
+    Average(epochs=2, combine_heads="class-wise", init="different"),
+    Average(epochs=2, combine_heads="class-counts"),
     *(Ensemble(epochs=2, rule=rule) for rule in ("logits", "probabilities", "majority", "class-wise", "counts")),
-    OTFusion(epochs=2, head="class-wise"),
+    OTFusion(epochs=2, combine_heads="class-wise"),
     OTFusion(epochs=2, alignment="activations", normalise=False, squared=True),
     OTFusion(epochs=2, sinkhorn=0.1),
     MAEcho(epochs=2, iterations=5),
-    MAEcho(epochs=2, iterations=5, norm=True, init="different", align=True, ranks="1"),
-    MAEcho(epochs=2, iterations=5, alpha="qp", projector="closed", decentralised=True),
-    MAEcho(epochs=2, iterations=5, form="paper", step=0.5, alpha="qp", norm=True, relax="anchored", origin="first"),
+    MAEcho(epochs=2, iterations=5, normalise=True, init="different", align=True, ranks="1"),
+    MAEcho(epochs=2, iterations=5, weighting="qp", projector="closed", decentralised=True),
+    MAEcho(epochs=2, iterations=5, form="paper", step=0.5, weighting="qp", normalise=True, origin="first"),
     FisherMerging(epochs=2),
-    FisherMerging(epochs=2, normalise=True, fisher="given", weights="uniform"),
+    FisherMerging(epochs=2, normalise=True, fisher="given", weighting="uniform"),
     RegMean(epochs=2),
     RegMean(epochs=2, alpha=1.0, init="different"),
     FedFisher(epochs=2, iterations=50),
-    FedFisher(epochs=2, form="diagonal", iterations=50),
+    FedFisher(epochs=2, curvature="diagonal", iterations=50),
     FedLPA(epochs=2),
     FedLPA(epochs=2, solve="mean-factors", fisher="sampled"),
-    DENSE(epochs=2, distill_epochs=1, steps_per_batch=2, batch=4),
+    DENSE(epochs=2, distill_epochs=1, steps_per_batch=2, distill_batch_size=4),
     FedOV(epochs=2),
     FedOV(epochs=2, voters=5, init="same"),
 ]
@@ -98,7 +98,10 @@ def test_a_defined_result(method: Method, case: str) -> None:
 def test_the_row_of_a_class_nobody_has_is_zero_where_rows_belong_to_owners(method: Method) -> None:
     data: FederatedData = federate(CASES["a class nobody has"], test=TEST, val_fraction=0)
     result = run(method, data, plain, training=Training(lr=0.01), hardware=Hardware(threads=1))
-    owners = getattr(method, "head", "mean") != "mean" or getattr(method, "rule", "") in ("class-wise", "counts")
+    owners = getattr(method, "combine_heads", "mean") != "mean" or getattr(method, "rule", "") in (
+        "class-wise",
+        "counts",
+    )
     if result.weights is None:
         model = plain()
         network = Network(model)
@@ -133,4 +136,4 @@ def test_models_of_different_shape_are_refused_in_one_line() -> None:
 def test_an_infeasible_bound_is_refused_before_anybody_trains() -> None:
     data = federate(CASES["one class each"], test=TEST)
     with pytest.raises(UserError, match=r"--bound 0\.2 .* 1/N = 0\.25"):
-        run(MAEcho(alpha="qp", bound=0.2), data, plain)
+        run(MAEcho(weighting="qp", bound=0.2), data, plain)

@@ -23,7 +23,7 @@ each = pytest.mark.parametrize(("kind", "short"), SHORT, ids=["fedseq", "fedelmy
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.7, 0.3)])
 def test_one_chain_of_spfl_is_fedseq_with_the_same_loss(weights: tuple[float, float], blobs: FederatedData) -> None:
     glam = {"align_previous": weights[0], "align_global": weights[1]}
-    a = run(SPFL(rounds=2, epochs=2, chains=1, order="fixed", **glam), blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
+    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **glam), blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
     b = run(FedSeq(rounds=2, epochs=2, **glam), blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
     assert same(a.weights, b.weights)
     assert [row["forward"] for row in a.metrics] == [row["forward"] for row in b.metrics]

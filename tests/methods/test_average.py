@@ -33,7 +33,7 @@ def linear(rows: list[list[float]], bias: list[float] | None = None) -> tuple[We
 @pytest.mark.parametrize(("kind", "result"), [("samples", 4.0), ("uniform", 3.0)])
 def test_weighted_and_uniform(kind: str, result: float) -> None:
     sent = [Trained(weights(v), torch.tensor([n])) for v, n in ((1.0, 100), (5.0, 300))]
-    assert float(Average(weights=kind).aggregate(sent, NO_LAYERS).params) == result  # type: ignore[arg-type]
+    assert float(Average(weighting=kind).aggregate(sent, NO_LAYERS).params) == result  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,20 @@ def test_weighted_and_uniform(kind: str, result: float) -> None:
 def test_classifier_by_owners(head: str, rows: list[list[float]]) -> None:
     (a, layout), (b, _) = linear([[1.0, 1.0], [9.0, 9.0]]), linear([[7.0, 7.0], [3.0, 3.0]])
     sent = [Trained(a, torch.tensor([30, 1])), Trained(b, torch.tensor([0, 20]))]
-    assert Average(head=head).aggregate(sent, layout).params.view(2, 2).tolist() == rows  # type: ignore[arg-type]
+    assert Average(combine_heads=head).aggregate(sent, layout).params.view(2, 2).tolist() == rows  # type: ignore[arg-type]
 
 
 def test_classifier_by_class_counts() -> None:
     (a, layout), (b, _) = linear([[1.0], [1.0]], [1.0, 1.0]), linear([[5.0], [9.0]], [5.0, 9.0])
     sent = [Trained(a, torch.tensor([30, 0])), Trained(b, torch.tensor([10, 20]))]
-    result = Average(head="class-counts").aggregate(sent, layout)
+    result = Average(combine_heads="class-counts").aggregate(sent, layout)
     assert result.params.tolist() == [2.0, 9.0, 2.0, 9.0]
 
 
 def test_a_class_that_nobody_has_gets_a_zero_row_and_bias() -> None:
     a, layout = linear([[1.0], [2.0]], [3.0, 4.0])
     sent = [Trained(a, torch.tensor([5, 1])), Trained(a, torch.tensor([5, 0]))]
-    assert Average(head="class-wise").aggregate(sent, layout).params.tolist() == [1.0, 0.0, 3.0, 0.0]
+    assert Average(combine_heads="class-wise").aggregate(sent, layout).params.tolist() == [1.0, 0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(("statistics", "variance"), [("mean", 1.0), ("mixture", 5.0)])
@@ -66,7 +66,7 @@ def test_running_statistics(statistics: str, variance: float) -> None:
         cast(nn.BatchNorm1d, module[0]).running_mean.fill_(centre)  # type: ignore[union-attr]
         built = Network(module)
         sent.append(Trained(built.weights(), torch.tensor([7])))
-    result = Average(statistics=statistics).aggregate(sent, built.layout)  # type: ignore[arg-type]
+    result = Average(running_variances=statistics).aggregate(sent, built.layout)  # type: ignore[arg-type]
     assert result.buffers.tolist() == [2.0, variance]
 
 
@@ -78,7 +78,7 @@ def test_variances_of_a_mixture_keep_their_digits_far_from_zero() -> None:
         cast(nn.BatchNorm1d, module[0]).running_var.fill_(0.01)  # type: ignore[union-attr]
         built = Network(module)
         sent.append(Trained(built.weights(), torch.tensor([7])))
-    _, variance = Average(statistics="mixture").aggregate(sent, built.layout).buffers.tolist()
+    _, variance = Average(running_variances="mixture").aggregate(sent, built.layout).buffers.tolist()
     assert variance == pytest.approx(0.01 + 2 / 9 * 0.5**2, rel=1e-3)
 
 
@@ -101,7 +101,7 @@ def test_one_step_each_is_one_step_on_the_mean_loss() -> None:
 def test_identical_models_average_to_themselves(head: str) -> None:
     built = Network(Tiny())
     sent = [Trained(built.weights(), torch.tensor([3, 5 + i, 7])) for i in range(5)]
-    result = Average(head=head, weights="samples").aggregate(sent, built.layout)  # type: ignore[arg-type]
+    result = Average(combine_heads=head, weighting="samples").aggregate(sent, built.layout)  # type: ignore[arg-type]
     assert torch.equal(result.params, built.params)
     assert torch.equal(result.buffers, built.buffers)
 
@@ -117,7 +117,7 @@ def test_models_of_different_shape_are_refused() -> None:
 @pytest.mark.parametrize("head", ["mean", "class-wise", "class-counts"])
 @pytest.mark.parametrize("kind", ["uniform", "samples"])
 def test_ledger_with_counts(blobs: FederatedData, head: str, kind: str) -> None:
-    method = Average(epochs=1, head=head, weights=kind)  # type: ignore[arg-type]
+    method = Average(epochs=1, combine_heads=head, weighting=kind)  # type: ignore[arg-type]
     result = run(method, blobs, Tiny, training=Training(lr=0.01), hardware=Hardware(threads=1))
     network = Network(Tiny())
     size = 4 * (len(network.params) + len(network.buffers)) + 8
@@ -145,5 +145,5 @@ def test_the_client_counts_its_training_samples(blobs: FederatedData) -> None:
 
     client = cast(Client, Stub([1.0]))
     assert Average(epochs=1).train(client, weights(0.0)).counts.tolist() == []
-    assert Average(epochs=1, weights="samples").train(client, weights(0.0)).counts.tolist() == [7]
-    assert Average(epochs=1, head="class-wise").train(client, weights(0.0)).counts.tolist() == [4, 0, 3]
+    assert Average(epochs=1, weighting="samples").train(client, weights(0.0)).counts.tolist() == [7]
+    assert Average(epochs=1, combine_heads="class-wise").train(client, weights(0.0)).counts.tolist() == [4, 0, 3]

@@ -33,7 +33,14 @@ def settings() -> dict[str, Any]:
 
 
 def small(**changes: Any) -> CoBoosting:
-    fields = {"epochs": 3, "distill_epochs": 2, "steps_per_batch": 3, "batch": 8, "noise": 8, "width": 4}
+    fields = {
+        "epochs": 3,
+        "distill_epochs": 2,
+        "steps_per_batch": 3,
+        "distill_batch_size": 8,
+        "noise": 8,
+        "generator_width": 4,
+    }
     return CoBoosting(**(fields | changes))
 
 
@@ -153,7 +160,7 @@ def test_steps_of_the_student(monkeypatch: pytest.MonkeyPatch) -> None:
     student = Network(linear(3))
     momentum = torch.zeros_like(student.params)
     for _ in range(2):
-        small(perturbation=0.0, distill_decay=0.01).distil(server(), teacher, student, momentum, pool, 0.1)
+        small(perturbation=0.0, distill_weight_decay=0.01).distil(server(), teacher, student, momentum, pool, 0.1)
     torch.testing.assert_close(student.params, torch.nn.utils.parameters_to_vector(plain.parameters()))
 
 
@@ -245,7 +252,9 @@ def test_images_make_a_pool_of_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"batch": 1}, {"hardness": -1.0}, {"weight_lr": 0.0}, {"weight_lr_decay": 1.5}, {"adv": -1.0}], ids=str
+    "fields",
+    [{"distill_batch_size": 1}, {"hardness": -1.0}, {"weight_lr": 0.0}, {"weight_lr_decay": 1.5}, {"adv": -1.0}],
+    ids=str,
 )
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(fields)).replace("_", "-")):

@@ -11,7 +11,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import CriticalFL, DFedAvgM
-from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
+from ekiden.methods.criticalfl.critical import Squares, due, resize
 from ekiden.methods.criticalfl.criticalfl import CountedModel, Periods
 from ekiden.training.network import Network
 from tests.conftest import Tiny
@@ -32,8 +32,8 @@ def sequence(
 
 
 @pytest.mark.parametrize("norms", [[1.0] * 14, [0.9**k for k in range(14)]])
-def test_zero_padded_window_calls_ten_checks_critical(norms: list[float]) -> None:
-    counts, flags = sequence(CriticalFL(zero_padded=True), norms)
+def test_ten_forced_checks_are_those_of_the_authors_window_of_zeros(norms: list[float]) -> None:
+    counts, flags = sequence(CriticalFL(forced=10), norms)
     assert counts == [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]
     assert flags == [True] * 10 + [False] * 4
 
@@ -42,12 +42,6 @@ def test_empty_window_calls_only_the_forced_checks_critical() -> None:
     counts, flags = sequence(CriticalFL(), [1.0] * 9)
     assert counts == [32, 64, 96, 96, 96, 48, 24, 16, 16]
     assert flags == [True] * 5 + [False] * 4
-
-
-@pytest.mark.parametrize(("check", "growth"), [(2, 1.0), (5, 1 / 4), (10, 1 / 9), (11, 0.0)])
-def test_growth_of_a_window_that_begins_with_zeros(check: int, growth: float) -> None:
-    for delta, critical in ((growth - 1e-9, True), (growth + 1e-9, False)):
-        assert CriticalPeriods(delta, window=10, forced=0, zero_padded=True).now([1.0] * check) is critical
 
 
 @pytest.mark.parametrize(("growth", "critical"), [(1.02, True), (1.0, False), (0.5, False)])

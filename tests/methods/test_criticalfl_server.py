@@ -44,11 +44,11 @@ def test_largest_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("padded", "counts"),
-    [(True, [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]), (False, [32, 64, 96, 96, 96, 48, 24, 16, 16])],
+    ("forced", "counts"),
+    [(10, [32, 64, 96, 96, 96, 96, 96, 96, 96, 96, 48, 24, 16, 16]), (5, [32, 64, 96, 96, 96, 48, 24, 16, 16])],
 )
-def test_numbers_of_clients_with_constant_norms(padded: bool, counts: list[int]) -> None:
-    method = CriticalFLServer(rounds=len(counts) + 1, epochs=1, every=1, zero_padded=padded, upload=1.0)
+def test_numbers_of_clients_with_constant_norms(forced: int, counts: list[int]) -> None:
+    method = CriticalFLServer(rounds=len(counts) + 1, epochs=1, every=1, forced=forced, upload=1.0)
     drawn = [s.count for s in play(method, [linear(1.0) for _ in range(128)]) if isinstance(s, Selection)]
     assert drawn[: len(counts)] == counts
 

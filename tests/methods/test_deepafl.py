@@ -64,7 +64,7 @@ def values(layer: nn.Module) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 def test_a_run_is_what_the_equations_give_on_all_samples(blobs: FederatedData) -> None:
     """The code's formulas on pooled data: eigendecompositions of W Wᵀ and FᵀF, as the authors write them."""
-    method = DeepAFL(layers=2, width=12, hidden=9, activation="tanh", ridge=0.7, sandwich=0.3)
+    method = DeepAFL(layers=2, width=12, random_features=9, activation="tanh", ridge=0.7, sandwich=0.3)
     result = run(method, blobs, Tiny, **SETTINGS)
     head = layers_of(result)
     x, labels = pooled(blobs)
@@ -100,7 +100,7 @@ def test_the_loss_on_training_data_falls_with_each_layer(blobs: FederatedData) -
     y = F.one_hot(labels, 3).float()
     errors = []
     for layers in (0, 1, 2, 3):
-        result = run(DeepAFL(layers=layers, width=16, hidden=16, ridge=1e-3), blobs, Tiny, **SETTINGS)
+        result = run(DeepAFL(layers=layers, width=16, random_features=16, ridge=1e-3), blobs, Tiny, **SETTINGS)
         with torch.no_grad():
             errors.append(float((result.model(x) - y).pow(2).sum()))
     assert errors == sorted(errors, reverse=True)
@@ -126,7 +126,7 @@ def test_the_partition_does_not_matter() -> None:
     x, y = drawn(60, 4).float(), torch.arange(60) % 3
     halves = [(x[y < 1], y[y < 1]), (x[y >= 1], y[y >= 1])]
     parts = [(x[i::5], y[i::5]) for i in range(5)]
-    method = DeepAFL(layers=2, width=20, hidden=10)
+    method = DeepAFL(layers=2, width=20, random_features=10)
     heads = []
     for split in ([(x, y)], halves, parts):
         data = federate(split, test=(x, y), val_fraction=0)
@@ -139,7 +139,7 @@ def test_the_partition_does_not_matter() -> None:
 
 def test_bytes_by_hand(blobs: FederatedData) -> None:
     """D = 5, F = 7, K = 3, T = 1: triangles of 15 and 28; z: 15 + 15, f: 28 + 21; down W 15 and G 21; float64."""
-    result = run(DeepAFL(layers=1, width=5, hidden=7), blobs, Tiny, **SETTINGS)
+    result = run(DeepAFL(layers=1, width=5, random_features=7), blobs, Tiny, **SETTINGS)
     assert [row["bytes"] for row in result.metrics] == [
         4 * 8 * 30,
         4 * 8 * (30 + 15 + 49),
@@ -169,7 +169,7 @@ def test_sums_of_another_shape_or_type_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"layers": -1}, {"width": 0}, {"hidden": 0}, {"ridge": 0.0}, {"sandwich": 0.0}, {"scale": 0.0}],
+    [{"layers": -1}, {"width": 0}, {"random_features": 0}, {"ridge": 0.0}, {"sandwich": 0.0}, {"scale": 0.0}],
     ids=str,
 )
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:

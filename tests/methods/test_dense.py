@@ -147,7 +147,14 @@ def settings() -> dict[str, Any]:
 
 
 def small(**changes: Any) -> DENSE:
-    fields = {"epochs": 3, "distill_epochs": 2, "steps_per_batch": 3, "batch": 8, "noise": 8, "width": 4}
+    fields = {
+        "epochs": 3,
+        "distill_epochs": 2,
+        "steps_per_batch": 3,
+        "distill_batch_size": 8,
+        "noise": 8,
+        "generator_width": 4,
+    }
     return DENSE(**(fields | changes))
 
 
@@ -221,7 +228,7 @@ def test_the_precision_is_the_server_s_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_student_learns_what_the_teachers_answer(blobs: FederatedData) -> None:
-    method = small(epochs=10, distill_epochs=10, batch=32)
+    method = small(epochs=10, distill_epochs=10, distill_batch_size=32)
     start, end = run(method, blobs, Tiny, stop_after=1, **settings()), run(method, blobs, Tiny, **settings())
     state = end.state
     assert isinstance(state, Distilled)
@@ -264,7 +271,9 @@ def test_the_student_may_start_from_the_average(blobs: FederatedData) -> None:
     assert torch.equal(result.weights.params, mean(result.state.teachers).params)
 
 
-@pytest.mark.parametrize("fields", [{"batch": 1}, {"ce": -1.0}, {"temperature": 0.0}, {"distill_epochs": 0}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"distill_batch_size": 1}, {"ce": -1.0}, {"temperature": 0.0}, {"distill_epochs": 0}], ids=str
+)
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(fields)).replace("_", "-")):
         DENSE(**fields)

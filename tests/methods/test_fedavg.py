@@ -77,7 +77,7 @@ def test_server_momentum_on_a_constant_change() -> None:
 
 
 def test_server_adam() -> None:
-    method = FedAvg(rounds=2, epochs=1, server="adam", server_lr=0.3, server_momentum=0.9, server_tau=1e-3)
+    method = FedAvg(rounds=2, epochs=1, server_optimizer="adam", server_lr=0.3, server_momentum=0.9)
     seen = values(play(method, [linear(2.0)]))
     m1, v1 = 0.1 * -0.2, 0.01 * 0.04 + 0.99 * 1e-6
     w1 = 0.3 * m1 / (v1**0.5 + 1e-3)
@@ -86,7 +86,7 @@ def test_server_adam() -> None:
 
 
 def test_server_state_survives_a_stop(blobs: FederatedData, tmp_path: Path) -> None:
-    for changes in ({"server_momentum": 0.9}, {"server": "adam", "server_lr": 0.01, "server_momentum": 0.9}):
+    for changes in ({"server_momentum": 0.9}, {"server_optimizer": "adam", "server_lr": 0.01, "server_momentum": 0.9}):
         method = FedAvg(rounds=3, epochs=1, **changes)
         folder = tmp_path / str(len(changes))
         run(method, blobs, Tiny, folder=folder, stop_after=1, **SETTINGS)

@@ -63,10 +63,10 @@ def adam(fisher: list[np.ndarray], sent: list[BlockInformed], steps: int, eta: f
 @pytest.mark.parametrize("steps", [1, 7, 60])
 def test_kfac_equals_adam_with_kronecker_products_written_out(steps: int) -> None:
     sent = sent_kfac(3)
-    found = FedFisher(iterations=steps, step=0.02).merge(sent, layout())
+    found = FedFisher(iterations=steps, server_lr=0.02).merge(sent, layout())
     expected = adam(fishers(3), sent, steps, 0.02, inside=True)
     np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
-    mean = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     assert torch.equal(found.params[8:12], mean.params[8:12])
     assert torch.equal(found.buffers, mean.buffers)
 
@@ -76,7 +76,7 @@ def test_diagonal_equals_adam_written_out(steps: int) -> None:
     draw = torch.Generator().manual_seed(1)
     diagonals = [torch.rand(16, generator=draw) for _ in range(3)]
     sent = [BlockInformed(trained(m, 2 + k), [diagonals[k]]) for k, m in enumerate(models(3))]
-    found = FedFisher(form="diagonal", iterations=steps, step=0.02).merge(sent, layout())
+    found = FedFisher(curvature="diagonal", iterations=steps, server_lr=0.02).merge(sent, layout())
     expected = adam([np.diag(d) for d in diagonals], sent, steps, 0.02, inside=False)
     np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
 
@@ -84,7 +84,7 @@ def test_diagonal_equals_adam_written_out(steps: int) -> None:
 def test_diagonal_ends_at_fisher_merging() -> None:
     draw = torch.Generator().manual_seed(2)
     sent = [BlockInformed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
-    found = FedFisher(form="diagonal").merge(sent, layout())
+    found = FedFisher(curvature="diagonal").merge(sent, layout())
     closed = FisherMerging().merge([merging.DiagonalInformed(s.trained, s.fisher[0]) for s in sent])
     torch.testing.assert_close(found.params, closed.params, rtol=1e-3, atol=1e-3)
 
@@ -94,7 +94,7 @@ def test_kfac_ends_at_the_minimum() -> None:
     found = FedFisher().merge(sent, layout()).params.double().numpy()
     n, full = np.array([2.0, 3.0, 4.0]), fishers(3)
     gradient = sum(n[k] / 9 * full[k] @ (found - sent[k].trained.model.params.double().numpy()) for k in range(3))
-    start = Average(weights="samples").aggregate([s.trained for s in sent], layout()).params.double().numpy()
+    start = Average(weighting="samples").aggregate([s.trained for s in sent], layout()).params.double().numpy()
     before = sum(n[k] / 9 * full[k] @ (start - sent[k].trained.model.params.double().numpy()) for k in range(3))
     assert np.abs(gradient).max() < 1e-2 * np.abs(before).max()
 
@@ -103,15 +103,15 @@ def test_kfac_ends_at_the_minimum() -> None:
 def test_equal_fisher_information_gives_the_average(form: str) -> None:
     same = [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
     sent = [BlockInformed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
-    found = FedFisher(form=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
-    expected = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    found = FedFisher(curvature=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
+    expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["kfac", "diagonal"])
 def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    method = FedFisher(epochs=2, form=form, iterations=20)  # type: ignore[arg-type]
+    method = FedFisher(epochs=2, curvature=form, iterations=20)  # type: ignore[arg-type]
     merged, averaged = (run(m, alone, Tiny, **SETTINGS) for m in (method, Average(epochs=2)))
     assert merged.weights is not None
     assert averaged.weights is not None
@@ -120,7 +120,7 @@ def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize(("form", "numbers"), [("kfac", 15 + 36 + 45 + 6), ("diagonal", 83)])
 def test_bytes(form: str, numbers: int, blobs: FederatedData) -> None:
-    method = FedFisher(epochs=1, form=form, iterations=2)  # type: ignore[arg-type]
+    method = FedFisher(epochs=1, curvature=form, iterations=2)  # type: ignore[arg-type]
     result = run(method, blobs, Tiny, **SETTINGS)
     network = Network(Tiny())
     model = 4 * (len(network.params) + len(network.buffers)) + 8
@@ -134,4 +134,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
         FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
     with pytest.raises(UserError, match="another size"):
-        FedFisher(form="diagonal").merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())
+        FedFisher(curvature="diagonal").merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())

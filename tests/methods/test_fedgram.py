@@ -72,7 +72,7 @@ def test_the_same_bits_in_any_order_and_division(seed: int, pooled: Result) -> N
     parts = [part for part in torch.tensor_split(rows, cuts.tolist()) if len(part)]
     names = [f"client-{i}" for i in range(len(parts) + 1)]
     others = [names[1 + i] for i in torch.randperm(len(parts), generator=draw).tolist()]
-    method = replace(METHOD, order=",".join(["client-0", *others]), shape="star" if seed % 3 == 0 else "chain")
+    method = replace(METHOD, order=",".join(["client-0", *others]), topology="star" if seed % 3 == 0 else "chain")
     assert bits(go(silos(parts), method)) == bits(pooled)
 
 
@@ -87,14 +87,14 @@ def test_who_is_away_is_as_if_never_there(tmp_path: Path) -> None:
     without = go(silos([parts[0], parts[2], parts[3]], names))
     away = go(silos(parts), absent=lambda step, client: client == "client-2")
     assert bits(away) == bits(without)
-    star = replace(METHOD, shape="star")
+    star = replace(METHOD, topology="star")
     assert bits(go(silos(parts), star, absent=lambda step, client: client == "client-2")) == bits(without)
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_who_is_away_first_does_not_settle(shape: Any) -> None:
     parts = torch.split(torch.arange(60, 300), 60)
-    result = go(silos(parts), replace(METHOD, shape=shape), absent=lambda step, client: client == "client-0")
+    result = go(silos(parts), replace(METHOD, topology=shape), absent=lambda step, client: client == "client-0")
     assert result.accuracy > 0.6
     assert sum(row.missing for row in result.ledger) == (1 if shape == "chain" else 2)
 
@@ -189,7 +189,7 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 @pytest.mark.parametrize("shape", ["chain", "star"])
 @pytest.mark.parametrize("features", ["random", "fourier", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
-    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, shape=shape, width=20)
+    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, topology=shape, width=20)
     inputs, units = (8, 12) if features == "network" else (4, 16)  # beside the inputs themselves
     settled = 8 * inputs + (4 if features == "fourier" else 4 * units)
     sums = 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
@@ -237,7 +237,7 @@ def test_patches_of_the_first_client_serve_all(tmp_path: Path) -> None:
     assert whole.accuracy > 0.9
     run(method, pictures(), folder=tmp_path / "stopped", stop_after=2, **options)  # type: ignore[arg-type]
     again = run(method, pictures(), folder=tmp_path / "stopped", **options)  # type: ignore[arg-type]
-    star = run(replace(method, shape="star", order="client-0,client-2,client-1"), pictures(), **options)  # type: ignore[arg-type]
+    star = run(replace(method, topology="star", order="client-0,client-2,client-1"), pictures(), **options)  # type: ignore[arg-type]
     assert bits(whole) == bits(again) == bits(star)
     settled = 4 * (3 * 36 + 4) + 8 * 3 + 4 * 32
     assert whole.bytes == 2 * (settled + 2 * 32 * 33 + 4 * 3 * 32 + 8 * 3)
@@ -253,7 +253,7 @@ def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
     whole = run(method, pictures(), folder=tmp_path / "whole", **options)  # type: ignore[arg-type]
     assert [row["step"] for row in whole.metrics] == [1, 2, 3, 4, 5, 6, 7]
     assert whole.accuracy > 0.9
-    star = run(replace(method, shape="star"), pictures(), **options)  # type: ignore[arg-type]
+    star = run(replace(method, topology="star"), pictures(), **options)  # type: ignore[arg-type]
     assert bits(star) == bits(whole)
     other = run(replace(method, order="client-2,client-0,client-1"), pictures(), **options)  # type: ignore[arg-type]
     filters = [features_of(result.model).tell()[0] for result in (whole, other)]
@@ -267,7 +267,7 @@ def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
     assert whole.bytes == first.bytes + 3 * moments
     lenet = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
     for made in (whole, star):
-        assert replace(method, shape="star" if made is star else "chain").cost(3, lenet) == made.bytes
+        assert replace(method, topology="star" if made is star else "chain").cost(3, lenet) == made.bytes
     with pytest.raises(UserError, match="--dictionary all is for patches of images"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, dictionary="all"))
 
@@ -301,7 +301,7 @@ def test_images_too_small_for_patches_get_random_units() -> None:
         ({"bytes": "1e3"}, "is not a size"),
         ({"width": -1}, "--width -1 is out of range"),
         ({"shrink": 1.0}, "--shrink 1.0 is out of range"),
-        ({"penalty": float("nan")}, "--penalty"),
+        ({"ridge": float("nan")}, "--ridge"),
         ({"patch": ""}, r"--patch '' is not a size of patches: write 6, or several as in 5,8"),
         ({"patch": "6,"}, "is not a size of patches"),
         ({"head": "qda"}, "--head 'qda' is unknown"),
@@ -366,13 +366,13 @@ def test_personal_heads_serve_their_clients_better(tmp_path: Path) -> None:
     held = [(x[:150], y[:150]), (x[150:], (y[150:] + 1) % 3)]
     data = federate(held, val_fraction=0.0, classes=["a", "b", "c"])
     for shape in ("chain", "star"):
-        rows = go(data, replace(METHOD, personal=True, shape=shape), folder=tmp_path / shape).metrics
+        rows = go(data, replace(METHOD, personal=True, topology=shape), folder=tmp_path / shape).metrics
         assert rows[-1]["client_mean"] > rows[-2]["client_mean"] + 0.1
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_personal_heads_are_counted(shape: Any) -> None:
-    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(personal=True, shape=shape, width=20)
+    data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(personal=True, topology=shape, width=20)
     result = run(method, data, Tiny, hardware=Hardware(threads=1))
     common = 8 * 4 + 4 * 16 + 4 * (2 * 20 + 3 * 20 + 3)
     sums = 8 * 4 + 4 * 16 + size(3, 20)

@@ -158,14 +158,14 @@ def test_the_same_bits_in_any_order_and_division(kind: str, seed: int) -> None:
     x, y = diabetes() if kind == "regression" else marked()
     rest = 60 + (torch.randperm(len(x) - 60, generator=draw) if seed % 2 else y[60:, 0].argsort(stable=True))
     cuts = [60, *(60 + torch.randperm(len(x) - 62, generator=draw)[: 1 + seed].sort().values + 1).tolist()]
-    method = replace(METHOD, shape="star" if seed % 3 == 0 else "chain")
+    method = replace(METHOD, topology="star" if seed % 3 == 0 else "chain")
     assert bits(go(kind, method, silos(kind, rest, cuts))) == bits(go(kind, data=silos(kind, cuts=[60])))
 
 
 @pytest.mark.parametrize("kind", ["regression", "multi-label"])
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_bytes_are_those_of_the_formula(kind: str, shape: Any) -> None:
-    method = FedGram(bytes="3kB", shape=shape)
+    method = FedGram(bytes="3kB", topology=shape)
     task, inputs, outputs = silos(kind).dataset.task, *((10, 2) if kind == "regression" else (4, 4))
     network = Network(of_method(lambda: NETS[kind], method, (inputs,), outputs, 3, task)())
     width = network.layout.head.inputs - 1

@@ -47,7 +47,7 @@ def test_each_layer_solves_the_system_written_out(damping: float, rank: int | No
             left, right = left + precision, right + precision @ matrix(sent[k].trained.model, i).flatten(order="F")
         expected = np.linalg.solve(left, right).reshape(o, d, order="F")
         np.testing.assert_allclose(matrix(found, i), expected, rtol=2e-3, atol=2e-4)
-    mean = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     assert torch.equal(found.params[8:12], mean.params[8:12])
     assert torch.equal(found.buffers, mean.buffers)
 
@@ -70,14 +70,14 @@ def test_equal_fisher_information_gives_the_average(solve: str) -> None:
     same = [half(side) for pair in factors(0) for side in pair]
     sent = [Posterior(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
     found = FedLPA(solve=solve).merge(sent, layout())  # type: ignore[arg-type]
-    expected = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-5)
 
 
 def test_much_damping_gives_the_average() -> None:
     sent = posteriors(3)
     found = FedLPA(damping=1e12).merge(sent, layout())
-    expected = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-4)
 
 

@@ -88,11 +88,11 @@ def test_the_attack_moves_a_linear_model_as_far_as_it_may(radius: float, length:
     module = nn.Linear(5, 3)
     x, u = torch.rand(4, 5), torch.full((4,), 2)
     before = x.clone()
-    moved = attack(module, x, u, FedOV(radius=radius))
+    moved = attack(module, x, u, FedOV(attack_radius=radius))
     assert torch.equal(x, before)
     torch.testing.assert_close((moved - x).abs().max(), torch.tensor(length), atol=1e-6, rtol=0)
     binary = nn.Linear(5, 2)  # the gradient's sign is that of the difference of two rows, everywhere
-    moved = attack(binary, x, torch.ones(4, dtype=torch.int64), FedOV(radius=radius))
+    moved = attack(binary, x, torch.ones(4, dtype=torch.int64), FedOV(attack_radius=radius))
     expected = x + length * (binary.weight[0] - binary.weight[1]).sign()
     torch.testing.assert_close(moved, expected.detach(), atol=1e-6, rtol=0)
     assert all(p.grad is None for p in (*module.parameters(), *binary.parameters()))
@@ -251,7 +251,14 @@ def test_a_network_that_does_not_fit_is_named_with_its_own_number_of_outputs(blo
 
 @pytest.mark.parametrize(
     "fields",
-    [{"epochs": 0}, {"attack_steps": -1}, {"attack_step": -0.1}, {"radius": -1.0}, {"mix": -0.1}, {"voters": -1}],
+    [
+        {"epochs": 0},
+        {"attack_steps": -1},
+        {"attack_step": -0.1},
+        {"attack_radius": -1.0},
+        {"mix": -0.1},
+        {"voters": -1},
+    ],
     ids=str,
 )
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def points(*of: tuple[float, int]) -> Client:
 
 def test_a_chain_adds_up() -> None:
     """Variances are next to 0, so the second client draws the first one's features."""
-    method = FedPFT(form="chain", mixtures=1, half=False)
+    method = FedPFT(topology="chain", mixtures=1, half=False)
     first = method.join(points((1.0, 0), (1.0, 0), (7.0, 1)), weights(0.0), None)
     assert first.counts.tolist() == [2, 1]
     assert first.mixtures.means.flatten().tolist() == pytest.approx([1, 7])
@@ -207,7 +207,7 @@ def test_a_chain_adds_up() -> None:
 
 
 def test_with_several_mixtures_a_chain_keeps_the_places_of_all() -> None:
-    method = FedPFT(form="chain", mixtures=2, half=False)
+    method = FedPFT(topology="chain", mixtures=2, half=False)
     first = method.join(points((1.0, 0), (1.0, 0)), weights(0.0), None)
     second = method.join(points((4.0, 0), (4.0, 0), (4.0, 0)), weights(0.0), first)
     assert sorted(second.mixtures.means[0].flatten().tolist()) == pytest.approx([1, 4], abs=0.01)
@@ -216,7 +216,7 @@ def test_with_several_mixtures_a_chain_keeps_the_places_of_all() -> None:
 
 def test_head_by_a_plain_loop() -> None:
     x, y = some(50, 8)
-    method = FedPFT(head_epochs=3, head_lr=0.05, head_decay=0.1, head_batch=20)
+    method = FedPFT(head_epochs=3, head_lr=0.05, head_weight_decay=0.1, head_batch_size=20)
     network = Network(Tiny())
     start = network.weights()
     found = method.with_head(start, network.module, network.head, x, y, Generator().manual_seed(2))
@@ -242,7 +242,7 @@ def test_head_by_a_plain_loop() -> None:
     ("kind", "half", "numbers"), [("spherical", True, 1), ("diagonal", False, 8), ("full", True, 36)]
 )
 def test_bytes(blobs: FederatedData, form: Any, kind: Covariance, half: bool, numbers: int) -> None:
-    method = FedPFT(form=form, covariance=kind, half=half, mixtures=2, head_epochs=1)
+    method = FedPFT(topology=form, covariance=kind, half=half, mixtures=2, head_epochs=1)
     result = run(method, blobs, Tiny, **SETTINGS)
     each = 3 * 8 + (2 if half else 4) * 3 * 2 * (1 + 8 + numbers)
     assert result.bytes == (4 if form == "star" else 3) * each
@@ -258,7 +258,9 @@ def test_learns_what_the_initial_features_tell(blobs: FederatedData, form: Any) 
         network.head = nn.Linear(40, 3)
         return network
 
-    result = run(FedPFT(form=form, mixtures=2, order="random" if form == "chain" else "given"), blobs, wide, **SETTINGS)
+    result = run(
+        FedPFT(topology=form, mixtures=2, order="random" if form == "chain" else "given"), blobs, wide, **SETTINGS
+    )
     assert result.metrics[-1]["accuracy"] > 0.75
     assert result.metrics[-1]["backward"] == 0
     samples = sum(len(c.train) for c in blobs.clients)
@@ -266,7 +268,7 @@ def test_learns_what_the_initial_features_tell(blobs: FederatedData, form: Any) 
 
 
 def test_a_lonely_client_trains_on_its_own_features() -> None:
-    one, two = (FedPFT(form="chain", mixtures=m) for m in (1, 9))
+    one, two = (FedPFT(topology="chain", mixtures=m) for m in (1, 9))
     x, y = one.joined(points((1.0, 0), (3.0, 1)), weights(0.0), None)
     assert x.tolist() == [[1], [3]]
     assert y.tolist() == [0, 1]
@@ -276,7 +278,7 @@ def test_a_lonely_client_trains_on_its_own_features() -> None:
 def test_received_mixtures_must_fit() -> None:
     wrong = JointMixtures(torch.tensor([1, 1]), Mixtures(torch.ones(2, 1), torch.ones(2, 1, 5), torch.ones(2, 1, 5)))
     with pytest.raises(UserError, match="2 classes and 1 features"):
-        FedPFT(form="chain").join(points((1.0, 0)), weights(0.0), wrong)
+        FedPFT(topology="chain").join(points((1.0, 0)), weights(0.0), wrong)
 
 
 def test_refuses_features_that_are_no_numbers() -> None:

@@ -204,8 +204,8 @@ def test_second_pass_counts_everybody_once() -> None:
 
 def test_other_weights() -> None:
     one, hop = [Silo(200), Silo(100), Silo(400)], [Silo(200), Silo(100), Silo(400)]
-    chain(FedTasuki(weight="one", rounds=2), *one)
-    chain(FedTasuki(weight="hop", rounds=2), *hop)
+    chain(FedTasuki(distill_weighting="one", rounds=2), *one)
+    chain(FedTasuki(distill_weighting="hop", rounds=2), *hop)
     assert [s.factors for s in one] == [[None, 1], [1, 1], [1, 1]]
     assert [s.factors for s in hop] == [[None, 2], [1, 2], [2, 2]]
 
@@ -213,7 +213,7 @@ def test_other_weights() -> None:
 def test_averages_the_tail_unless_told_not_to() -> None:
     averaged, chosen = [Silo(1), Silo(1)], [Silo(1), Silo(1)]
     chain(FedTasuki(), *averaged)
-    chain(FedTasuki(average=False), *chosen)
+    chain(FedTasuki(average_iterates=False), *chosen)
     assert [s.selects for s in averaged] == [["tail"], ["tail"]]
     assert [s.selects for s in chosen] == [["best"], ["best"]]
 
@@ -514,7 +514,7 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
     for weight, expected in [("counts", [a / b, b / a, a / b]), ("hop", [1.0, 1.0, 1.0])]:
         factors.clear()
         run(
-            FedTasuki(epochs=1, rounds=3, weight=weight),  # type: ignore[arg-type]
+            FedTasuki(epochs=1, rounds=3, distill_weighting=weight),  # type: ignore[arg-type]
             data,
             Tiny,
             absent=lambda step, client: (step, client) == (1, away),

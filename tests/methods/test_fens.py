@@ -1,7 +1,7 @@
 """FENS: one round and the ridge against independent rewrites; what is held out; equal weights are an ensemble."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -75,9 +75,11 @@ def sgd_by_hand(held: HeldOut, w: np.ndarray, lr: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("server", ["sgd", "adam"])
-def test_two_rounds_by_hand(server: str) -> None:
+def test_two_rounds_by_hand(server: Literal["sgd", "adam"]) -> None:
     clients = [client(5, 1), client(9, 2)]
-    method = FENS(server=server, server_lr=0.5, server_momentum=0.9, aggregator_lr=0.3, aggregator_batch=100)  # type: ignore[arg-type]
+    method = FENS(
+        server_optimizer=server, server_lr=0.5, server_momentum=0.9, aggregator_lr=0.3, aggregator_batch_size=100
+    )
     fed = cast(Fed, Federation(clients))
     fed.generator = lambda purpose: torch.Generator()  # type: ignore[method-assign]
     s = Stacking(step=2, model=None)  # the clients have the answers
@@ -98,7 +100,7 @@ def test_two_rounds_by_hand(server: str) -> None:
 
 @pytest.mark.parametrize(("steps", "batch", "seen"), [(1, 100, 5), (1, 2, 2), (2, 2, 4), (3, 2, 5), (7, 2, 5)])
 def test_a_client_weighs_as_much_as_the_samples_that_it_saw(steps: int, batch: int, seen: int) -> None:
-    method, start = FENS(local_steps=steps, aggregator_batch=batch), Network(Weighted(2, 3)).weights()
+    method, start = FENS(local_steps=steps, aggregator_batch_size=batch), Network(Weighted(2, 3)).weights()
     assert method.improve(client(5, 1), (), start).weight == seen
 
 
@@ -177,7 +179,7 @@ def joint(result: Result) -> JointNetwork:
 def test_stacking_uses_every_model_and_only_rows_that_no_model_learned_from(
     blobs: FederatedData, learned: list[Tensor]
 ) -> None:
-    module = joint(run(small(aggregator="ridge", penalty=0.5), blobs, Tiny, **settings()))
+    module = joint(run(small(aggregator="ridge", ridge=0.5), blobs, Tiny, **settings()))
     held = []
     for data, rows in zip(blobs.clients, learned, strict=True):
         everything = set(data.train.rows.tolist())
@@ -196,7 +198,7 @@ def test_stacking_uses_every_model_and_only_rows_that_no_model_learned_from(
 
 @pytest.mark.parametrize("form", ["linear", "per-class", "ridge"])
 def test_an_aggregator_of_equal_weights_is_an_ensemble(form: Form, blobs: FederatedData) -> None:
-    still = {"server": "sgd", "aggregator_lr": 1e-12, "penalty": 1e12, "server_momentum": 0.0}
+    still = {"server_optimizer": "sgd", "aggregator_lr": 1e-12, "ridge": 1e12, "server_momentum": 0.0}
     result = run(small(aggregator=form, rounds=1, **still), blobs, Tiny, **settings())
     module, x = joint(result), blobs.dataset.test.x
     ensemble = EnsembleModel(list(module.members), 3, "probabilities" if form == "ridge" else "logits").eval()

@@ -33,7 +33,7 @@ def test_samples_count_like_fisher_information() -> None:
     sent = [informed((0.0,), (2.0,), 30), informed((8.0,), (2.0,), 10)]
     assert float(FisherMerging().merge(sent).params) == 2.0
     uniform = [s._replace(trained=trained(s.trained.model)) for s in sent]
-    assert float(FisherMerging(weights="uniform").merge(uniform).params) == 4.0
+    assert float(FisherMerging(weighting="uniform").merge(uniform).params) == 4.0
 
 
 def test_weights_about_which_nobody_knows_anything_are_averaged() -> None:
@@ -58,7 +58,7 @@ def test_random_numbers_against_the_formula() -> None:
 def test_equal_fisher_information_gives_the_average() -> None:
     fisher = torch.rand(16, generator=torch.Generator().manual_seed(0))
     sent = [DiagonalInformed(trained(m, 3 + k), fisher) for k, m in enumerate(models(3))]
-    expected = Average(weights="samples").aggregate([s.trained for s in sent], NO_LAYERS)
+    expected = Average(weighting="samples").aggregate([s.trained for s in sent], NO_LAYERS)
     found = FisherMerging().merge(sent)
     torch.testing.assert_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
     assert torch.equal(found.buffers, expected.buffers)
@@ -78,7 +78,7 @@ def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> N
 
 @pytest.mark.parametrize("kind", ["samples", "uniform"])
 def test_bytes(kind: str, blobs: FederatedData) -> None:
-    method = FisherMerging(epochs=1, weights=kind)  # type: ignore[arg-type]
+    method = FisherMerging(epochs=1, weighting=kind)  # type: ignore[arg-type]
     result = run(method, blobs, Tiny, **SETTINGS)  # type: ignore[arg-type]
     network = Network(Tiny())
     model = 4 * (len(network.params) + len(network.buffers)) + 8

@@ -88,7 +88,7 @@ def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: 
 @pytest.mark.parametrize("adapter", ["conv", "mean"])
 def test_thin_networks_run_in_blocks(name: str, adapter: Any) -> None:
     network = models.build(name, (3, 32, 32), 10)
-    method = FuseFL(width=0.1, adapter=adapter)
+    method = FuseFL(hidden_width=0.1, adapter=adapter)
     method.check_network(Size.of(Network(copy.deepcopy(network)), (3, 32, 32)))
     narrow = thin(network, 0.1)
     assert content(narrow) < 0.03 * content(network)
@@ -110,7 +110,7 @@ def test_widths_by_hand() -> None:
 
 
 def test_one_block_is_the_ensemble(blobs: FederatedData) -> None:
-    fused = run(FuseFL(blocks=1, epochs=3, width=1, classifier="logits"), blobs, Tiny, **SETTINGS)
+    fused = run(FuseFL(blocks=1, epochs=3, hidden_width=1, combine_heads="logits"), blobs, Tiny, **SETTINGS)
     ensemble = run(Ensemble(epochs=3), blobs, Tiny, **SETTINGS)
     x = torch.randn(20, 4, generator=generator())
     assert torch.equal(fused.model(x), ensemble.model(x))
@@ -122,7 +122,7 @@ def test_one_client_trains_blocks_one_after_the_other(blobs: FederatedData) -> N
     """Rewritten with plain modules: the first block of the first fit stays, a new adapter follows."""
     data = replace(blobs, clients=blobs.clients[:1])
     plain = replace(SETTINGS["training"], optimizer="sgd")
-    method = FuseFL(blocks=2, epochs=2, width=1, classifier="average")
+    method = FuseFL(blocks=2, epochs=2, hidden_width=1, combine_heads="average")
     result = run(method, data, Plain, **(SETTINGS | {"training": plain}))
     first = run(Ensemble(epochs=2), data, Plain, **(SETTINGS | {"training": plain}))
     assert isinstance(result.model, Fused)
@@ -178,9 +178,9 @@ def test_calibration_is_plain_sgd() -> None:
 
 
 def test_calibration_changes_the_classifier_alone(blobs: FederatedData) -> None:
-    method = FuseFL(epochs=2, width=1, samples=50)
+    method = FuseFL(epochs=2, hidden_width=1, calibration_samples=50)
     calibrated, plain = (
-        run(m, blobs, Plain, **SETTINGS).model for m in (method, replace(method, classifier="average"))
+        run(m, blobs, Plain, **SETTINGS).model for m in (method, replace(method, combine_heads="average"))
     )
     assert isinstance(calibrated, Fused)
     assert isinstance(plain, Fused)
@@ -198,7 +198,9 @@ def bytes_by_hand(c: int, calibrated: bool) -> int:
 
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_bytes_by_hand(calibrated: bool, blobs: FederatedData) -> None:
-    method = FuseFL(epochs=1, width=1, samples=2, classifier="calibrated" if calibrated else "average")
+    method = FuseFL(
+        epochs=1, hidden_width=1, calibration_samples=2, combine_heads="calibrated" if calibrated else "average"
+    )
     assert run(method, blobs, Plain, **SETTINGS).bytes == bytes_by_hand(4, calibrated)
 
 
@@ -206,12 +208,12 @@ def test_bytes_by_hand(calibrated: bool, blobs: FederatedData) -> None:
 @pytest.mark.parametrize("clients", [2, 10])
 def test_by_default_no_more_bytes_move_than_n_models(classifier: Any, clients: int) -> None:
     network = models.build("lenet", (3, 32, 32), 10)
-    size, method = Size.of(Network(network)), FuseFL(classifier=classifier)
+    size, method = Size.of(Network(network)), FuseFL(combine_heads=classifier)
     width = method.fitting(network, clients)
     assert 0 < width < 1
     assert method.cost(clients, size) <= clients * size
-    assert replace(method, width=width).cost(clients, size) == method.cost(clients, size)
-    assert replace(method, width=width + 1 / 64).cost(clients, size) > clients * size
+    assert replace(method, hidden_width=width).cost(clients, size) == method.cost(clients, size)
+    assert replace(method, hidden_width=width + 1 / 64).cost(clients, size) > clients * size
 
 
 def frozen() -> nn.Module:
@@ -236,13 +238,16 @@ class Twice(Plain):
         (SplitNetwork(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Identity()), "linear classifier"),
         (frozen(), "frozen"),
         (Twice(), r"head\(features\(x\)\)"),
-        (SplitNetwork(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 3)), "--width 1"),
+        (
+            SplitNetwork(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 3)),
+            "--hidden-width 1",
+        ),
     ],
     ids=["undeclared", "not a sequence", "too short", "no classifier", "frozen", "more", "layer norm"],
 )
 def test_networks_that_cannot_be_fused_are_refused(network: nn.Module, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        FuseFL(width=0.5).check_network(Size.of(Network(network), (4,)))
+        FuseFL(hidden_width=0.5).check_network(Size.of(Network(network), (4,)))
 
 
 def test_gaussians_that_do_not_fit_are_refused() -> None:
@@ -257,7 +262,14 @@ def test_gaussians_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"blocks": 0}, {"epochs": 0}, {"width": -0.1}, {"width": 1.5}, {"samples": 0}, {"calibration_lr": 0.0}],
+    [
+        {"blocks": 0},
+        {"epochs": 0},
+        {"hidden_width": -0.1},
+        {"hidden_width": 1.5},
+        {"calibration_samples": 0},
+        {"calibration_lr": 0.0},
+    ],
     ids=str,
 )
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:

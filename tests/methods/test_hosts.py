@@ -28,7 +28,7 @@ ALL: list[tuple[str, Method]] = [
     ("feddyn:alpha=0.3", FedDyn(alpha=0.3)),
     ("feddc:alpha=0.1", FedDC(alpha=0.1)),
     ("moon:mu=2,temperature=0.7", MOON(mu=2.0, temperature=0.7, weighting="uniform")),
-    ("feddisco:a=0.4,b=0.2,measure=l2", FedDisco(a=0.4, b=0.2, measure="l2")),
+    ("feddisco:a=0.4,b=0.2,discrepancy=l2", FedDisco(a=0.4, b=0.2, discrepancy="l2")),
 ]
 every_host = pytest.mark.parametrize(("host", "alone"), ALL, ids=[host for host, _ in ALL])
 SIZE = Size.of(Network(Tiny()), (4,))
@@ -39,7 +39,7 @@ SLOPES: tuple[Callable[[float], float], ...] = (lambda w: w - 1, lambda w: 2 * (
 
 @every_host
 def test_chains_of_one_client_are_the_host(host: str, alone: Method, blobs: FederatedData) -> None:
-    a = run(SPFL(host=host, rounds=3, epochs=2, length=1, order="fixed", **PLAIN), blobs, Tiny, **SGD)
+    a = run(SPFL(host=host, rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SGD)
     short: dict[str, Any] = {"rounds": 3, "epochs": 2}
     b = run(replace(alone, **short), blobs, Tiny, **SGD)
     assert a.weights is not None
@@ -51,7 +51,7 @@ def test_chains_of_one_client_are_the_host(host: str, alone: Method, blobs: Fede
 
 @every_host
 def test_hosts_differ_from_fedavg(host: str, alone: Method, blobs: FederatedData) -> None:
-    method = SPFL(host=host, rounds=2, epochs=2, length=2, order="fixed", **PLAIN)
+    method = SPFL(host=host, rounds=2, epochs=2, length=2, chain_order="fixed", **PLAIN)
     plain = run(replace(method, host="fedavg"), blobs, Tiny, **SGD)
     same_as_fedavg = same(run(method, blobs, Tiny, **SGD).weights, plain.weights)
     assert same_as_fedavg == (host == "fedavg")
@@ -87,14 +87,14 @@ def test_same_bits_in_processes(blobs: FederatedData) -> None:
 
 def test_one_chain_is_sequential_learning_with_the_hosts_loss() -> None:
     """FedDyn without memory and anchored at the received model: a proximal term at every hop."""
-    method = SPFL(host="feddyn:alpha=0.5", rounds=1, epochs=3, chains=1, order="fixed", **PLAIN)
+    method = SPFL(host="feddyn:alpha=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN)
     w = 0.0
     for slope in SLOPES:
         anchor = w
         for _ in range(3):
             w -= 0.1 * (slope(w) + 0.5 * (w - anchor))
     assert values(play(method, toy_q()))[-1] == pytest.approx(w, abs=1e-12)
-    anchored = SPFL(host="fedprox:mu=0.5", rounds=1, epochs=3, chains=1, order="fixed", **PLAIN)
+    anchored = SPFL(host="fedprox:mu=0.5", rounds=1, epochs=3, chains=1, chain_order="fixed", **PLAIN)
     w = 0.0
     for slope in SLOPES:
         for _ in range(3):
@@ -103,7 +103,7 @@ def test_one_chain_is_sequential_learning_with_the_hosts_loss() -> None:
 
 
 def test_one_chain_over_fedavg_is_fedseq(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=2, epochs=2, chains=1, order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
     assert same(a.weights, run(FedSeq(rounds=2, epochs=2), blobs, Tiny, **SETTINGS).weights)
 
 
@@ -115,7 +115,7 @@ def rounds_of(host: str, n: tuple[int, int] = (1, 1)) -> list[Chains]:
     toys = toy_q()
     for toy, samples in zip(toys, n, strict=True):
         toy.n = samples
-    method = SPFL(host=host, rounds=2, epochs=2, order="fixed", **PLAIN)
+    method = SPFL(host=host, rounds=2, epochs=2, chain_order="fixed", **PLAIN)
     return [s for s in play(method, toys) if isinstance(s, Chains) and not s.ends]
 
 
@@ -200,7 +200,7 @@ def test_scaffold_takes_a_chain_nearer_to_the_optimum() -> None:
 
 def test_fednova_divides_by_the_steps_along_a_chain() -> None:
     toys: list[Toy] = [quadratic(1, 1, speed=3), quadratic(2, -1), quadratic(1, 2)]
-    method = SPFL(host="fednova", rounds=1, epochs=1, chains=2, length=2, order="fixed", **PLAIN)
+    method = SPFL(host="fednova", rounds=1, epochs=1, chains=2, length=2, chain_order="fixed", **PLAIN)
     first, second = 0.0, 0.0  # chains (1,2) and (2,3) of 3 + 1 and 1 + 1 steps
     for _ in range(3):
         first -= 0.1 * (first - 1)
@@ -243,7 +243,7 @@ def test_a_client_missing_at_the_end_of_a_chain_costs_its_chain_only(
     host: str, alone: Method, blobs: FederatedData
 ) -> None:
     name = blobs.clients[1].name
-    method = SPFL(host=host, rounds=2, epochs=1, length=1, order="fixed", **PLAIN)
+    method = SPFL(host=host, rounds=2, epochs=1, length=1, chain_order="fixed", **PLAIN)
     missing: dict[str, Any] = SGD | {"absent": lambda step, client: step == 1 and client == name}
     a = run(method, blobs, Tiny, **missing)
     short: dict[str, Any] = {"rounds": 2, "epochs": 1}
@@ -255,7 +255,7 @@ def test_a_client_missing_at_the_end_of_a_chain_costs_its_chain_only(
 
 
 def test_equal_chains_count_each() -> None:
-    method = SPFL(rounds=1, epochs=1, order="random", chains=2, **PLAIN)
+    method = SPFL(rounds=1, epochs=1, chain_order="random", chains=2, **PLAIN)
     ends = {-0.12, -0.08, -0.1}  # both chains (1,2), both (2,1), one of each
     seen = {round(values(play(method, toy_q(), seed=seed))[-1], 9) for seed in range(12)}
     assert seen == ends
@@ -267,7 +267,7 @@ def test_who_is_gone_when_a_round_closes_counts_as_those_of_its_chain(host: str,
     equal = replace(blobs, clients=tuple(replace(blobs.clients[0], name=f"client-{i}") for i in range(3)))
     a, b = (
         run(
-            SPFL(host=h, rounds=1, epochs=1, chains=2, length=2, order="fixed", **PLAIN),
+            SPFL(host=h, rounds=1, epochs=1, chains=2, length=2, chain_order="fixed", **PLAIN),
             equal,
             Tiny,
             absent=lambda step, client: (step, client) == (1, "client-0"),

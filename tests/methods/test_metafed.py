@@ -137,7 +137,7 @@ def test_ring_of_copies(kind: Any) -> None:
 
 def test_flags_are_never_reset() -> None:
     clients = [Best(1.0, (0.9, 0.1, 0.1, 0.1)), Best(2.0, (0.5, 0.7, 0.1, 0.1)), Best(3.0, (0.5,))]
-    method = MetaFed(weight=0.0)  # who is good trains on alone
+    method = MetaFed(distill_weight=0.0)  # who is good trains on alone
     ring(method, clients)
     assert [c.state for c in clients] == [True, True, False]
     assert clients[0].starts == [0.0, 1.0, 1.0]
@@ -168,7 +168,7 @@ def test_messages() -> None:
 
 
 def test_reports_the_global_and_the_personal_models(blobs: FederatedData) -> None:
-    method = MetaFed(epochs=2, warmup=2, threshold=0.0)
+    method = MetaFed(epochs=2, warmup=2, distill_above=0.0)
     result = run(method, blobs, Tiny, **SETTINGS)
     row = result.metrics[-1]
     assert {"accuracy", "loss", "global_accuracy", "global_loss", "client_mean", "clients"} <= set(row)
@@ -182,7 +182,7 @@ def test_reports_the_global_and_the_personal_models(blobs: FederatedData) -> Non
 def test_distilling_differs_from_copying_and_from_training_alone(blobs: FederatedData) -> None:
     results = [
         run(MetaFed(epochs=2, warmup=2, **changes), blobs, Tiny, **SETTINGS).personal[0]  # type: ignore[arg-type]
-        for changes in ({"threshold": 0.0}, {"threshold": 1.1}, {"threshold": 0.0, "weight": 0.0})
+        for changes in ({"distill_above": 0.0}, {"distill_above": 1.1}, {"distill_above": 0.0, "distill_weight": 0.0})
     ]
     assert not same(results[0], results[1])
     assert not same(results[0], results[2])
@@ -190,7 +190,8 @@ def test_distilling_differs_from_copying_and_from_training_alone(blobs: Federate
 
 def test_threshold_above_one_never_distils(blobs: FederatedData) -> None:
     one, other = (
-        run(MetaFed(epochs=2, warmup=2, threshold=1.1, weight=w), blobs, Tiny, **SETTINGS) for w in (0.0, 9.0)
+        run(MetaFed(epochs=2, warmup=2, distill_above=1.1, distill_weight=w), blobs, Tiny, **SETTINGS)
+        for w in (0.0, 9.0)
     )
     assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
 
@@ -203,7 +204,9 @@ def test_needs_validation_data(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"warmup": -1}, {"weight": -1}, {"threshold": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"rounds": 0}, {"epochs": 0}, {"warmup": -1}, {"distill_weight": -1}, {"distill_above": -1}]
+)
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes))):
+    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
         MetaFed(**changes)

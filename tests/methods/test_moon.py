@@ -72,7 +72,7 @@ def test_round_one_is_fedavg_bit_for_bit(blobs: FederatedData) -> None:
 
 def test_keeps_its_last_models_first_in_first_out(blobs: FederatedData) -> None:
     worker = Worker(
-        Setup(MOON(epochs=1, pool=2), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]),
+        Setup(MOON(epochs=1, earlier_models=2), Tiny, blobs.dataset, SETTINGS["training"], SETTINGS["hardware"]),
         {c.name: c for c in blobs.clients},
     )
     model, private, trained = worker.network.weights(), None, []
@@ -137,7 +137,7 @@ def test_says_what_a_network_must_have(blobs: FederatedData) -> None:
         run(MOON(rounds=2, epochs=1), blobs, Whole, **SETTINGS)
 
 
-@pytest.mark.parametrize("changes", [{"mu": -1}, {"temperature": 0}, {"pool": 0}])
+@pytest.mark.parametrize("changes", [{"mu": -1}, {"temperature": 0}, {"earlier_models": 0}])
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes))):
+    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
         MOON(**changes)

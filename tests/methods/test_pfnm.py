@@ -102,7 +102,7 @@ def test_where_nothing_is_matched_logits_add_up(make: Callable[[], nn.Module]) -
     for module in modules:
         list(module.parameters())[-1].data.zero_()  # the output's bias is averaged
     with torch.no_grad():
-        result = merged(PFNM(sigma=1e-7, gamma=1e300, popularity=0), modules, torch.full((3, 3), 1 / 3))
+        result = merged(PFNM(sigma=1e-7, gamma=1e300), modules, torch.full((3, 3), 1 / 3))
         expected = sum((m(X) for m in modules), torch.zeros(16, 3))
         torch.testing.assert_close(result(X), expected, atol=1e-4, rtol=1e-3)
     assert isinstance(result, Elastic)
@@ -139,7 +139,7 @@ def test_models_of_different_width_but_not_of_different_shape() -> None:
 
 
 def test_hyperparameters_out_of_range() -> None:
-    for changes in ({"epochs": 0}, {"gamma": 0}, {"sigma": 0}, {"sigma0": 0}, {"sweeps": -1}, {"atoms": 0}):
+    for changes in ({"epochs": 0}, {"gamma": 0}, {"sigma": 0}, {"sigma0": 0}, {"sweeps": -1}):
         with pytest.raises(UserError, match=f"--{next(iter(changes))} "):
             PFNM(**changes)  # type: ignore[arg-type]
 

@@ -60,7 +60,7 @@ def test_each_layer_against_an_explicit_inverse(alpha: float) -> None:
                     g[row, column] *= n[k] * (1 if row == column else alpha)
             left, right = left + g, right + g @ matrix(sent[k].trained.model, i).T
         np.testing.assert_allclose(matrix(found, i), (np.linalg.inv(left) @ right).T, rtol=2e-3, atol=1e-4)
-    mean = Average(weights="samples").aggregate([s.trained for s in sent], layout())
+    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     assert torch.equal(found.params[8:12], mean.params[8:12])  # the normalisation's scale and shift
     assert torch.equal(found.buffers, mean.buffers)
 
@@ -68,7 +68,7 @@ def test_each_layer_against_an_explicit_inverse(alpha: float) -> None:
 def test_equal_inputs_give_the_average() -> None:
     grams = [half(semidefinite(size, size)) for size in SIZES]
     sent = [WithGrams(trained(m), grams) for m in models(3)]
-    found = RegMean(weights="uniform").merge(sent, layout())
+    found = RegMean(weighting="uniform").merge(sent, layout())
     expected = Average().aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
 
@@ -79,7 +79,7 @@ def test_where_no_client_has_inputs_the_average_stays() -> None:
     seen[2:, 2:] = 1
     one, two = models(2)
     sent = [WithGrams(trained(m), [half(g), half(torch.zeros(2, 2))]) for m, g in ((one, seen), (two, 3 * seen))]
-    found = RegMean(alpha=1, weights="uniform").merge(sent, layout())
+    found = RegMean(alpha=1, weighting="uniform").merge(sent, layout())
     a, b = matrix(one, 0), matrix(two, 0)
     expected = (a + b) / 2
     sums = a[:, 2:].sum(1) / 4 + b[:, 2:].sum(1) * 3 / 4 - expected[:, 2:].sum(1)
@@ -126,7 +126,7 @@ def test_bytes(blobs: FederatedData) -> None:
     network = Network(TwoLayersOfFour())
     model = 4 * (len(network.params) + len(network.buffers)) + 8
     assert result.bytes == 4 * (model + 4 * (15 + 3) + 8) == method.cost(4, Size.of(network))
-    assert RegMean(weights="uniform").cost(1, Size.of(Network(Convolved()))) == 4 * (30 + 26) + 4 * (55 + 91)
+    assert RegMean(weighting="uniform").cost(1, Size.of(Network(Convolved()))) == 4 * (30 + 26) + 4 * (55 + 91)
 
 
 class TwoLayersOfFour(TwoLayers):

@@ -158,7 +158,9 @@ def test_a_run_from_scratch(blobs: FederatedData) -> None:
         return layer
 
     training = Training(optimizer="sgd", lr=0.5, weight_decay=0.0, batch_size=1000, select="last")
-    method = SFedKD(rounds=2, epochs=1, teachers=2, target=0.5, others=2.0, temperature=2.0, order="given")
+    method = SFedKD(
+        rounds=2, epochs=1, teachers=2, target_weight=0.5, others_weight=2.0, temperature=2.0, order="given"
+    )
     found = run(method, blobs, build, training=training, hardware=Hardware(threads=1)).weights
     wanted = plain(blobs, start[0], 0.5)
     assert found is not None
@@ -168,7 +170,7 @@ def test_a_run_from_scratch(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("order", ["random", "reversed"])
 def test_without_distillation_it_is_fedseq(blobs: FederatedData, order: str) -> None:
-    a = run(SFedKD(rounds=3, epochs=1, target=0.0, others=0.0, order=order), blobs, Tiny, **SETTINGS)
+    a = run(SFedKD(rounds=3, epochs=1, target_weight=0.0, others_weight=0.0, order=order), blobs, Tiny, **SETTINGS)
     b = run(FedSeq(rounds=3, epochs=1, order=order), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
     assert a.bytes == b.bytes
@@ -210,10 +212,17 @@ def test_counts_are_of_training_samples(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"teachers": 0}, {"rounds": 0}, {"target": -1}, {"others": -1}, {"temperature": 0}, {"participation": 0}],
+    [
+        {"teachers": 0},
+        {"rounds": 0},
+        {"target_weight": -1},
+        {"others_weight": -1},
+        {"temperature": 0},
+        {"participation": 0},
+    ],
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes))):
+    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
         SFedKD(**changes)
 
 

@@ -36,7 +36,7 @@ def test_two_chains(epochs: int, first: float, second: float, fixed: float, alon
     seen = rounds_of(SPFL(rounds=200, epochs=epochs, **PLAIN), toy_q())
     assert seen[:2] == pytest.approx([first, second], abs=1e-12)
     assert seen[-1] == pytest.approx(fixed, abs=1e-9)
-    one = SPFL(rounds=200, epochs=epochs, chains=1, order="fixed", **PLAIN)
+    one = SPFL(rounds=200, epochs=epochs, chains=1, chain_order="fixed", **PLAIN)
     assert rounds_of(one, toy_q())[-1] == pytest.approx(alone[0], abs=1e-5)
     assert rounds_of(one, toy_q()[::-1])[-1] == pytest.approx(alone[1], abs=1e-5)
 
@@ -51,7 +51,7 @@ def test_two_chains(epochs: int, first: float, second: float, fixed: float, alon
     ],
 )
 def test_ends_of_the_chains(epochs: int, start: float, ends: tuple[float, float]) -> None:
-    one = SPFL(rounds=1, epochs=epochs, chains=1, order="fixed", **PLAIN)
+    one = SPFL(rounds=1, epochs=epochs, chains=1, chain_order="fixed", **PLAIN)
     seen = [values(play(one, toys, start))[-1] for toys in (toy_q(), toy_q()[::-1])]
     assert seen == pytest.approx(ends, abs=1e-12)
 
@@ -61,10 +61,10 @@ def test_three_clients_and_their_orders() -> None:
         return [quadratic(a, b) for a, b in ((1, 1), (2, -1), (1, 3))]
 
     settings: dict[str, Any] = {"rounds": 1, "epochs": 1, **PLAIN}
-    one = SPFL(chains=1, order="fixed", **settings)
+    one = SPFL(chains=1, chain_order="fixed", **settings)
     shifts = [rounds_of(one, toys()[i:] + toys()[:i])[0] for i in range(3)]
     assert shifts == pytest.approx([0.192, 0.208, 0.096], abs=1e-12)
-    assert rounds_of(SPFL(order="fixed", **settings), toys()) == pytest.approx([0.496 / 3], abs=1e-12)
+    assert rounds_of(SPFL(chain_order="fixed", **settings), toys()) == pytest.approx([0.496 / 3], abs=1e-12)
     every = [rounds_of(one, list(order))[0] for order in itertools.permutations(toys())]
     assert sum(every) / 6 == pytest.approx(0.162, abs=1e-12)
     assert values(play(FedAvg(rounds=1, epochs=1), toys())) == pytest.approx([0.2 / 3], abs=1e-12)
@@ -90,7 +90,7 @@ def test_latin_chains_use_every_client_once_at_every_position() -> None:
 
 @pytest.mark.parametrize("order", ["latin", "random", "fixed"])
 def test_chains_of_some_clients(order: Order) -> None:
-    sequences = chains(SPFL(order=order, chains=2, participation=0.5), 8)
+    sequences = chains(SPFL(chain_order=order, chains=2, participation=0.5), 8)
     assert len(sequences) == 2
     assert all(len(set(sequence)) == 4 for sequence in sequences)
     assert len({client for sequence in sequences for client in sequence}) == 4
@@ -112,10 +112,10 @@ def test_transfers() -> None:
         {"chains": 2},
         {"length": 2},
         {"chains": 2, "length": 2},
-        {"order": "random"},
-        {"order": "random", "chains": 1},
+        {"chain_order": "random"},
+        {"chain_order": "random", "chains": 1},
         {"participation": 0.5},
-        {"align_global": 0.0, "order": "fixed", "chains": 1},
+        {"align_global": 0.0, "chain_order": "fixed", "chains": 1},
     ],
 )
 def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: FederatedData, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: Fede
 
 
 def test_chains_of_one_client_are_uniform_fedavg_bit_for_bit(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=3, epochs=2, length=1, order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(SPFL(rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
     b = run(FedAvg(rounds=3, epochs=2, weighting="uniform"), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
 
@@ -143,7 +143,7 @@ def test_the_order_of_such_chains_is_only_that_of_a_sum(blobs: FederatedData) ->
 
 
 def test_one_chain_is_fedseq_bit_for_bit(blobs: FederatedData) -> None:
-    a = run(SPFL(rounds=2, epochs=2, chains=1, order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
+    a = run(SPFL(rounds=2, epochs=2, chains=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SETTINGS)
     b = run(FedSeq(rounds=2, epochs=2), blobs, Tiny, **SETTINGS)
     assert same(a.weights, b.weights)
 
@@ -164,7 +164,13 @@ def test_the_model_changes_at_the_end_of_a_round_only() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"chains": -1}, {"length": -1}, {"align_previous": -1}, {"align_global": -1}, {"order": "random", "length": 2}],
+    [
+        {"chains": -1},
+        {"length": -1},
+        {"align_previous": -1},
+        {"align_global": -1},
+        {"chain_order": "random", "length": 2},
+    ],
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError):

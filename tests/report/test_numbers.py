@@ -75,7 +75,13 @@ def test_who_trained_when(
     [
         Plan(FedSeq()),
         Plan(FedELMY(models=2, alpha=0.06, average_start=False, form="released"), seed=3, clients=4, keep_trained=True),
-        Plan(FedAvg(server="adam", server_lr=0.01), "a folder/with space", "domains:a,b", size=32, evaluate_every=5),
+        Plan(
+            FedAvg(server_optimizer="adam", server_lr=0.01),
+            "a folder/with space",
+            "domains:a,b",
+            size=32,
+            evaluate_every=5,
+        ),
         Plan(FedSeq(order="b,a"), training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last")),
         Plan(FedSeq(), evaluate_on="own"),
         Plan(FedSeq(), model="cnn", val_fraction=0.0, workers=2, hardware=Hardware("cuda:1", 2, "bf16", True)),

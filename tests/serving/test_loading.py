@@ -45,7 +45,7 @@ def accuracy(model: Callable[[Tensor], Tensor], data: FederatedData) -> float:
         (PFNM(epochs=1), "mlp"),
         (FedMA(epochs=1, retrain_epochs=1), "mlp"),
         (FedOV(epochs=1), "mlp"),
-        (DENSE(epochs=1, distill_epochs=1, steps_per_batch=1, batch=16, width=8), "mlp"),
+        (DENSE(epochs=1, distill_epochs=1, steps_per_batch=1, distill_batch_size=16, generator_width=8), "mlp"),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else value,
 )

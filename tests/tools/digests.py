@@ -160,7 +160,7 @@ def of_run(case: Case) -> dict[str, str]:
             "metrics": of_rows(result.metrics),
             "ledger": of_rows(map(asdict, result.ledger)),
             "said": said.read_text() if said.exists() else "",
-            "configuration": of_rows([{k: v for k, v in config.items() if k not in own}]),
+            "configuration": digest([json.dumps({k: config[k] for k in config.keys() - own}, sort_keys=True).encode()]),
         }
 
 

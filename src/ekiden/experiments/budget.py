@@ -43,7 +43,8 @@ class Budget:
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
         """The plan with fewer epochs, rounds, ...: whole numbers, at least 1 where it was."""
         scaled = []
-        for name, factor in self.factors.items():
+        for given, factor in self.factors.items():
+            name = plan.method.renamed.get(given, given)
             full = getattr(plan.method, name, 0)
             used = max(1, round(full * factor))
             if full > used:
@@ -58,7 +59,10 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     Raises:
         UserError: a budget scales something that is not a whole-numbered hyperparameter of any of them, or raises it.
     """
-    scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
+    scalable = set[str]()
+    for kind in kinds:
+        whole = {name for name, hint in settings.hyperparameters(kind).items() if hint is int}
+        scalable |= whole | {former for former, name in kind.renamed.items() if name in whole}
     found = {PAPER: Budget()}
     for name, entry in table(values, "budget").items():
         with at(f"budget.{name}"):

@@ -19,7 +19,7 @@ from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method
-from ekiden.methods import known, method_of
+from ekiden.methods import hyperparameters, known, method_of
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -265,7 +265,7 @@ def label(config: dict[str, Any]) -> str:
     kind = known(config["method"])
     usual = (asdict(kind()) if kind else {}) | asdict(Training()) | asdict(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = config["hyperparameters"] | asdict(settings_in(config)[0]) | hardware
+    given = hyperparameters(config) | asdict(settings_in(config)[0]) | hardware
     if selection(config) != given["select"]:  # the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
@@ -305,9 +305,9 @@ def _budget(config: dict[str, Any]) -> str:
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
-    fields = {k: config[k] for k in ("method", "hyperparameters", "training", "hardware", "dataset", "model")}
-    plan = {k: v for k, v in config.get("plan", {}).items() if k != "seed"}
-    others = [bool(config.get("closing_lap")), config.get("revisions", [])]
+    fields = {k: config[k] for k in ("method", "training", "hardware", "dataset", "model")}
+    plan = {k: v for k, v in config.get("plan", {}).items() if k not in ("seed", "hyperparameters")}
+    others = [hyperparameters(config), bool(config.get("closing_lap")), config.get("revisions", [])]
     return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 

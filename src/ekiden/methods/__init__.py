@@ -172,6 +172,12 @@ def method_of(said: Mapping[str, Any]) -> Method:
     return ClosingLap(method) if said.get("closing_lap") else method
 
 
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters in a run folder's configuration under today's names; as they stand, of an unknown method."""
+    kind, values = known(config["method"]), config["hyperparameters"]
+    return dict(values) if kind is None else kind.current(values)
+
+
 def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
     """The plan of `kind` (a dataclass with a method) with these plain values.
 
@@ -185,7 +191,9 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
     """
     named = method_named(str(values.get("method")))
     with reading("the plan", reader):
-        own = {"method": made(named, named.current(values.get("hyperparameters")), "hyperparameters")}
+        given = values.get("hyperparameters")
+        given = named.current(given) if isinstance(given, Mapping) else given
+        own = {"method": made(named, given, "hyperparameters")}
         return made(kind, {k: v for k, v in values.items() if k != "hyperparameters"} | own)
 
 
@@ -265,6 +273,7 @@ __all__ = [
     "RegMean",
     "SFedKD",
     "check_needs",
+    "hyperparameters",
     "known",
     "method_named",
     "method_of",

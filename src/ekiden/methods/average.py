@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -39,11 +39,11 @@ class Average(Method):
 
     epochs: Count = 200
     """E, epochs at each client"""
-    weights: Literal["uniform", "samples"] = "uniform"
+    weighting: Literal["uniform", "samples"] = "uniform"
     """p_i: 1/N, or n_i/n"""
-    head: Head = "mean"
+    combine_heads: Head = "mean"
     """the classifier: averaged like the rest, by owners of each class, or by n_ic/n_c, the clients' samples of it"""
-    statistics: Literal["mean", "mixture"] = "mean"
+    running_variances: Literal["mean", "mixture"] = "mean"
     """running variances: averaged, or that of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
@@ -54,11 +54,17 @@ class Average(Method):
     clip_update: NonNegative = 0.0
     """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
 
+    renamed: ClassVar[Mapping[str, str]] = {
+        "weights": "weighting",
+        "statistics": "running_variances",
+        "head": "combine_heads",
+    }
+
     def __post_init__(self) -> None:
         """A rule that counts every client once knows no classes, and a step needs a common start."""
-        if self.combine != "mean" and (self.head, self.statistics) != ("mean", "mean"):
+        if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
             raise UserError(
-                f"--combine {self.combine} goes with --head mean and --statistics mean only: leave these out"
+                f"--combine {self.combine} goes with --combine-heads mean and --running-variances mean: leave these out"
             )
         if self.clip_update and self.init != "same":
             raise UserError("--clip-update bounds the step from the common initial model: leave out --init different")
@@ -66,15 +72,16 @@ class Average(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """Classes, where the classifier is averaged by them."""
-        return frozenset() if self.head == "mean" else CLASSES
+        return frozenset() if self.combine_heads == "mean" else CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
         """The rule must be one for so many clients."""
-        refuse(self.combine, len(clients), self.faulty, weighted=self.weights == "samples")
+        refuse(self.combine, len(clients), self.faulty, weighted=self.weighting == "samples")
 
     def check_network(self, model: Size) -> None:
         """Other rules than the mean need to know which layer is the classifier."""
-        _ = self.head == "mean" or model.layout.head
+        if self.combine_heads != "mean":
+            _ = model.layout.head  # raises where there is none
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train at all clients, average."""
@@ -89,9 +96,9 @@ class Average(Method):
     def train(self, client: Client, model: Weights) -> Trained:
         """Plain training."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
-        if self.head != "mean":
+        if self.combine_heads != "mean":
             return Trained(model, client.class_counts())
-        return Trained(model, torch.tensor([client.n] if self.weights == "samples" else [], dtype=torch.int64))
+        return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
 
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
         """What was sent, steps from the initial model shortened to `clip_update`."""
@@ -103,13 +110,13 @@ class Average(Method):
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
         """Σ p_i θ_i."""
         models, counts = [t.model for t in sent], torch.stack([t.counts for t in sent])
-        weights = counts.sum(1).tolist() if self.weights == "samples" else [1] * len(sent)
+        weights = counts.sum(1).tolist() if self.weighting == "samples" else [1] * len(sent)
         result = combine(models, weights, self.combine, self.faulty)
-        if self.statistics == "mixture":
+        if self.running_variances == "mixture":
             result = mixture(models, weights, result, layout)
-        if self.head == "mean":
+        if self.combine_heads == "mean":
             return result
-        return class_mean(models, owned(counts) if self.head == "class-wise" else counts, layout, result)
+        return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
 
     def steps(self, clients: int) -> int:
         """One."""
@@ -117,7 +124,7 @@ class Average(Method):
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N for n_i, 8·N·K for n_ic, where they are needed."""
-        numbers = model.layout.classes if self.head != "mean" else int(self.weights == "samples")
+        numbers = model.layout.classes if self.combine_heads != "mean" else int(self.weighting == "samples")
         return clients * (model + 8 * numbers)
 
 

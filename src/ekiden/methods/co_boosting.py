@@ -1,9 +1,9 @@
 """Co-Boosting: synthetic samples and the weights of the ensemble that teaches on them improve each other."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ class CoBoosting(Method):
     """T, batches that are synthesised, with one pass over all of them after each"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
-    batch: Annotated[int, Range(least=2)] = 128
+    distill_batch_size: Annotated[int, Range(least=2)] = 128
     """b, samples synthesised an epoch, and per step of the student and of the weights"""
     hardness: NonNegative = 1.0
     """exponent of 1 - p, by which a sample counts that the ensemble gives its class with probability p; 0: all alike"""
@@ -85,14 +85,20 @@ class CoBoosting(Method):
     """ε, how far the student's samples are moved, in each number of the scaled inputs"""
     distill_lr: Positive = 0.01
     """η_S, learning rate of the student (SGD, momentum 0.9), at the start; it falls by a cosine"""
-    distill_decay: NonNegative = 1e-4
+    distill_weight_decay: NonNegative = 1e-4
     """weight decay of the student"""
     temperature: Positive = 4.0
     """softening of the answers that the student learns, and of those along which samples are moved"""
     noise: Count = 256
     """length of the generator's input z"""
-    width: Count = 64
+    generator_width: Count = 64
     """channels of the generator"""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "batch": "distill_batch_size",
+        "width": "generator_width",
+        "distill_decay": "distill_weight_decay",
+    }
 
     needs = CLASSES | NUMBERS
 
@@ -140,9 +146,9 @@ class CoBoosting(Method):
     def synthesise(self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module) -> tuple[Tensor, Tensor]:
         """The samples of a new generator with the smallest loss, and the classes that they were made for."""
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
-        generator = SampleGenerator(fed.shape, self.noise, self.width, draw).to(device)
-        z = torch.randn(self.batch, self.noise, generator=draw).to(device).requires_grad_()
-        labels = torch.randint(fed.layout.classes, (self.batch,), generator=draw)
+        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
+        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        labels = torch.randint(fed.layout.classes, (self.distill_batch_size,), generator=draw)
         wanted = labels.to(device)
         student.eval()
 
@@ -153,7 +159,7 @@ class CoBoosting(Method):
             return hard(answers, wanted, self.hardness) - self.adv * softened(answers, own, self.adv_temperature)
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP)
-        samples = self.steps_per_batch * self.batch * (len(teacher.members) + 2)  # generator and student
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
         fed.work.add(Work(samples, samples))
         return made, labels
 
@@ -161,7 +167,7 @@ class CoBoosting(Method):
         """The weights of the models after passes over the pool in mini-batches."""
         draw, weights = fed.generator("weights"), teacher.weights
         for _ in range(self.weight_steps):
-            for rows in batches(len(pool), self.batch, draw):
+            for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = fed.feed(as_made(pool, rows), draw)
                 with torch.no_grad(), fed.autocast():
                     answers = teacher.answers(x)
@@ -177,7 +183,7 @@ class CoBoosting(Method):
         student.module.train()
         with torch.random.fork_rng(devices=[]):  # dropout of the student
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=draw)))
-            for rows in batches(len(pool), self.batch, draw):
+            for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = self.diversified(fed, teacher, fed.feed(as_made(pool, rows), draw), draw)
                 student.grad.zero_()
                 with fed.autocast():
@@ -185,7 +191,7 @@ class CoBoosting(Method):
                         answers = teacher(x)
                     own = student.module(x).float()
                 softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
-                student.grad.mul_(kept(student.grad, _CLIP)).add_(student.params, alpha=self.distill_decay)
+                student.grad.mul_(kept(student.grad, _CLIP)).add_(student.params, alpha=self.distill_weight_decay)
                 momentum.mul_(0.9).add_(student.grad)
                 student.params.add_(momentum, alpha=-lr)
         members = len(teacher.members)

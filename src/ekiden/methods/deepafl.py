@@ -1,7 +1,7 @@
 """DeepAFL: deep analytic federated learning."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
@@ -122,7 +122,7 @@ class DeepAFL(Method):
     """T, residual layers, each of two more communications"""
     width: Count = 256
     """D, numbers in z"""
-    hidden: Count = 256
+    random_features: Count = 256
     """F, random features of a layer"""
     ridge: Positive = 1.0
     """λ of the classifiers"""
@@ -134,6 +134,8 @@ class DeepAFL(Method):
     """σ of the random features"""
     scale: Positive = 1.0
     """factor of R_0, for features that are much smaller or larger than 1"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"hidden": "random_features"}
 
     private: ClassVar[type[KeptSolutions]] = KeptSolutions
 
@@ -229,8 +231,8 @@ class DeepAFL(Method):
         with torch.no_grad():
             first.weight *= self.scale
             for t in range(self.layers):
-                residual = Residual(self.width, self.hidden, ACTIVATIONS[self.activation]())
-                residual.random = drawn(t + 1, self.width, self.hidden)
+                residual = Residual(self.width, self.random_features, ACTIVATIONS[self.activation]())
+                residual.random = drawn(t + 1, self.width, self.random_features)
                 residual.delta.double()
                 if 2 * t + 1 < len(solutions):
                     residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)
@@ -257,8 +259,8 @@ class DeepAFL(Method):
     def cost(self, clients: int, model: Size) -> int:
         """8N·((T + 1)·(D(D + 1)/2 + DK) + T·(F(F + 1)/2 + FK)) up, 8N·T·(DK + FK) down."""
         k = model.layout.classes
-        a, b = (n * (n + 1) // 2 + n * k for n in (self.width, self.hidden))
-        return 8 * clients * ((self.layers + 1) * a + self.layers * (b + (self.width + self.hidden) * k))
+        a, b = (n * (n + 1) // 2 + n * k for n in (self.width, self.random_features))
+        return 8 * clients * ((self.layers + 1) * a + self.layers * (b + (self.width + self.random_features) * k))
 
 
 def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Tensor:

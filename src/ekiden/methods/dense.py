@@ -1,8 +1,8 @@
 """DENSE: data-free one-shot federated learning by a generator and distillation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ class DENSE(Method):
     """T, batches that are synthesised, with one pass over all of them after each"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
-    batch: Annotated[int, Range(least=2)] = 256
+    distill_batch_size: Annotated[int, Range(least=2)] = 256
     """B_s and B_k, samples synthesised an epoch, and per step of the student"""
     ce: NonNegative = 1.0
     """weight of the loss of the teachers' answers with the wanted classes (labels, numbers)"""
@@ -63,10 +63,12 @@ class DENSE(Method):
     """softening of the answers that the student learns"""
     noise: Count = 256
     """length of the generator's input z"""
-    width: Count = 64
+    generator_width: Count = 64
     """channels of the generator"""
     student: Literal["fresh", "average"] = "fresh"
     """the student's start: the common initial model, or the mean of the clients' models"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"batch": "distill_batch_size", "width": "generator_width"}
 
     needs = VECTORS | NUMBERS
 
@@ -105,9 +107,9 @@ class DENSE(Method):
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
         """The samples, of all steps of a new generator, with the smallest loss."""
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
-        generator = SampleGenerator(fed.shape, self.noise, self.width, draw).to(device)
-        z = torch.randn(self.batch, self.noise, generator=draw).to(device).requires_grad_()
-        wanted = fed.task.drawn(self.batch, fed.layout.classes, draw).to(device)
+        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
+        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(device)
         statistics = Statistics(teacher)
         student.eval()
 
@@ -122,7 +124,7 @@ class DENSE(Method):
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
-        samples = self.steps_per_batch * self.batch * (len(teacher.members) + 2)  # generator and student
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
         fed.work.add(Work(samples, samples))
         return made
 
@@ -132,7 +134,7 @@ class DENSE(Method):
         student.module.train()
         with torch.random.fork_rng(devices=[]):  # dropout of the student
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=draw)))
-            for rows in batches(len(pool), self.batch, draw):
+            for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = fed.feed(as_made(pool, rows), draw)
                 student.grad.zero_()
                 with fed.autocast():

@@ -61,7 +61,7 @@ class DisPFL(Method):
     """a, share of active weights that is moved in the first round; falls to 0 as a cosine"""
     regrow: Literal["random", "gradient"] = "random"
     """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
-    layers: Literal["erk", "uniform"] = "erk"
+    sparsity_distribution: Literal["erk", "uniform"] = "erk"
     """how density differs between tensors: Erdős–Rényi kernel (small ones denser), or not at all"""
     topology: str = "peers:0.1"
     """whom a client hears: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
@@ -69,7 +69,7 @@ class DisPFL(Method):
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
+    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay", "layers": "sparsity_distribution"}
     private: ClassVar[type[Masks]] = Masks
 
     def check(self, clients: Sequence[str]) -> None:
@@ -128,10 +128,8 @@ class DisPFL(Method):
 
     def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
         """Number of active weights of each tensor."""
-        return [
-            min(prod(shape), max(1, round(d * prod(shape))))
-            for shape, d in zip(shapes, densities(shapes, self.density, self.layers == "erk"), strict=True)
-        ]
+        shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
+        return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
 
     def steps(self, clients: int) -> int:
         """T rounds."""

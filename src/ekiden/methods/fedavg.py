@@ -1,8 +1,8 @@
 """FedAvg: federated averaging."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -38,6 +38,10 @@ class ServerOptimizer(State):
     second: Tensor | None = None
 
 
+_TAU = 1e-3
+"""τ of Adam at the server, its degree of adaptivity; the value that its authors use most."""
+
+
 @dataclass(frozen=True)
 class FedAvg(ParallelMethod):
     """Federated averaging: clients train the global model side by side, the server averages what they send back.
@@ -62,7 +66,7 @@ class FedAvg(ParallelMethod):
     """p_i, weights of the average: numbers of samples, or all the same"""
     lr_decay: Fraction = 1.0
     """factor on the local learning rate, once a round"""
-    server: Literal["sgd", "adam"] = "sgd"
+    server_optimizer: Literal["sgd", "adam"] = "sgd"
     """the server's optimiser on the mean change; sgd at rate 1 is plain averaging"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
@@ -70,14 +74,15 @@ class FedAvg(ParallelMethod):
     """β, momentum of the server; β_1 of Adam"""
     server_beta2: BelowOne = 0.99
     """β_2 of Adam at the server"""
-    server_tau: Positive = 1e-3
-    """τ of Adam at the server, its degree of adaptivity"""
     combine: Rule = "mean"
     """how the server makes one model of many: their mean, or a rule that withstands some that may be anything"""
     faulty: CountOrZero = 1
     """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
     clip_update: NonNegative = 0.0
     """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"server": "server_optimizer"}
+    removed: ClassVar[Mapping[str, Any]] = {"server_tau": 1e-3}
 
     skips: ClassVar[bool] = True  # a round has fewer replies
 
@@ -108,13 +113,13 @@ class FedAvg(ParallelMethod):
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """The server's step from `model` towards the average."""
-        if self.server == "sgd":
+        if self.server_optimizer == "sgd":
             new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
             return s.next(model=new, momentum=buffer)
         beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
         first = (1 - beta) * change + (beta * s.momentum if s.momentum is not None else 0)
-        second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else self.server_tau**2)
-        params = model.params + self.server_lr * first / (second.sqrt() + self.server_tau)
+        second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else _TAU**2)
+        params = model.params + self.server_lr * first / (second.sqrt() + _TAU)
         return s.next(model=target.with_params(params), momentum=first, second=second)
 
     def steps(self, clients: int) -> int:

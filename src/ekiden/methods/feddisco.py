@@ -1,6 +1,6 @@
 """FedDisco: averaging with weights that know how skewed each client's labels are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -63,7 +63,7 @@ class FedDisco(ParallelMethod):
     """a, weight of the discrepancy"""
     b: float = 0.1
     """b, added to each weight; scale it as 1/m for other numbers m of clients a round than 10"""
-    measure: Measure = "kl"
+    discrepancy: Measure = "kl"
     """d_k, distance of the labels' distribution from uniform; kl is divided by its sum over the clients, as in the
     authors' code"""
     participation: Fraction = 1.0
@@ -73,8 +73,10 @@ class FedDisco(ParallelMethod):
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"measure": "discrepancy"}
+
     exchange: ClassVar[Exchange] = Exchange(numbers=2)
-    host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "measure")
+    host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "discrepancy")
     skips: ClassVar[bool] = True  # a round has fewer replies
 
     selection = last_iterate
@@ -103,12 +105,12 @@ class FedDisco(ParallelMethod):
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """n_k and d_k."""
         client = at.client
-        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.measure)))
+        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.discrepancy)))
 
     def merge(self, r: ServerRound) -> After:
         """The ends, each chain weighted as much as its clients are on average. Full chains: FedAvg."""
         n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
-        weights = disco_weights(n, normalised(d, self.measure), self.a, self.b)
+        weights = disco_weights(n, normalised(d, self.discrepancy), self.a, self.b)
         p = dict(zip(r.closings, weights, strict=True))
         along = [mean_along(p, chain) for chain in r.chains]
         middle = mean(r.ends, along if any(along) else None)

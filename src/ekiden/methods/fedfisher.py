@@ -1,8 +1,8 @@
 """FedFisher: the server goes down the quadratic that the clients' Fisher information makes of their losses."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,18 +59,20 @@ class FedFisher(Method):
 
     epochs: Count = 30
     """E, epochs at each client"""
-    form: Literal["kfac", "diagonal"] = "kfac"
+    curvature: Literal["kfac", "diagonal"] = "kfac"
     """F_k: A ⊗ B for each linear and convolutional layer, or the diagonal for all layers"""
     fisher: Labels = "expected"
     """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
     iterations: Count = 2000
     """T, steps of Adam at the server"""
-    step: Positive = 0.01
+    server_lr: Positive = 0.01
     """η, step size of Adam at the server"""
-    weights: Literal["uniform", "samples"] = "samples"
+    weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting", "step": "server_lr", "form": "curvature"}
 
     needs = CLASSES
 
@@ -81,7 +83,7 @@ class FedFisher(Method):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One step: train and measure at all clients, minimise."""
         if s.step == 0:
-            if self.form == "kfac":
+            if self.curvature == "kfac":
                 note_averaged("FedFisher", fed.layout)
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             s = s.next(model=self.merge(sent, fed.layout))
@@ -93,21 +95,21 @@ class FedFisher(Method):
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         data = client.network(trained.model), self.layers(client.layout), client.batches()
-        if self.form == "diagonal":
+        if self.curvature == "diagonal":
             return BlockInformed(trained, [diagonal(*data, self.fisher, draw, client.work).float()])
         found = kronecker(*data, self.fisher, draw, client.work)
         return BlockInformed(trained, [half(side) for factors in found for side in factors])
 
     def layers(self, layout: Layout) -> list[Layer]:
         """Those with Fisher information: all that have parameters, or the linear and convolutional ones."""
-        return [x for x in layout.layers if x.params] if self.form == "diagonal" else list(layout.dense)
+        return [x for x in layout.layers if x.params] if self.curvature == "diagonal" else list(layout.dense)
 
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
         """Adam on the quadratic, from the average."""
         models = [s.trained for s in sent]
         mean, p = self.average.aggregate(models, layout), shares(models)
         away = [m.model.params - mean.params for m in models]
-        if self.form == "diagonal":
+        if self.curvature == "diagonal":
             gradient = along_diagonals([s.fisher[0] for s in sent], away, p)
         else:
             factors = [unpacked(s.fisher, layout.dense) for s in sent]
@@ -122,14 +124,14 @@ class FedFisher(Method):
             g = gradient(change)
             first.mul_(_MOMENTUM).add_(g)
             second.mul_(_SQUARES).addcmul_(g, g)
-            root = second.sqrt().add_(_EPSILON) if self.form == "diagonal" else (second + _EPSILON).sqrt_()
-            change = change.addcdiv(first, root, value=-self.step)
+            root = second.sqrt().add_(_EPSILON) if self.curvature == "diagonal" else (second + _EPSILON).sqrt_()
+            change = change.addcdiv(first, root, value=-self.server_lr)
         return change
 
     @property
     def average(self) -> Average:
         """The training, and the average that the server starts from."""
-        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def steps(self, clients: int) -> int:
         """One."""
@@ -141,7 +143,7 @@ class FedFisher(Method):
         Layers have d inputs, a bias counting as one, and o outputs.
         """
         numbers = sum(length(layer.inputs) + length(layer.width) for layer in model.layout.dense)
-        if self.form == "diagonal":
+        if self.curvature == "diagonal":
             numbers = len(model.network.params)
         return self.average.cost(clients, model) + clients * 4 * numbers
 

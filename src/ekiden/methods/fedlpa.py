@@ -1,9 +1,9 @@
 """FedLPA: the mean of the product of the clients' layer-wise posteriors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,10 +64,12 @@ class FedLPA(Method):
     """most conjugate gradient steps in each layer"""
     fisher: Labels = "given"
     """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
-    weights: Literal["uniform", "samples"] = "samples"
+    weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     needs = CLASSES
 
@@ -118,7 +120,7 @@ class FedLPA(Method):
     @property
     def average(self) -> Average:
         """The training, and the average of all other layers."""
-        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def steps(self, clients: int) -> int:
         """One."""

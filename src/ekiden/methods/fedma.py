@@ -1,13 +1,13 @@
 """FedMA: federated matched averaging."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive, require
+from ekiden.base.checks import Count, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
@@ -91,14 +91,10 @@ class FedMA(Method):
     """it, how often every client is matched again"""
     bias: float = 0.1
     """prior mean of biases; that of weights is 0"""
-    popularity: NonNegative = 1.0
-    """factor of the log popularity of a unit: 1 as released, 2 in proportion to the other terms"""
-    atoms: Count = 700
-    """global units of a layer above which few new ones are offered"""
-    estimate: bool = False
-    """estimate means and variances of the units from the units, for each coordinate; σ² and σ0² are the start"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700, "estimate": False}
 
     private: ClassVar[type[KeptLayers]] = KeptLayers
     needs = CLASSES
@@ -109,9 +105,7 @@ class FedMA(Method):
     @property
     def process(self) -> Process:
         """The model of the units."""
-        return Process(
-            self.gamma, self.sigma, self.sigma0, self.bias, self.popularity, self.atoms, self.sweeps, self.estimate
-        )
+        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
 
     def start(self) -> Matched:
         """There is no model of matched units before the matching."""

@@ -1,7 +1,7 @@
 """FedPFT: Gaussian mixtures of frozen features travel, and a head is trained on features drawn from them."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -64,7 +64,7 @@ class FedPFT(Method):
     so that the bytes do not depend on the data. The differentially private form is left out.
     """
 
-    form: Literal["star", "chain"] = "star"
+    topology: Literal["star", "chain"] = "star"
     """topology: all clients to the server, or from client to client"""
     mixtures: Count = 10
     """K, Gaussians for each class"""
@@ -76,19 +76,27 @@ class FedPFT(Method):
     """passes over the drawn features, to train the head"""
     head_lr: Positive = 0.01
     """learning rate of the head (AdamW)"""
-    head_decay: NonNegative = 0.01
+    head_weight_decay: NonNegative = 0.01
     """weight decay of the head"""
-    head_batch: Count = 128
+    head_batch_size: Count = 128
     """features in a mini-batch"""
     order: str = "given"
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "head_batch": "head_batch_size",
+        "head_decay": "head_weight_decay",
+        "form": "topology",
+    }
 
     splits_model: ClassVar[bool] = True
     needs = CLASSES
 
     def __post_init__(self) -> None:
         """A star has no order."""
-        require(self.form == "chain" or self.order == "given", "order", self.order, "given, unless --form chain")
+        require(
+            self.topology == "chain" or self.order == "given", "order", self.order, "given, unless --topology chain"
+        )
 
     def check(self, clients: Sequence[str]) -> None:
         """The order must name them."""
@@ -102,7 +110,7 @@ class FedPFT(Method):
         """A star is one step; in a chain a hop is one."""
         steps = self.steps(len(fed.clients))
         while s.step < steps:
-            if self.form == "star":
+            if self.topology == "star":
                 s = s.next(
                     model=self.at_server(fed, fed.get([fed.call(self.describe, k, INITIAL) for k in fed.clients]))
                 )
@@ -168,10 +176,10 @@ class FedPFT(Method):
         head.module.eval()
         x, y = x.to(head.params.device), y.to(head.params.device)
         steps = optimizer(
-            head.params, head.grad, Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_decay)
+            head.params, head.grad, Training(optimizer="adamw", lr=self.head_lr, weight_decay=self.head_weight_decay)
         )
         for _ in range(self.head_epochs):
-            for rows in torch.split(torch.randperm(len(x), generator=draw).to(x.device), self.head_batch):
+            for rows in torch.split(torch.randperm(len(x), generator=draw).to(x.device), self.head_batch_size):
                 head.grad.zero_()
                 F.cross_entropy(head.module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 steps.step()
@@ -182,7 +190,7 @@ class FedPFT(Method):
 
     def steps(self, clients: int) -> int:
         """One, or N hops."""
-        return 1 if self.form == "star" else clients
+        return 1 if self.topology == "star" else clients
 
     def cost(self, clients: int, model: Size) -> int:
         """N·S in a star, (N - 1)·S in a chain, S = 8C + b·C·K·(1 + A + c) for C classes and K mixtures.
@@ -191,7 +199,7 @@ class FedPFT(Method):
         """
         dim, classes = width(model.network, model.shape), model.layout.classes
         gaussian = 1 + dim + size_of_covariance(self.covariance, dim)
-        sends = clients if self.form == "star" else clients - 1
+        sends = clients if self.topology == "star" else clients - 1
         return sends * classes * (8 + (2 if self.half else 4) * self.mixtures * gaussian)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -124,20 +124,26 @@ class FENS(Method):
     """T, rounds in which the aggregator is trained"""
     local_steps: Count = 1
     """mini-batches of a client in a round"""
-    aggregator_batch: Count = 128
+    aggregator_batch_size: Count = 128
     """samples in such a mini-batch"""
     aggregator_lr: Positive = 1.0
     """η_l, learning rate of clients for the aggregator (SGD)"""
-    server: Literal["sgd", "adam"] = "adam"
+    server_optimizer: Literal["sgd", "adam"] = "adam"
     """the server's optimiser on the mean change of the aggregator; sgd at rate 1 is plain averaging"""
     server_lr: Positive = 1e-3
     """η_g, learning rate of the server"""
     server_momentum: BelowOne = 0.9
     """β_1, momentum of the server"""
-    penalty: NonNegative = 0.0
+    ridge: NonNegative = 0.0
     """λ of the ridge; 0: the one with the least generalised cross-validation"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "server": "server_optimizer",
+        "aggregator_batch": "aggregator_batch_size",
+        "penalty": "ridge",
+    }
 
     private: ClassVar[Any] = HeldOut
     needs = CLASSES
@@ -187,7 +193,9 @@ class FENS(Method):
         if not any(trained.weight for trained in sent):
             raise _nothing_held()
         target = mean([trained.aggregator for trained in sent], [trained.weight for trained in sent])
-        host = FedAvg(server=self.server, server_lr=self.server_lr, server_momentum=self.server_momentum)
+        host = FedAvg(
+            server_optimizer=self.server_optimizer, server_lr=self.server_lr, server_momentum=self.server_momentum
+        )
         after = host.update(ServerOptimizer(momentum=s.momentum, second=s.second), start, target)
         assert isinstance(after.model, Weights)
         if not after.model.is_finite():
@@ -205,11 +213,11 @@ class FENS(Method):
         draw = Generator().manual_seed(client.seed("aggregator"))
         network = Network(self.combiner(answers.shape[1], client.classes, draw), answers.device)
         network.load(aggregator)
-        for rows in minibatches(len(y), self.aggregator_batch, self.local_steps, draw):
+        for rows in minibatches(len(y), self.aggregator_batch_size, self.local_steps, draw):
             network.grad.zero_()
             F.cross_entropy(network.module(answers[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             network.params.sub_(network.grad, alpha=self.aggregator_lr)
-        return TrainedAggregator(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch)))
+        return TrainedAggregator(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch_size)))
 
     def solve(self, fed: Fed, s: Stacking) -> Stacking:
         """The ridge of the clients' sums."""
@@ -217,7 +225,7 @@ class FENS(Method):
         if not sum(part.samples for part in sums):
             raise _nothing_held()
         network = Network(self.combiner(len(fed.clients), fed.layout.classes))
-        network.params.copy_(ridge(sums, self.penalty).flatten())
+        network.params.copy_(ridge(sums, self.ridge).flatten())
         return s.next(aggregator=network.weights())
 
     @on_client

@@ -1,8 +1,8 @@
 """Fisher merging: an average of models in which each weight counts as much as its client's data determine it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,10 +58,12 @@ class FisherMerging(Method):
     """least F_k of a weight; weights about which nobody knows more are averaged"""
     normalise: bool = False
     """divide each F_k by its length, so that models which are sure of all answers count as much as others"""
-    weights: Literal["uniform", "samples"] = "samples"
+    weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     needs = CLASSES
 
@@ -102,7 +104,7 @@ class FisherMerging(Method):
     @property
     def average(self) -> Average:
         """The training, and the average of what has no Fisher information."""
-        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def steps(self, clients: int) -> int:
         """One."""

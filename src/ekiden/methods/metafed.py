@@ -1,6 +1,6 @@
 """MetaFed: knowledge handed round a ring, then distilled into a personal model at each client."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -37,13 +37,15 @@ class MetaFed(Method):
     """E, epochs of each visit and of the personalisation"""
     warmup: CountOrZero = 30
     """epochs that every client trains alone before the first round"""
-    weight: NonNegative = 1.0
+    distill_weight: NonNegative = 1.0
     """λ_0, largest weight of the distillation"""
-    threshold: NonNegative = 0.6
+    distill_above: NonNegative = 0.6
     """validation accuracy (R² in regression) above which a client keeps its own weights and distils, from then on;
     below, it copies the teacher"""
     trust: NonNegative = 0.5
     """threshold_2, accuracy from which a teacher no better than the client still teaches (0.4 for VLCS and PACS)"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"threshold": "distill_above", "weight": "distill_weight"}
 
     needs_validation: ClassVar[bool] = True
     private: ClassVar[Any] = bool  # flag_i, whether the client distils
@@ -74,21 +76,24 @@ class MetaFed(Method):
     def warm_up(self, client: Client, model: Weights) -> Weights:
         """Training alone, from the common initial model."""
         model = client.fit(model, epochs=self.warmup)
-        client.state = client.accuracy(model) > self.threshold
+        client.state = client.accuracy(model) > self.distill_above
         return model
 
     @on_client
     def accumulate(self, client: Client, own: Weights, teacher: Weights | None) -> Weights:
         """A visit of the ring."""
-        model = self.learn(client, own, own if teacher is None else teacher, 0.0 if teacher is None else self.weight)
-        client.state = client.state or client.accuracy(model) > self.threshold
+        if teacher is None:
+            model = client.fit(own, epochs=self.epochs)
+        else:
+            model = self.learn(client, own, teacher, self.distill_weight)
+        client.state = client.state or client.accuracy(model) > self.distill_above
         return model
 
     @on_client
     def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
         """The last lesson, which counts as much as the teacher is better here."""
         mine, theirs = client.accuracy(own), client.accuracy(teacher)
-        return self.learn(client, own, teacher, distillation_weight(self.weight, mine, theirs, self.trust))
+        return self.learn(client, own, teacher, distillation_weight(self.distill_weight, mine, theirs, self.trust))
 
     def learn(self, client: Client, own: Weights, teacher: Weights, weight: float) -> Weights:
         """Train from the teacher's weights, or train the client's own model towards the teacher's features."""

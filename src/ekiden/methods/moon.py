@@ -1,6 +1,6 @@
 """MOON: model-contrastive federated learning."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -61,7 +61,7 @@ class MOON(ParallelMethod):
     """μ, weight of the contrast; 0 is FedAvg"""
     temperature: Positive = 0.5
     """τ, temperature of the contrast"""
-    pool: Count = 1
+    earlier_models: Count = 1
     """J, earlier models of its own that a client keeps and is held away from"""
     participation: Fraction = 1.0
     """c, part of the clients drawn for each round, at least one"""
@@ -77,6 +77,8 @@ class MOON(ParallelMethod):
     """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
     clip_update: NonNegative = 0.0
     """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"pool": "earlier_models"}
 
     private: ClassVar[Any] = list[Weights]
     exchange: ClassVar[Exchange] = Exchange(keeps=True)
@@ -126,7 +128,7 @@ class MOON(ParallelMethod):
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """It is what the next rounds are held away from."""
-        return (*at.memory, *learned)[-self.pool :], Closing()
+        return (*at.memory, *learned)[-self.earlier_models :], Closing()
 
     def steps(self, clients: int) -> int:
         """T rounds."""

@@ -1,9 +1,9 @@
 """OT fusion: align the neurons of the models by optimal transport, then average."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +57,15 @@ class OTFusion(Method):
     """cost of a match: squared Euclidean distance instead of the distance"""
     sinkhorn: NonNegative = 0.0
     """entropic regularisation of the transport, 0.01 in the authors' script; 0: exact transport"""
-    correction: NonNegative = 0.0
-    """what is added to 1/n where columns of the transport are divided by it, 1e-7 in the authors' code"""
-    target: CountOrZero = 0
+    reference: CountOrZero = 0
     """number of the client whose model the others are aligned to; 0 is the first"""
-    head: Literal["mean", "class-wise"] = "mean"
+    combine_heads: Literal["mean", "class-wise"] = "mean"
     """the classifier: averaged, or each row over the clients with more than one sample of its class"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"target": "reference", "head": "combine_heads"}
+    removed: ClassVar[Mapping[str, Any]] = {"correction": 0.0}
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -74,7 +75,9 @@ class OTFusion(Method):
     def check(self, clients: Sequence[str]) -> None:
         """The target must be one of them."""
         require_extra("methods", "OT fusion", "ot")
-        require(self.target < len(clients), "target", self.target, f"below {len(clients)}, the number of clients")
+        require(
+            self.reference < len(clients), "reference", self.reference, f"below {len(clients)}, the number of clients"
+        )
 
     def check_network(self, model: Size) -> None:
         """Its layers must follow one another."""
@@ -85,7 +88,8 @@ class OTFusion(Method):
         """One step: train at all clients, align, average."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
-            target, probe = sent[self.target].model, torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
+            target = sent[self.reference].model
+            probe = torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
             aligned = []
             for trained in sent:
                 matching = self.matching(fed, trained.model, target, probe)
@@ -102,11 +106,11 @@ class OTFusion(Method):
     @property
     def average(self) -> Average:
         """The averaging around the alignment."""
-        return Average(epochs=self.epochs, head=self.head, init=self.init)
+        return Average(epochs=self.epochs, combine_heads=self.combine_heads, init=self.init)
 
     def matching(self, fed: Fed, model: Weights, target: Weights, probe: Tensor) -> Matching:
         """How units of `model` are matched to those of `target`."""
-        settings = self.squared, self.sinkhorn, self.correction
+        settings = self.squared, self.sinkhorn
         if self.alignment == "weights":
             return lambda i, a, b: transport(a, b, self.normalise, *settings)
         fed.work.add(Work(2 * len(probe)))
@@ -187,10 +191,8 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
     return moved.T @ values
 
 
-def transport(
-    ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0, correction: float = 0.0
-) -> Tensor:
-    """The transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1, or 1/(1 + b·correction).
+def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0) -> Tensor:
+    """The transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
 
     It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is above 0.
     """
@@ -207,7 +209,7 @@ def transport(
         plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
         if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
             plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
-    return (plan / (plan.sum(0) + correction)).to(ours.dtype)
+    return (plan / plan.sum(0)).to(ours.dtype)
 
 
 def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:

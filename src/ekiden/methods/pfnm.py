@@ -1,12 +1,13 @@
 """PFNM: probabilistic federated neural matching."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive
+from ekiden.base.checks import Count, CountOrZero, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
@@ -32,7 +33,7 @@ class PFNM(Method):
     Departures from the paper: written after the released code, which says σ² and σ0² where it has variances. One round;
     γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are treated too: a weight becomes
     a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and the result has
-    none. A single model stays as it is. A layer's every unit finds a place, also beyond `atoms`. Local training ends
+    none. A single model stays as it is. A layer's every unit finds a place, also beyond 700. Local training ends
     with the epoch that --select names, by default the best on validation data.
     """
 
@@ -48,19 +49,17 @@ class PFNM(Method):
     """it, how often every client is matched again"""
     bias: float = 0.1
     """prior mean of biases; that of weights is 0"""
-    popularity: NonNegative = 1.0
-    """factor of the log popularity of a unit: 1 as released, 2 in proportion to the other terms"""
-    atoms: Count = 700
-    """global units of a layer above which few new ones are offered"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700}
 
     needs = CLASSES
 
     @property
     def process(self) -> Process:
         """The model of the units."""
-        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.popularity, self.atoms, self.sweeps)
+        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
 
     def start(self) -> State:
         """There is no model of matched units before the matching."""

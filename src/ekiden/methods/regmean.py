@@ -1,8 +1,8 @@
 """RegMean: layer by layer, the weights whose outputs are nearest to those of every client's model on its own data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,12 @@ class RegMean(Method):
     """E, epochs at each client"""
     alpha: Annotated[float, Range(least=0, most=1)] = 0.9
     """α, factor of the entries of G_k off the diagonal; 0 leaves a weighted average, 1 plain least squares"""
-    weights: Literal["uniform", "samples"] = "samples"
+    weighting: Literal["uniform", "samples"] = "samples"
     """p_k, factor of G_k as a mean over samples: 1/N, or n_k/n as in the sum over all samples"""
     init: Init = "same"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     def check_network(self, model: Size) -> None:
         """The inputs of every linear and convolutional layer must be seen."""
@@ -96,7 +98,7 @@ class RegMean(Method):
     @property
     def average(self) -> Average:
         """The training, and the average of all other layers."""
-        return Average(epochs=self.epochs, weights=self.weights, init=self.init)
+        return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def steps(self, clients: int) -> int:
         """One."""

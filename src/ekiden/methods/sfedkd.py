@@ -1,8 +1,8 @@
 """SFedKD: a chain in many rounds, taught by complementary models of the round before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +69,9 @@ class SFedKD(Method):
     """E, epochs at each client in a round"""
     teachers: Count = 3
     """number of teachers, at most as many as there are clients in a round"""
-    target: NonNegative = 1.0
+    target_weight: NonNegative = 1.0
     """α, weight of the part about the true class; α = β = 0 is FedSeq"""
-    others: NonNegative = 1.0
+    others_weight: NonNegative = 1.0
     """β, weight of the part about the other classes"""
     temperature: Positive = 1.0
     """τ, softens the answers; the loss is multiplied by τ²"""
@@ -79,6 +79,8 @@ class SFedKD(Method):
     """c, part of the clients in a round's sequence, at least one"""
     order: str = "random"
     """order of the clients: random (another one in each round), given, reversed, or names separated by commas"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"target": "target_weight", "others": "others_weight"}
 
     needs = CLASSES
 
@@ -146,13 +148,14 @@ class SFedKD(Method):
         if not teachers:
             return client.fit(model, epochs=self.epochs)
         networks = tuple(client.network(teacher) for teacher in teachers)
-        a, b = (tuple(w * share for share in each) for w, each in ((self.target, target), (self.others, others)))
+        a = tuple(self.target_weight * share for share in target)
+        b = tuple(self.others_weight * share for share in others)
         return client.fit(model, epochs=self.epochs, objective=Lesson(networks, a, b, self.temperature))
 
     @property
     def distils(self) -> bool:
         """Whether any round has teachers."""
-        return self.rounds > 1 and (self.target > 0 or self.others > 0)
+        return self.rounds > 1 and (self.target_weight > 0 or self.others_weight > 0)
 
     def steps(self, clients: int) -> int:
         """T·m hops."""

@@ -15,7 +15,7 @@ from ekiden.engine.folder import settings_in
 from ekiden.experiments.results import CellResult, unmeasured
 from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
-from ekiden.methods import known
+from ekiden.methods import hyperparameters, known
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,8 +202,8 @@ def _alike(config: Mapping[str, Any]) -> str:
     plan = {k: v for k, v in config.get("plan", {}).items() if k in named}
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
     plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
-    fields = [config[k] for k in ("method", "hyperparameters", "training", "dataset", "model")]
-    fields += [_machine(config), bool(config.get("closing_lap"))]
+    fields = [config[k] for k in ("method", "training", "dataset", "model")]
+    fields += [hyperparameters(config), _machine(config), bool(config.get("closing_lap"))]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), config.get("revisions", [])]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -271,7 +271,7 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
     lap = {"closing_lap": bool(config.get("closing_lap"))}
-    return {**config["hyperparameters"], **config["training"], **_machine(config), **lap}
+    return {**hyperparameters(config), **config["training"], **_machine(config), **lap}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from ekiden.base import outside
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.experiments.summary import size
+from ekiden.methods import hyperparameters
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
 
@@ -138,7 +139,7 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 
 def _training(result: Result) -> list[str]:
     config = result.config
-    settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
+    settings = {**hyperparameters(config), **config["training"], "seed": config["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     lap = " It ended with a closing lap: the classifier was refitted exactly." if config.get("closing_lap") else ""
     changes = [(what, who) for made in config.get("revisions", []) for what, who in made.items() if what != "totals"]

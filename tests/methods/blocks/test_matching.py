@@ -5,14 +5,13 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.methods.blocks import matching as matching_block
 from ekiden.methods.blocks.matching import (
     Matching,
-    Prior,
     Process,
     best,
     class_shares,
     compact,
-    estimated,
     gather,
     match,
     scores,
@@ -74,7 +73,7 @@ def test_the_square_is_expanded_rightly() -> None:
     units = [torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (4, 3, 2)]
     known = [torch.rand(5, generator=draw, dtype=torch.float64) for _ in units]
     known[2][1] = 0  # a class that this client does not have
-    process = Process(0.7, sigma0=2.0, popularity=2.0)
+    process = Process(0.7, sigma0=2.0)
     prior = process.prior(3, 1, 1)
     atoms = gather(units, known, {0: torch.arange(4), 1: torch.tensor([1, 5, 4])}, prior)
     assert atoms.members.tolist() == [1, 2, 1, 1, 1, 1]
@@ -83,7 +82,7 @@ def test_the_square_is_expanded_rightly() -> None:
         for i in range(6):
             g, s, c = atoms.total[i], atoms.precision[i], float(atoms.members[i])
             direct = ((known[2] * w + g) ** 2 / (known[2] + s) - g**2 / s).sum()
-            direct += 2 * torch.tensor(c / (3 - c), dtype=torch.float64).log()
+            direct += torch.tensor(c / (3 - c), dtype=torch.float64).log()
             torch.testing.assert_close(result[row, i], direct)
     assert result.shape == (2, 8)
 
@@ -114,11 +113,13 @@ def test_the_widest_client_comes_first_and_nobody_shares_an_atom() -> None:
     assert 7 <= len(matching.atoms) <= 13
 
 
-def test_beyond_the_cap_units_are_merged_and_all_find_a_place() -> None:
-    matching = found(Process(1e300, atoms=1), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100)
-    assert len(matching.atoms) <= 31
+def test_beyond_the_cap_units_are_merged_and_all_find_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found(Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100).atoms) == 50
-    wide = found(Process(1.0, atoms=5), torch.arange(3.0)[:, None], torch.arange(9.0)[:, None], ONE[:, None])
+    monkeypatch.setattr(matching_block, "_ATOMS", 1)
+    matching = found(Process(1e300), torch.arange(30.0)[:, None], torch.arange(20.0)[:, None] + 100)
+    assert len(matching.atoms) <= 31
+    monkeypatch.setattr(matching_block, "_ATOMS", 5)
+    wide = found(Process(1.0), torch.arange(3.0)[:, None], torch.arange(9.0)[:, None], ONE[:, None])
     assert [len(u) for u in wide.units] == [3, 9, 1]
 
 
@@ -138,47 +139,6 @@ def test_shares_of_classes() -> None:
     assert shares.tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
 
 
-def test_estimates_are_those_of_the_moments() -> None:
-    units = [torch.tensor(values, dtype=torch.float64)[:, None] for values in ([1.0, 5.0], [3.0, 5.0])]
-    same = {0: torch.arange(2), 1: torch.arange(2)}
-    prior, noise = estimated(units, same, ONE * 9)  # atoms (2, 5); within (1 + 1)/2, between 2.25 - 1/2
-    assert [float(v) for v in (prior.mean, 1 / prior.precision, 1 / noise)] == pytest.approx([3.5, 1.75, 1.0])
-    prior, noise = estimated(units, {0: torch.arange(2), 1: torch.arange(2, 4)}, ONE * 9)  # nobody is anybody
-    assert [float(v) for v in (prior.mean, noise)] == pytest.approx([3.5, 9.0])
-
-
-def test_with_estimates_scores_are_those_of_the_full_likelihood() -> None:
-    draw = torch.Generator().manual_seed(4)
-    sigma, sigma0, mean = (torch.rand(3, generator=draw, dtype=torch.float64) + 0.5 for _ in range(3))
-    a, b, c = (torch.randn(2, 3, generator=draw, dtype=torch.float64) for _ in range(3))
-    prior, process = Prior(mean, 1 / sigma0), Process(3.0, popularity=0.0, estimate=True)  # γ = J
-    atoms = gather([a, b], [1 / sigma] * 2, {0: torch.tensor([0, 1]), 1: torch.tensor([2, 1])}, prior)
-    result = scores(c, 1 / sigma, atoms, prior, process, 3)
-
-    def likelihood(*rows: Tensor) -> float:
-        total = 0.0
-        for d, column in enumerate(torch.stack(rows).T):
-            covariance = torch.eye(len(rows)).double() * sigma[d] + sigma0[d]
-            model = torch.distributions.MultivariateNormal(mean[d].expand(len(rows)), covariance)
-            total += float(model.log_prob(column))  # type: ignore[no-untyped-call]
-        return total
-
-    members = [(a[0],), (a[1], b[1]), (b[0],)]
-    for row, unit in zip(result, c, strict=True):
-        for score, atom in zip(row, members, strict=False):
-            expected = 2 * (likelihood(*atom, unit) - likelihood(*atom) - likelihood(unit))
-            assert float(score - row[3]) == pytest.approx(expected)
-
-
-def test_with_estimates_equal_units_stay_as_they_are() -> None:
-    draw = torch.Generator().manual_seed(5)
-    rows = torch.randn(6, 4, generator=draw, dtype=torch.float64)
-    process = Process(1.0, estimate=True)
-    matching = match([rows, rows.flip(0), rows], [torch.ones(4)] * 3, process.prior(4, 0), process, draw)
-    torch.testing.assert_close(matching.atoms[matching.units[0]], rows)
-    assert torch.equal(matching.units[0], matching.units[1].flip(0))
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(UserError, match="different shape"):
         match([A, torch.zeros(2, 2)], [ONE, torch.ones(2)], Process(1.0).prior(1, 0), Process(1.0), torch.Generator())
@@ -186,6 +146,6 @@ def test_what_is_refused() -> None:
         found(Process(1.0), A, A * float("nan"))
     with pytest.raises(UserError, match="NaN"):
         best(torch.tensor([[float("inf")]]))
-    for changes in ({"gamma": 0}, {"sigma": 0}, {"sigma0": -1}, {"sweeps": -1}, {"popularity": -1}, {"atoms": 0}):
+    for changes in ({"gamma": 0}, {"sigma": 0}, {"sigma0": -1}, {"sweeps": -1}):
         with pytest.raises(UserError, match=f"--{next(iter(changes))}"):
             Process(**({"gamma": 1.0} | changes))  # type: ignore[arg-type]

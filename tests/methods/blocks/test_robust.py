@@ -76,7 +76,7 @@ def test_equal_models_are_that_model(rule: Rule) -> None:
         (FedAvg(combine="krum", weighting="uniform"), "needs 5 models, there are 4"),
         (FedProx(combine="trimmed-mean", weighting="uniform", faulty=2), "needs 5 models, there are 4"),
         (MOON(combine="median"), "counts every client once"),
-        (Average(combine="median", weights="samples"), "counts every client once"),
+        (Average(combine="median", weighting="samples"), "counts every client once"),
         (Average(combine="krum"), "needs 5 models, there are 4"),
     ],
 )
@@ -86,10 +86,10 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(method: Method, say
 
 
 @pytest.mark.parametrize(
-    "changes", [{"combine": "median", "head": "class-wise"}, {"clip_update": 1.0, "init": "different"}]
+    "changes", [{"combine": "median", "combine_heads": "class-wise"}, {"clip_update": 1.0, "init": "different"}]
 )
 def test_average_refuses_what_does_not_go_together(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"--head mean|common initial model"):
+    with pytest.raises(UserError, match=r"--combine-heads mean|common initial model"):
         Average(**changes)
 
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.checks import Checked, Count, CountOrZero, NonNegative, Positive
+from ekiden.base.checks import Checked, CountOrZero, Positive
 from ekiden.base.errors import UserError
 
 _MOST_POPULAR = 10
-_LEAST_VARIANCE = 1e-10
+_ATOMS = 700
+"""Atoms of a layer above which only few new ones are offered, as in the code of PFNM."""
 
 
 class Prior(NamedTuple):
@@ -40,21 +41,14 @@ class Process(Checked):
         sigma: σ², variance of a client's units around their atoms.
         sigma0: σ0², variance of the atoms.
         bias: prior mean of biases; that of weights is 0.
-        popularity: factor of the log popularity of an atom.
-        atoms: number of atoms above which only few new ones are offered.
         sweeps: how often every client is matched again.
-        estimate: whether means and variances are estimated from the units, one for each coordinate, after every sweep;
-            `sigma` and `sigma0` are then where that starts, and scores are those of the full likelihood.
     """
 
     gamma: Positive
     sigma: Positive = 1.0
     sigma0: Positive = 1.0
     bias: float = 0.1
-    popularity: NonNegative = 1.0
-    atoms: Count = 700
     sweeps: CountOrZero = 5
-    estimate: bool = False
 
     def prior(self, weights: int, biases: int, more: int = 0) -> Prior:
         """Of vectors of so many weights, then biases, then again weights."""
@@ -120,8 +114,6 @@ def match(
     assigned = {first: torch.arange(len(units[first]))}
     if not others:
         return Matching([assigned[first]], units[first])
-    if process.estimate:
-        prior = prior._replace(mean=torch.cat(units).mean(0))
     for order in (others, *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps))):
         for j in order:
             assigned.pop(j, None)
@@ -131,9 +123,6 @@ def match(
             new = columns >= len(atoms.members)
             columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
             assigned[j] = columns
-        if process.estimate:
-            prior, noise = estimated(units, assigned, precisions[0])
-            precisions = [noise] * clients
     return Matching([assigned[j] for j in range(clients)], gather(units, precisions, assigned, prior).mode)
 
 
@@ -154,14 +143,12 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
     scaled, known = rows * precision, len(atoms.members)
     popular = atoms.members.clamp(max=_MOST_POPULAR).double()
     old = _gain(scaled, precision, atoms.total, atoms.precision)
-    old = old + process.popularity * (popular / (clients - popular)).log()
+    old = old + (popular / (clients - popular)).log()
     # As released; and every unit must find a place.
-    count = max(min(len(rows), max(process.atoms - known, 1)), len(rows) - known)
+    count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
     new = _gain(scaled, precision, start, prior.precision[None])
-    if process.estimate:
-        old, new = (a + _volume(precision, held) for a, held in ((old, atoms.precision), (new, prior.precision[None])))
     return torch.cat([old, new - 2 * rank.log() + 2 * math.log(process.gamma / clients)], 1)
 
 
@@ -170,11 +157,6 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
     inverse = 1 / (held + precision)
     own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T
     return own - (total.square() * inverse * precision / held).sum(1)
-
-
-def _volume(precision: Tensor, held: Tensor) -> Tensor:
-    """(L,) Σ_d log S/(s + S): what the likelihood loses by every atom's becoming narrower."""
-    return -(precision / held).log1p().sum(1)
 
 
 def best(scores: Tensor) -> Tensor:
@@ -205,28 +187,6 @@ def gather(
         precision[places] += precisions[j]
         members[places] += 1
     return Atoms(total, precision, members)
-
-
-def estimated(units: Sequence[Tensor], assigned: Mapping[int, Tensor], noise: Tensor) -> tuple[Prior, Tensor]:
-    """Means and variances of each coordinate, by their moments.
-
-    Args:
-        units: for each client (L_j, D).
-        assigned: who is who.
-        noise: (D,) precision of units around atoms, kept where no two units are the same.
-
-    Returns:
-        The prior of atoms, and the precision of units around them.
-    """
-    none = torch.zeros_like(noise)
-    sums = gather(units, [torch.ones_like(noise)] * len(units), assigned, Prior(none, none))
-    centres, members = sums.mode, sums.members[:, None].double()
-    spare = float(members.sum()) - len(members)
-    if spare:
-        within = sum((rows.square().sum(0) for rows in units), none) - (members * centres.square()).sum(0)
-        noise = 1 / (within / spare).clamp(min=_LEAST_VARIANCE)
-    between = (centres - centres.mean(0)).square().mean(0) - (1 / members).mean() / noise
-    return Prior(centres.mean(0), 1 / between.clamp(min=_LEAST_VARIANCE)), noise
 
 
 def compact(assigned: Mapping[int, Tensor]) -> dict[int, Tensor]:

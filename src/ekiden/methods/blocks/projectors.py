@@ -12,6 +12,8 @@ from ekiden.training.layout import Layer
 
 DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8
 """z of the released MA-Echo code."""
+DAMPING = 0.5
+"""c of the released MA-Echo code."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Closed:
 
 
 def projectors(
-    network: nn.Module, layers: Iterable[Layer], batches: Iterable[tuple[Tensor, Tensor]], damping: float | None
+    network: nn.Module, layers: Iterable[Layer], batches: Iterable[tuple[Tensor, Tensor]], *, closed: bool
 ) -> list[Tensor]:
     """One projector (inputs, inputs) float64 for each of `layers`, from one pass of `batches` through `network`.
 
@@ -72,17 +74,17 @@ def projectors(
         network: in evaluation mode.
         layers: linear and convolutional layers of it.
         batches: inputs and labels.
-        damping: c of the released recursion over batch means; None for the closed form over all samples.
+        closed: by the closed form over all samples, instead of the released recursion over batch means.
     """
     layers = list(layers)
     made: dict[str, Recursion | Closed] = {}
     for layer in layers:
         z = DAMPING_LINEAR if layer.kind == "linear" else DAMPING_CONV
-        made[layer.name] = Closed(layer.inputs, z) if damping is None else Recursion(layer.inputs, damping, z)
+        made[layer.name] = Closed(layer.inputs, z) if closed else Recursion(layer.inputs, DAMPING, z)
 
     def hook(layer: Layer) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            rows = layer_inputs(module, args[0], mean=damping is not None).cpu()
+            rows = layer_inputs(module, args[0], mean=not closed).cpu()
             made[layer.name].add(F.pad(rows, (0, 1), value=1.0) if layer.bias is not None else rows)
 
         return network.get_submodule(layer.name).register_forward_pre_hook(see)

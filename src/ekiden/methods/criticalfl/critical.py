@@ -15,20 +15,17 @@ class CriticalPeriods:
         delta: δ, relative growth of the windowed mean above which a period is critical.
         window: checks over which norms are averaged.
         forced: first checks that are critical in any case.
-        zero_padded: begin with a window of zeros, as the authors' code does.
     """
 
     delta: float
     window: int
     forced: int
-    zero_padded: bool
 
     def now(self, norms: Sequence[float]) -> bool:
         """Whether the windowed mean of the norms has grown by more than δ since the check before."""
         if len(norms) <= self.forced:
             return True
-        padded = [0.0] * ((self.window + 2) * self.zero_padded) + list(norms)
-        now, before = (part[-self.window :] for part in (padded, padded[:-1]))
+        now, before = (part[-self.window :] for part in (norms, norms[:-1]))
         if not before:
             return False
         last = sum(before) / len(before)

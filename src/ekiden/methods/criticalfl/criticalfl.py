@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -72,12 +72,11 @@ class CriticalFL(Method):
     """first checks that count as critical whatever the norms"""
     every: Count = 2
     """rounds from check to check; the first one is before round 2"""
-    zero_padded: bool = False
-    """start the window with zeros, as the authors' code does: then the first ten checks are critical, whatever comes"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
     renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
+    removed: ClassVar[Mapping[str, Any]] = {"zero_padded": False}
     private: ClassVar[type[float]] = float
 
     def check(self, clients: Sequence[str]) -> None:
@@ -149,7 +148,7 @@ class CriticalFL(Method):
     @property
     def periods(self) -> CriticalPeriods:
         """What tells critical periods."""
-        return CriticalPeriods(self.delta, self.window, self.forced, self.zero_padded)
+        return CriticalPeriods(self.delta, self.window, self.forced)
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""

@@ -1,9 +1,9 @@
 """CriticalFL as published: a server that selects more clients while learning is in a critical period."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,10 +91,10 @@ class CriticalFLServer(Method):
     """first checks that count as critical whatever the norms"""
     every: Count = 2
     """rounds from check to check; the first one is before round 2"""
-    zero_padded: bool = False
-    """start the window with zeros, as the authors' code does: then the first ten checks are critical, whatever comes"""
     lr_decay: Fraction = 1.0
     """factor on the local learning rate, once a round"""
+
+    removed: ClassVar[Mapping[str, Any]] = {"zero_padded": False}
 
     skips: ClassVar[bool] = True  # a round has fewer replies
 
@@ -125,7 +125,7 @@ class CriticalFLServer(Method):
     def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
         """A check before the next round: whether it is critical, and how many clients are drawn from then on."""
         norms = (*s.norms, norm)
-        critical = CriticalPeriods(self.delta, self.window, self.forced, self.zero_padded).now(norms)
+        critical = CriticalPeriods(self.delta, self.window, self.forced).now(norms)
         count = resize(s.count or least, critical, s.capped, least, most)
         return replace(s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most)
 

@@ -1,7 +1,7 @@
 """FedGram: the exact classifier of fixed features, from sums that clients hand on."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self, cast
 
@@ -71,28 +71,35 @@ class FedGram(Method):
     dictionary: Literal["first", "all"] = "first"
     """filters: patches of the first client's images; or random directions among patches, whitened by the moments of all
     clients' patches, for which the clients are passed twice, so that no patch travels"""
-    pool: Count = 2
+    pooling: Count = 2
     """g, answers are averaged in g x g parts of the image"""
     mirror: Literal["colour", "always", "never"] = "colour"
     """average the features of an image and of its mirror image: of colour images alone (grey ones are often digits or
     letters), of all images, or of none"""
-    threshold: NonNegative = 0.5
+    soft_threshold: NonNegative = 0.5
     """t, what is subtracted from the absolute value of each answer"""
     root: bool = True
     """take the square root of what is averaged"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
-    penalty: NonNegative = 0.0
+    ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
     """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
-    shape: Literal["chain", "star"] = "chain"
+    topology: Literal["chain", "star"] = "chain"
     """who adds up: each client what it received and its own, or the server"""
     personal: bool = False
     """each client ends with a head of its own, too: ridge regression of its own samples towards the head of all, λ by
     its own generalised cross-validation"""
     order: str = "given"
     """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "penalty": "ridge",
+        "shape": "topology",
+        "pool": "pooling",
+        "threshold": "soft_threshold",
+    }
 
     skips: ClassVar[bool] = True  # a hop is left out
     later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth")
@@ -163,11 +170,11 @@ class FedGram(Method):
         sizes = tuple(map(int, self.patch.split(",")))
         return PatchFeatures(
             shape,
-            fixed.patch_room(shape[0], max(sizes), self.pool, room),
+            fixed.patch_room(shape[0], max(sizes), self.pooling, room),
             sizes,
-            pool=self.pool,
+            pool=self.pooling,
             mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
-            threshold=self.threshold,
+            threshold=self.soft_threshold,
             root=self.root,
         )
 
@@ -177,7 +184,7 @@ class FedGram(Method):
 
     def run(self, fed: Fed, s: Summing) -> Iterator[State]:
         """One hop a step, then the solution; in a star, the features are settled, then all add up."""
-        if self.shape == "star":
+        if self.topology == "star":
             yield from self._star(fed, s)
             return
         order, before = fed.order(self.order), self._passes(len(fed.clients))
@@ -296,7 +303,7 @@ class FedGram(Method):
     def common(self, totals: Handoff, task: Task) -> Common:
         """The same from the totals."""
         m = heads.moments(totals.sums, task.unit)
-        head = heads.ridge(m, self.penalty)
+        head = heads.ridge(m, self.ridge)
         return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
 
     @on_client
@@ -315,7 +322,7 @@ class FedGram(Method):
         m = heads.moments(totals.sums, task.unit)
         match self.head:
             case "ridge":
-                head = heads.ridge(m, self.penalty)
+                head = heads.ridge(m, self.ridge)
             case "lda":
                 head = heads.lda(m, self.shrink)
             case "cgs":
@@ -339,7 +346,7 @@ class FedGram(Method):
 
     def steps(self, clients: int) -> int:
         """N hops and the solution, in a star 2; with the moments of all N more, in a star 1; personal heads take 1."""
-        if self.shape == "star":
+        if self.topology == "star":
             return 2 + self._passes(1) + self.personal
         return clients + 1 + self._passes(clients) + self.personal
 
@@ -353,7 +360,7 @@ class FedGram(Method):
         The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²). Personal heads
         are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
-        features, star = features_of(model.network.module), self.shape == "star"
+        features, star = features_of(model.network.module), self.topology == "star"
         each = size_of_sums(model.task, model.layout.classes, features.width) + features.told_bytes()
         if self.personal:
             width, classes = features.width, model.layout.classes

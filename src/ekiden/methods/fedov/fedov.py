@@ -1,8 +1,9 @@
 """FedOV: one-shot learning by a vote of models that know what they do not know."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ class FedOV(Method):
     """steps of PGD that make outliers harder"""
     attack_step: NonNegative = 0.002
     """length of such a step"""
-    radius: NonNegative = 0.5
+    attack_radius: NonNegative = 0.5
     """how far they may lead away from an outlier, in each number"""
     mix: NonNegative = 0.01
     """weight of the term on mixed representations of two classes"""
@@ -57,6 +58,8 @@ class FedOV(Method):
     """k, how many models vote on a sample; 0: all"""
     init: Init = "different"
     """initial models: one for all, or each client its own"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"radius": "attack_radius"}
 
     needs = CLASSES | NUMBERS
 
@@ -142,7 +145,7 @@ def without(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
-    """Outliers moved by PGD, in evaluation mode, to where the answer is less "unknown"; within `radius` of x."""
+    """Outliers moved by PGD, in evaluation mode, to where the answer is less "unknown"; within `attack_radius` of x."""
     was_training = module.training
     module.eval()
     moved = x.clone()
@@ -151,7 +154,7 @@ def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
         loss = F.cross_entropy(module(moved).float(), u)
         (slope,) = torch.autograd.grad(loss, moved)
         moved = moved.detach() + method.attack_step * slope.sign()
-        moved = torch.clamp(moved, x - method.radius, x + method.radius)
+        moved = torch.clamp(moved, x - method.attack_radius, x + method.attack_radius)
     module.train(was_training)
     return moved
 

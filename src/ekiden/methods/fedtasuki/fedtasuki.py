@@ -1,6 +1,6 @@
 """FedTasuki: one-shot sequential learning that distils from the received model, weighted by sample counts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
@@ -78,11 +78,11 @@ class FedTasuki(Method):
 
     epochs: Count = 150
     """E, epochs at each client; where samples are augmented the teacher's passes make 3 cost as much as 4 plain ones"""
-    form: Form = "both"
+    divergence: Form = "both"
     """D: KL(q || p), the student's answers p brought to the teacher's q; or half of it and half of the same without
     the true class. Of other tasks than classification the distance of its outputs, whatever the form: the squared
     error of numbers, the binary divergence of labels, the divergence of each pixel or token"""
-    weight: Literal["counts", "one", "hop"] = "counts"
+    distill_weighting: Literal["counts", "one", "hop"] = "counts"
     """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
     widen: BelowOne = 0.0
     """part of each batch that is only distilled, its images turned, moved, mirrored, and cut together"""
@@ -91,7 +91,7 @@ class FedTasuki(Method):
     earlier clients hold; these means travel, at most 2.5 % of M"""
     statistics: bool = False
     """send class statistics too, at most 5 % of M, and add the classifier that they give to the last client's"""
-    average: bool = True
+    average_iterates: bool = True
     """hand on the mean of the last iterates (--tail of the steps); else what --select says"""
     temperature: Positive = 1.0
     """τ, softens p and q; D is multiplied by τ²"""
@@ -100,6 +100,12 @@ class FedTasuki(Method):
     order: str = "given"
     """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
 
+    renamed: ClassVar[Mapping[str, str]] = {
+        "weight": "distill_weighting",
+        "form": "divergence",
+        "average": "average_iterates",
+    }
+
     skips: ClassVar[bool] = True  # a hop is left out
 
     def __post_init__(self) -> None:
@@ -107,7 +113,7 @@ class FedTasuki(Method):
 
     def selection(self, select: str) -> str:
         """The mean of the last iterates, unless that is switched off."""
-        return "tail" if self.average else select
+        return "tail" if self.average_iterates else select
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -153,7 +159,7 @@ class FedTasuki(Method):
     def distil(self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool) -> TeacherHandoff:
         """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
         seen = received.seen if again else received.seen + client.n
-        factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.weight]
+        factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.distill_weighting]
         invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
         inputs, own = received.inputs, self.inputs(client)
         if inputs is not None and own is not None:
@@ -165,7 +171,7 @@ class FedTasuki(Method):
         model = client.fit(
             received.model,
             epochs=self.epochs,
-            objective=Distillation(teacher, factor, self.form, self.temperature, tuple(invented), client.task),
+            objective=Distillation(teacher, factor, self.divergence, self.temperature, tuple(invented), client.task),
             training=self.training(client),
         )
         if received.statistics is None:
@@ -237,7 +243,7 @@ class FedTasuki(Method):
 
     def training(self, client: Client) -> Training:
         """How to train: a client's own validation data would choose the epoch that forgets most."""
-        return replace(client.training, select="tail") if self.average else client.training
+        return replace(client.training, select="tail") if self.average_iterates else client.training
 
     def steps(self, clients: int) -> int:
         """T·N hops."""

@@ -1,7 +1,7 @@
 """FuseFL: networks that are fused block by block."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -78,17 +78,23 @@ class FuseFL(Method):
     """K, blocks of the network and rounds"""
     epochs: Count = 100
     """E, epochs at each client in each round"""
-    width: Annotated[float, Range(least=0, most=1)] = 0.0
+    hidden_width: Annotated[float, Range(least=0, most=1)] = 0.0
     """width of the hidden layers as a part of the network's; 0: the widest that moves no more than N models"""
     adapter: Literal["conv", "mean"] = "conv"
     """what a block reads of the blocks before: a 1x1 convolution of all channels, or their mean"""
-    classifier: Literal["calibrated", "average", "logits"] = "calibrated"
+    combine_heads: Literal["calibrated", "average", "logits"] = "calibrated"
     """the result's: the average of the clients', on the sum of the last blocks' features, calibrated or not; or the
     mean of the logits of each client's on its own last block"""
-    samples: Count = 5000
+    calibration_samples: Count = 5000
     """virtual features of each class that the classifier is calibrated on, once each"""
     calibration_lr: Positive = 0.01
     """learning rate of the calibration (plain SGD, batches of 128)"""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "width": "hidden_width",
+        "classifier": "combine_heads",
+        "samples": "calibration_samples",
+    }
 
     private: ClassVar[type[KeptBlocks]] = KeptBlocks
     needs = CLASSES
@@ -118,7 +124,9 @@ class FuseFL(Method):
             try:
                 self.result_network(network, 2).eval()(x)
             except RuntimeError as error:
-                raise UserError(f"thin blocks of this network do not fit each other ({error}): use --width 1") from None
+                raise UserError(
+                    f"thin blocks of this network do not fit each other ({error}): use --hidden-width 1"
+                ) from None
 
     def run(self, fed: Fed, s: Levels) -> Iterator[State]:
         """One round a step; the next one gets the blocks of the round before."""
@@ -142,7 +150,7 @@ class FuseFL(Method):
         parts, head = self.parts(fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients))
         levels = [[self.filled(parts, b, values, len(level)) for values in level] for b, level in enumerate(stages)]
         heads = fed.get([fed.call(self.head, k) for k in fed.clients])
-        heads = heads if self.classifier == "logits" else [mean(heads)]
+        heads = heads if self.combine_heads == "logits" else [mean(heads)]
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
 
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
@@ -152,7 +160,7 @@ class FuseFL(Method):
         network = Network(result)
         network.load(s.model)
         generator = fed.generator("calibration")
-        x, y = drawn(gaussians, self.samples, generator)
+        x, y = drawn(gaussians, self.calibration_samples, generator)
         calibrate(result.get_submodule("heads.0"), x, y, self.calibration_lr, generator)
         fed.work.add(Work(len(x), len(x)))
         return network.weights()
@@ -210,7 +218,7 @@ class FuseFL(Method):
 
     def parts(self, network: nn.Module, clients: int, seed: int = 0) -> tuple[list[nn.Module], nn.Module]:
         """Blocks and classifier of the network of `width`, newly drawn unless that is 1."""
-        width = self.width or self.fitting(network, clients)
+        width = self.hidden_width or self.fitting(network, clients)
         split = as_split(network if width == 1 else fresh(thin(network, width), seed))
         return cut(split.features, self.blocks), split.head
 
@@ -240,11 +248,11 @@ class FuseFL(Method):
         """All clients' blocks, level by level."""
         parts, head = self.parts(network, clients)
         levels = [[self.stage(parts, b, clients) for _ in range(clients)] for b in range(self.blocks)]
-        return Fused(levels, [copy.deepcopy(head) for _ in range(clients if self.classifier == "logits" else 1)])
+        return Fused(levels, [copy.deepcopy(head) for _ in range(clients if self.combine_heads == "logits" else 1)])
 
     def steps(self, clients: int) -> int:
         """K, and one for the calibration."""
-        return self.blocks + (self.classifier == "calibrated")
+        return self.blocks + (self.combine_heads == "calibrated")
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(Σ_b M_b + M_head) + N·(N - 1)·Σ_{b < K} M_b, with M_b the bytes of a thin block and its adapter.
@@ -252,7 +260,7 @@ class FuseFL(Method):
         The calibration adds N·(N - 1)·M_K + 4N·C·(1 + A + A(A + 1)/2), for C classes and A features.
         """
         network = model.network.module
-        return self.moves(thin(network, self.width or self.fitting(network, clients)), clients)
+        return self.moves(thin(network, self.hidden_width or self.fitting(network, clients)), clients)
 
     def moves(self, network: nn.Module, clients: int) -> int:
         """The same of a thin network."""
@@ -261,7 +269,7 @@ class FuseFL(Method):
         adapters = [4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)]
         pieces = [content(part) + before for part, before in zip(parts, [0, *adapters], strict=False)]
         total = clients * (sum(pieces) + content(split.head)) + clients * (clients - 1) * sum(pieces[:-1])
-        if self.classifier != "calibrated":
+        if self.combine_heads != "calibrated":
             return total
         linear = [m for m in split.head.modules() if isinstance(m, nn.Linear)]
         features, classes = linear[0].in_features, linear[-1].out_features

@@ -1,9 +1,9 @@
 """MA-Echo: one-shot aggregation through null-space projections."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,11 @@ class MAEcho(Method):
     come from: projectors by a damped recursion over the mean inputs of batches, α = 1/N, V steps λ(I - P), the result
     is the mean of the V_i, and classifier rows are averaged over the owners of each class. `form = "paper"` is
     Algorithm 1 with factor 2 in the direction and I - μ/(1 + μ)P in the V steps, result W. Both forms leave the
-    classifier out of the iteration and average it (`head`), as the code does and the paper's ablation says; Algorithm 1
-    names all layers. Biases are one more input, which is constant 1. Layers that are neither linear nor convolutional
-    are averaged. With `align` projectors follow the aligned units, T P Tᵀ (the transposes of the text clash; the code
-    computes them again from the data). Local training ends with the epoch that --select names, by default the best on
-    validation data.
+    classifier out of the iteration and average it (`combine_heads`), as the code does and the paper's ablation says;
+    Algorithm 1 names all layers. Biases are one more input, which is constant 1. Layers that are neither linear nor
+    convolutional are averaged. With `align` projectors follow the aligned units, T P Tᵀ (the transposes of the text
+    clash; the code computes them again from the data). Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     epochs: Count = 10
@@ -72,24 +72,20 @@ class MAEcho(Method):
     """τ, iterations at the server"""
     step: Annotated[float, Range(above=0, below=2)] = 1.6
     """λ of the released form, below 2; η of the paper's, at most 1"""
-    alpha: Literal["uniform", "qp"] = "uniform"
+    weighting: Literal["uniform", "qp"] = "uniform"
     """α_i: 1/N, or the minimum of ‖Σ α_i g_i‖² with Σ α_i = 1 and 0 <= α_i <= C"""
     bound: Fraction = 1.0
     """C, largest α_i, at least 1/N"""
     mu: NonNegative = 1.0
     """μ, how much of a V step P_i holds back in the paper's form"""
-    relax: Literal["running", "anchored"] = "running"
-    """V steps of the paper's form from the last V_i (Algorithm 1) or from W_i (Eq. 11)"""
-    norm: bool = False
+    normalise: bool = False
     """Norm, bring each row of a V step to length 1 (for different initial models)"""
     origin: Literal["mean", "first", "random"] = "mean"
     """W at the start: mean of the models, the first client's, or random values"""
-    head: Literal["class-wise", "mean"] = "class-wise"
+    combine_heads: Literal["class-wise", "mean"] = "class-wise"
     """the classifier: each row averaged over the clients with more than one sample of its class, or over all"""
     projector: Literal["recursion", "closed"] = "recursion"
     """P_i: damped recursion over batch means (released), or closed form over all samples (paper)"""
-    damping: Fraction = 0.5
-    """c, what part of its direction an input takes in the recursion"""
     ranks: str = ""
     """k, eigenvectors sent of each projector: one number, or one for each layer, separated by commas; empty: all"""
     align: bool = False
@@ -100,6 +96,9 @@ class MAEcho(Method):
     """m/N, part of the clients drawn for each round, at least one"""
     decentralised: bool = False
     """every client sends to every other and aggregates by itself; the server reads nothing"""
+
+    renamed: ClassVar[Mapping[str, str]] = {"alpha": "weighting", "norm": "normalise", "head": "combine_heads"}
+    removed: ClassVar[Mapping[str, Any]] = {"relax": "running", "damping": 0.5}
 
     def __post_init__(self) -> None:
         require(self.form == "released" or self.step <= 1, "step", self.step, "at most 1 in the paper's form")
@@ -114,11 +113,11 @@ class MAEcho(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """C must leave room for weights that sum to 1."""
-        if self.alpha == "qp":
-            require_extra("methods", "--alpha qp", "clarabel")
+        if self.weighting == "qp":
+            require_extra("methods", "--weighting qp", "clarabel")
         m = participants(len(clients), self.participation)
         wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
-        require(self.alpha == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
+        require(self.weighting == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
 
     def check_network(self, model: Size) -> None:
         """As many ranks as layers; to align them they must follow one another."""
@@ -152,9 +151,8 @@ class MAEcho(Method):
         """Plain training, then one pass for the projectors."""
         model = client.fresh() if first and self.init == "different" else model
         model = client.fit(model, epochs=self.epochs)
-        damping = self.damping if self.projector == "recursion" else None
-        layers = client.layout.hidden
-        found = projectors(client.network(model), layers, client.batches(), damping)
+        closed = self.projector == "closed"
+        found = projectors(client.network(model), client.layout.hidden, client.batches(), closed=closed)
         ranks = self.rank_of(client.layout)
         return Contribution(
             model,
@@ -187,7 +185,7 @@ class MAEcho(Method):
             v = torch.stack([layer.matrix(m.params) for m in models])
             layer.put(params, self.harmonise(layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]))
         result = result.with_params(params)
-        if self.head == "mean":
+        if self.combine_heads == "mean":
             return result
         return class_mean(models, torch.stack([c.owns for c in sent]), layout, result)
 
@@ -200,17 +198,16 @@ class MAEcho(Method):
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
             w = w - self.step * (1 if self.form == "released" else 2) * pull
-            base = clients if self.form == "paper" and self.relax == "anchored" else v
-            change = w - base
+            change = w - v
             move = change - kept * project(change, projectors)
-            if self.norm:
+            if self.normalise:
                 move = unit_rows(move, change)
-            v = base + move * (self.step if self.form == "released" else 1)
+            v = v + move * (self.step if self.form == "released" else 1)
         return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
 
     def alphas(self, seen: Tensor) -> Tensor:
         """α of the directions g_i = 2(W - V_i)P_i, given without the factor 2."""
-        if self.alpha == "uniform":
+        if self.weighting == "uniform":
             return torch.full((len(seen),), 1 / len(seen)).to(seen)
         flat = seen.flatten(1).double()
         return torch.from_numpy(min_norm(4 * (flat @ flat.T).cpu().numpy(), self.bound)).to(seen)

@@ -1,6 +1,6 @@
 """SPFL: sequential updates with parallel aggregation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -106,7 +106,7 @@ class SPFL(Method):
     """S, chains a round; 0: as many as clients take part"""
     length: CountOrZero = 0
     """L, clients in a chain; 0: all that take part"""
-    order: Order = "latin"
+    chain_order: Order = "latin"
     """order of the chains: latin (shifts of an order drawn each round), fixed (shifts of the given order), random (each
     chain its own, of all clients)"""
     align_previous: NonNegative = 1.0
@@ -120,13 +120,17 @@ class SPFL(Method):
     lr_decay: Fraction = 1.0
     """factor on the local learning rate, once a round"""
 
+    renamed: ClassVar[Mapping[str, str]] = {"order": "chain_order"}
+
     private: ClassVar[Any] = KeptInChains
 
     selection = last_iterate
 
     def __post_init__(self) -> None:
-        if self.order == "random" and self.length:
-            raise UserError("--order random makes chains of all clients: leave --length 0, or use --order latin")
+        if self.chain_order == "random" and self.length:
+            raise UserError(
+                "--chain-order random makes chains of all clients: leave --length 0, or use --chain-order latin"
+            )
         host_named(self.host)
 
     @property
@@ -244,9 +248,9 @@ class SPFL(Method):
         def shuffled() -> tuple[str, ...]:
             return tuple(chosen[i] for i in torch.randperm(len(chosen), generator=generator).tolist())
 
-        if self.order == "random":
+        if self.chain_order == "random":
             return tuple(shuffled() for _ in range(chains))
-        order = (chosen if self.order == "fixed" else shuffled()) * 2
+        order = (chosen if self.chain_order == "fixed" else shuffled()) * 2
         return tuple(order[j : j + length] for j in range(chains))
 
     def shape(self, clients: int) -> tuple[int, int]:

@@ -182,8 +182,7 @@ class Agreement:
         kind = method_named(self.method)
         default = kind()
         values: dict[str, Any] = {}
-        for former, given in self.hyperparameters.items():
-            name = kind.renamed.get(former, former)
+        for name, given in kind.current(self.hyperparameters).items():
             present = getattr(default, name, _ABSENT)
             value = tuple(given) if isinstance(present, tuple) and isinstance(given, list) else given
             if present is _ABSENT or not _same_kind(value, present):
