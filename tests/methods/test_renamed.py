@@ -83,12 +83,12 @@ def test_what_a_folder_of_before_holds_is_understood(kind: type[Method]) -> None
 def test_a_removed_setting_is_refused_unless_it_is_what_the_method_does(kind: type[Method]) -> None:
     for name, value in kind.removed.items():
         other = "another" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1
-        said = {"method": kind.title(), "hyperparameters": kind().settings() | {name: other}}
+        given = kind().settings() | {name: other}
         with pytest.raises(UserError, match=f"no longer has {name} = ") as caught:
-            method_of(said)
+            method_of({"method": kind.title(), "hyperparameters": given})
         assert "use the version of Ekiden that ran it" in str(caught.value)
         assert "\n" not in str(caught.value)
-        terms = replace(TERMS, method=kind.title(), hyperparameters=said["hyperparameters"])
+        terms = replace(TERMS, method=kind.title(), hyperparameters=given)
         with pytest.raises(UserError, match=f"no longer has {name} = "):
             terms.build_method()
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')}"):
