@@ -179,7 +179,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np, torch
 from ekiden.data import cache
-from ekiden.data.files import Raw
+from ekiden.data.raw import Raw
 from ekiden.data.samples import Dataset, Samples
 import ekiden
 from ekiden.methods import FedSeq

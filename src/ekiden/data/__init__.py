@@ -1,12 +1,13 @@
 """Data sets, and who holds which part of them."""
 
 from ekiden.data.describe import draw, table
+from ekiden.data.federate import federate
 from ekiden.data.named import NAMED, Named
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
 from ekiden.data.reading import Reading
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
 from ekiden.data.sources import join, load, located, silos
-from ekiden.data.tensors import federate, from_tensors
+from ekiden.data.tensors import from_tensors
 
 __all__ = [
     "NAMED",

@@ -1,5 +1,6 @@
 """Arrays from files: `.npy`, `.npz`, safetensors."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Arrays(Checked):
+    """Numbers of one shape: signals (channels, time), embeddings (d,), or any others; float32, used as they are."""
+
+    def encode(self, raw: Any) -> Tensor:
+        """Return (n, ...) float32 for an array, or a path of arrays.
+
+        Raises:
+            UserError: the samples differ in shape, or hold NaN.
+        """
+        return encode(raw, "the arrays given")
 
 
 def encode(raw: Any, what: str) -> Tensor:

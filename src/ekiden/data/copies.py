@@ -13,8 +13,9 @@ from textwrap import fill
 from PIL import Image
 from torch import Tensor
 
-from ekiden.data.files import Raw, find, read
+from ekiden.data.files import find, read
 from ekiden.data.named import NAMED, Named
+from ekiden.data.raw import Raw
 from ekiden.data.sources import load
 
 NOTES = "info.json"

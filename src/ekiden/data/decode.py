@@ -3,9 +3,10 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,16 +14,42 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ekiden.base.checks import Checked, CountOrZero
 from ekiden.base.errors import UserError
 from ekiden.data import medical
-from ekiden.data.files import Raw
-from ekiden.data.inputs import Images
+from ekiden.data.raw import Raw
 
 CHUNK = 128  # images a thread decodes at a time
 _FEW = 64  # of the 256 levels; fewer mean that the values of 16-bit images fill a corner of their range only
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, ...]], Tensor]
 """makes a uint8 tensor of this shape, its values to be written"""
+
+
+@dataclass(frozen=True)
+class Images(Checked):
+    """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them.
+
+    Attributes:
+        size: side in pixels that all are brought to; 0: they keep theirs.
+        fit: how. stretch: both sides are scaled to `size`. crop: the shorter side is scaled to `size`, then the middle
+            is cut out.
+        window: the values of the file that become 0 and 255, for pixels of more than 8 bits; (): those of the file's
+            type.
+    """
+
+    size: CountOrZero = 0
+    fit: Literal["stretch", "crop"] = "stretch"
+    window: tuple[float, ...] = ()
+
+    def encode(self, raw: Any) -> Tensor:
+        """Return (n, C, H, W) uint8 for files, encoded bytes or opened pictures.
+
+        Raises:
+            UserError: one cannot be decoded, or they differ in size.
+        """
+        images = list(raw)
+        return decode([Raw("the images given", images, np.zeros(len(images), dtype=np.int64))], self)[0]
 
 
 def memory(shape: tuple[int, ...]) -> Tensor:

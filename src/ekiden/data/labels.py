@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.data.files import codes, natural
+from ekiden.data.raw import codes, natural
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Classification, named, scaled
 

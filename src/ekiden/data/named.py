@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from ekiden.data.augment import Augment
-from ekiden.data.files import Columns
+from ekiden.data.columns import Columns
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ekiden.base.checks import Checked, Count, CountOrZero, Range
 from ekiden.base.codec import made
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Images
+from ekiden.data.decode import Images
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
-from ekiden.data import cache, frames, medical, own
+from ekiden.data import cache, frames, medical, whose
+from ekiden.data.assemble import assemble, augmented
+from ekiden.data.columns import from_table
 from ekiden.data.decode import decode
-from ekiden.data.files import Raw, check_class_folders, class_codes, codes, files, find, from_table, read
+from ekiden.data.federate import federate
+from ekiden.data.files import check_class_folders, files, find, read
+from ekiden.data.holdings import Holding, hold, suits
 from ekiden.data.holdout import hold_out
 from ekiden.data.inputs import Images
 from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
+from ekiden.data.raw import Raw, class_codes, owners
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
-from ekiden.data.tensors import federate, from_tensors
+from ekiden.data.tensors import from_tensors
 
 
 def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
@@ -63,14 +67,14 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     chosen = reading(columns)
     if size is not None and (type(size) is not int or size < 1):
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
-    return own.augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
+    return augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
 
 
 def _loaded(
     name: str | os.PathLike[str] | Any, how: Reading, size: int | None, task: str, like: Dataset | None
 ) -> Dataset:
     if frames.is_frame(name) or type(name) is dict:
-        return own.assemble([own.hold(name, how)], how, name="own data", size=size, task=task, like=like)
+        return assemble([hold(name, how)], how, name="own data", size=size, task=task, like=like)
     if not isinstance(name, str | os.PathLike):
         part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
@@ -120,7 +124,7 @@ def join(
     """
     chosen = reading(columns)
     how = chosen.without_augment()
-    return own.augmented(_own(list(own.silos(paths).items()), "silos", size, how, task, like), chosen)
+    return augmented(_own(list(whose.silos(paths).items()), "silos", size, how, task, like), chosen)
 
 
 def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | None) -> bool:
@@ -164,10 +168,10 @@ def _own(
     like: Dataset | None,
 ) -> Dataset:
     """What is in these files; images are decoded once and then kept."""
-    holdings = [own.hold(path, how, silo) for silo, path in sources]
+    holdings = [hold(path, how, silo) for silo, path in sources]
 
     def build() -> Dataset:
-        return own.assemble(holdings, how, name=name, size=size, task=task, like=like)
+        return assemble(holdings, how, name=name, size=size, task=task, like=like)
 
     if holdings[0].train.kind != "images" or like is not None:
         return build()
@@ -238,7 +242,7 @@ def _path(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.exists() and name:
         return path
-    if "/" in name or os.sep in name or own.suits(path):
+    if "/" in name or os.sep in name or suits(path):
         find(path)  # says that it is not there
     there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
     raise unknown("data set", name, {*NAMED, *there})
@@ -256,7 +260,7 @@ def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset
     return cache.cached(stem, content, lambda: _assemble([read(p, spec.columns) for p in parts], spec, size))
 
 
-def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[own.Holding]) -> Iterator[str | Path]:
+def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[Holding]) -> Iterator[str | Path]:
     """All that samples are made of: the files themselves, and images that they name."""
     for (_, path), holding in zip(sources, holdings, strict=True):
         for part, raw in zip((p for p in find(path) if p is not None), holding.parts, strict=True):
@@ -319,8 +323,8 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
     """Decode one or two parts; a single one is split into training and test samples."""
     source = parts[0].source
     y, classes = class_codes([p.label for p in parts], parts[0].classes, source)
-    domain, domains = _codes("domain", parts, spec.domains)
-    group, _ = _codes("group", parts, ())
+    domain, domains = owners("domain", parts, spec.domains)
+    group, _ = owners("group", parts)
     images = Images(size or 0)
     if len(parts) == 1:  # which rows are held out is known before anything is decoded
         rows = hold_out(group[0]) if group[0] is not None else hold_out(domain[0], y[0])
@@ -330,17 +334,3 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
         y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
     samples = [Samples(*fields) for fields in zip(decode(parts, images, cache.room), y, domain, group, strict=True)]
     return Dataset(source, samples[0], samples[1], classes, domains)
-
-
-def _codes(
-    what: str, parts: Sequence[Raw], preferred: tuple[str, ...]
-) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
-    """Numbers and names of the domains or groups, if all parts have them."""
-    values = [p.domain if what == "domain" else p.group for p in parts]
-    given = [v for v in values if v is not None]
-    if len(given) < len(values):
-        return [None] * len(values), ()
-    names = parts[0].domains if what == "domain" else ()
-    if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
-        names = preferred
-    return codes(given, names, what, parts[0].source)

@@ -1,25 +1,20 @@
-"""Tables as tensors, and what silos tell one another so that all scale alike: sums and counts, never a row."""
+"""What silos tell one another so that tables are scaled alike: sums and counts, never a row."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data.files import natural
 from ekiden.data.inputs import Inputs, Table
+from ekiden.data.raw import natural
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
+from ekiden.data.tables import Numbers, encode_again
 from ekiden.data.tasks import Regression, Task
-
-_SHOWN = 5  # names in a message
-Numbers = NDArray[np.float64]
-Names = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
@@ -148,187 +143,6 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
         tuple(name for name in table.numeric if total.missing[name]),
         vocabularies,
     )
-
-
-def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
-    """Return (n, d) float32 rows.
-
-    Args:
-        numbers: (n, numeric) values as they are, NaN where one is missing.
-        names: (n,) for each categorical column, "" where one is missing.
-        table: what was agreed.
-    """
-    centre, scale = np.array(table.centre), np.array(table.scale)
-    scaled = np.nan_to_num((numbers - centre) / scale) if table.numeric else numbers
-    gaps = np.isnan(numbers[:, [table.numeric.index(name) for name in table.gaps]])
-    codes = [_codes(column, known) for column, known in zip(names, table.vocabularies, strict=True)]
-    parts = [scaled, gaps.astype(np.float64), *(c[:, None] for c in codes)]
-    return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
-
-
-def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
-    """(n, d) float64 rows that were not scaled yet, scaled."""
-    rows, n = x.numpy(), len(before.numeric)
-    known = [np.array(["", *names], dtype=np.str_) for names in before.vocabularies]
-    names = [known[k][rows[:, n + k].astype(np.int64)] for k in range(len(known))]
-    return encode(rows[:, :n], names, after)
-
-
-def unscaled(
-    parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str] = ()
-) -> tuple[Table, list[Tensor]]:
-    """The columns of several tables together, and their rows (n, d) float64, not scaled.
-
-    Args:
-        parts: Arrow tables.
-        sources: what they are called in messages.
-        categorical: columns of numbers that are codes of categories.
-
-    Raises:
-        UserError: they have different columns, or a column holds numbers in one and text in another.
-    """
-    wanted = parts[0].column_names
-    for part, source in zip(parts, sources, strict=True):
-        _same_columns(wanted, part.column_names, sources[0], source)
-    for name in categorical:
-        if name not in wanted:
-            raise UserError(f"{sources[0]} has no column {name!r} to take as categories: it has {', '.join(wanted)}")
-    kinds = {name: _kind(name, parts, sources, categorical) for name in wanted}
-    if lost := [name for name, kind in kinds.items() if not kind]:
-        raise UserError(
-            f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out by --drop-columns {lost[0]}"
-        )
-    table = Table(*(tuple(n for n in wanted if kinds[n] == kind) for kind in ("numbers", "names")))
-    read = [rows(part, table, source) for part, source in zip(parts, sources, strict=True)]
-    found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
-    table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
-    tensors = []
-    for numbers, names in read:
-        codes = [_codes(column, known)[:, None] for column, known in zip(names, table.vocabularies, strict=True)]
-        tensors.append(torch.from_numpy(np.concatenate([numbers, *codes], axis=1)))
-    return table, tensors
-
-
-def rows(frame: Any, table: Table, source: str) -> tuple[Numbers, list[Names]]:
-    """The numbers (n, numeric), and the names (n,) of each categorical column, of an Arrow table.
-
-    Raises:
-        UserError: a column is missing, or holds text where numbers are expected.
-    """
-    _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", source, more=True)
-    numbers = [_numbers(frame[name], name, source) for name in table.numeric]
-    empty = np.empty((len(frame), 0))
-    names = [_texts(frame[name]) for name in table.categorical]
-    return (np.stack(numbers, axis=1) if numbers else empty), names
-
-
-def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, source: str, *, more: bool = False) -> None:
-    lacking = [name for name in wanted if name not in found]
-    extra = [name for name in found if name not in wanted and not more]
-    if lacking:
-        raise UserError(
-            f"{source} has no column {', '.join(map(repr, lacking[:_SHOWN]))}, which {first} has: it has "
-            f"{', '.join(found)}; all silos need the same columns"
-        )
-    if extra:
-        raise UserError(
-            f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which "
-            f"{first} has not: leave out by --drop-columns {' '.join(extra[:_SHOWN])}"
-        )
-
-
-def _kind(name: str, parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str]) -> str:
-    """numbers, names, or "" for a column without any value."""
-    kinds = [_type(part[name].type, name, source) for part, source in zip(parts, sources, strict=True)]
-    if name in categorical:
-        return "names" if any(kinds) else ""
-    known = [(kind, source) for kind, source in zip(kinds, sources, strict=True) if kind]
-    for kind, source in known[1:]:
-        if kind != known[0][0]:
-            text, other = (source, known[0][1]) if kind == "names" else (known[0][1], source)
-            part = parts[list(sources).index(text)]
-            raise UserError(
-                f"column {name!r} of {text} holds text ({_first_text(part[name])}), that of {other} numbers: "
-                f"correct it, or take it as categories everywhere by --categorical-columns {name}"
-            )
-    return known[0][0] if known else ""
-
-
-def _first_text(column: Any) -> str:
-    """The first value that is not a number, with its row."""
-    for row, value in enumerate(column.to_pylist()):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            if value is not None:
-                return f"{value!r} in row {row}"
-    return "numbers in quotes"
-
-
-def _type(kind: Any, name: str, source: str) -> str:
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
-    types = pa.types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-        return _type(kind, name, source) and "names"
-    if types.is_null(kind):
-        return ""
-    numbers = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_temporal)
-    if any(test(kind) for test in numbers):
-        return "numbers"
-    if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
-        return "names"
-    raise UserError(
-        f"column {name!r} of {source} holds {kind}, which is neither numbers nor text: leave it out by --drop-columns "
-        f"{name}, or name it by --image-column or --array-column"
-    )
-
-
-def _numbers(column: Any, name: str, source: str) -> Numbers:
-    """(n,) values; days since 1970 for dates and times."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    kind = column.type
-    if pa.types.is_temporal(kind):
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            unit = 1e-9 / 86_400
-            stamps = (
-                column.cast(pa.timestamp("ns", tz=getattr(kind, "tz", None)))
-                .cast(pa.int64())
-                .cast(pa.float64(), safe=False)
-            )
-            return np.array(stamps.to_numpy(), dtype=np.float64) * unit
-        raise UserError(f"column {name!r} of {source} holds {kind}: leave it out by --drop-columns {name}")
-    if pa.types.is_boolean(kind):
-        column = column.cast(pa.int8())
-    try:
-        values = column.cast(pa.float64(), safe=False).to_numpy()
-    except pa.ArrowException:
-        raise UserError(
-            f"column {name!r} of {source} holds text ({_first_text(column)}), numbers are expected: correct it"
-        ) from None
-    values = np.array(values, dtype=np.float64)
-    if np.isinf(values).any():
-        row = int(np.flatnonzero(np.isinf(values))[0])
-        raise UserError(f"column {name!r} of {source} is infinite in row {row}: give a number, or leave it empty")
-    return values
-
-
-def _texts(column: Any) -> Names:
-    """(n,) names, "" where one is missing."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return np.array(["" if v is None else str(v) for v in column.to_pylist()], dtype=np.str_)
-
-
-def _codes(names: Names, known: Sequence[str]) -> NDArray[np.float64]:
-    """Places in `known` from 1; 0 for other names."""
-    place = {name: i for i, name in enumerate(known, 1)}
-    found, inverse = np.unique(names, return_inverse=True)
-    return np.array([place.get(str(name), 0) for name in found], dtype=np.float64)[inverse]
 
 
 def _told(values: Numbers, least: int) -> tuple[int, float, float]:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import PAD, Tokens
 
+PAD = 0
+"""the token that fills up short texts"""
 _WORD = re.compile(r"\w+|[^\w\s]")
 _VOCABULARY = 8192  # of hashed words; one of the 1000 commonest in nine shares its token with another of them
+
+
+@dataclass(frozen=True)
+class Tokens(Checked):
+    """Texts: (L,) int64 tokens, filled up with `PAD`; batches are cut to their longest text.
+
+    Attributes:
+        tokenizer: words: each word's hash, which needs no agreement; or a folder with the tokenizer of a model.
+        vocabulary: how many different tokens there are.
+        length: most tokens of a text; the rest is cut off.
+        digest: of the tokenizer's file; "" for words.
+        pad: the token that fills up.
+    """
+
+    tokenizer: str = "words"
+    vocabulary: Count = 8192
+    length: Count = 256
+    digest: str = ""
+    pad: CountOrZero = PAD
+
+    def encode(self, raw: Any) -> Tensor:
+        """Return (n, L) int64 for a list of texts, L being that of the longest one.
+
+        Raises:
+            UserError: the tokenizer is not there, or is another one.
+        """
+        return encode(list(raw), self)
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        """Return (b, L) bool, where there is text."""
+        return tokens != self.pad
+
+    def lengths(self, tokens: Tensor) -> Tensor:
+        """Return (n,) int64, how many tokens each text has."""
+        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        return (self.mask(tokens) * places).amax(dim=1)
 
 
 def tokens_for(tokenizer: str, length: int) -> Tokens:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data import arrays, frames, medical
 from ekiden.data import files as images
+from ekiden.data.columns import images_in
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
 from ekiden.data.named import NAMED
 
@@ -167,7 +168,7 @@ class SampleReader:
             names = [f"row {start + i} of {file}" for i in range(part.num_rows)]
             match self.inputs:
                 case Images():
-                    raw: Any = images.images_in(part, self._wants()[0], str(file))
+                    raw: Any = images_in(part, self._wants()[0], str(file))
                 case Tokens():
                     raw = _texts(part, self._wants()[0], names)
                 case Arrays():

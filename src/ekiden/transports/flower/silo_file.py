@@ -16,8 +16,9 @@ from ekiden.base.codec import made
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
+from ekiden.data.assemble import assemble
+from ekiden.data.holdings import hold
 from ekiden.data.inputs import Tokens
-from ekiden.data.own import assemble, hold
 from ekiden.data.reading import listed
 from ekiden.data.tabular import ColumnSums, told_by
 from ekiden.data.tasks import Classification, LanguageModelling, Segmentation, Task, terms

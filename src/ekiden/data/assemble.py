@@ -1,0 +1,152 @@
+"""Data sets of the user's files and frames: one source, or one for each silo."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data.encoding import encode
+from ekiden.data.holdings import Holding
+from ekiden.data.holdout import hold_out
+from ekiden.data.inputs import Inputs, Table, Tokens
+from ekiden.data.raw import Raw, owners
+from ekiden.data.reading import Reading
+from ekiden.data.samples import Dataset, Samples
+from ekiden.data.targets import KINDS, provisional, targets
+from ekiden.data.tasks import LanguageModelling, Regression, Task
+from ekiden.data.tasks.base import IGNORED
+from ekiden.data.whose import silo_name
+
+_Piece: TypeAlias = tuple[Raw, Samples]
+"""part of a source, and its labels and owners; the samples' x is not read yet"""
+
+
+def assemble(
+    holdings: Sequence[Holding],
+    reading: Reading,
+    *,
+    name: str,
+    size: int | None = None,
+    task: str = "",
+    like: Dataset | None = None,
+    inputs: Inputs | None = None,
+) -> Dataset:
+    """One data set of what all sources hold; each silo's samples are a group.
+
+    Without a test part, 20 % of a source is held out, evenly from all (domain, group, label).
+
+    Args:
+        holdings: the sources.
+        reading: how they were read.
+        name: of the data set.
+        size: side of images in pixels.
+        task: its name; "" for what the labels look like.
+        like: a data set whose classes, scaling and task are taken over, to measure a model on other data.
+        inputs: what samples become, where that is agreed already.
+
+    Raises:
+        UserError: the sources do not go together.
+    """
+    raws = [part for holding in holdings for part in holding.parts]
+    _alike(raws)
+    if len(holdings) > 1 and reading.group_column:
+        raise UserError("several silos and --group-column both say which client holds what: give one of them")
+    y, classes, chosen = targets(raws, task, like)
+    domain, domains = owners("domain", raws)
+    group, groups = _groups(holdings, raws)
+    found = zip(raws, y, domain, group, strict=True)
+    pieces = [(raw, Samples(labels, labels, place, owner)) for raw, labels, place, owner in found]
+    sides = _sides(holdings, pieces, chosen)
+    known = inputs if like is None else like.inputs
+    x, inputs = encode([[raw for raw, _ in side] for side in sides], reading, size, known)
+    train, test = (
+        Samples(
+            tensor,
+            tensor if isinstance(chosen, LanguageModelling) else torch.cat([s.y for _, s in side]),
+            _joined([s.domain for _, s in side]),
+            _joined([s.group for _, s in side]),
+            classes,
+        )
+        for tensor, side in zip(x, sides, strict=True)
+    )
+    if isinstance(chosen, LanguageModelling):
+        tokens = cast(Tokens, inputs)
+        chosen = replace(chosen, vocabulary=tokens.vocabulary)
+        train, test = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test))
+    named = _unlike(groups) if reading.group_column or len(holdings) > 1 else ()
+    made = Dataset(name, train, test, classes, domains, task=chosen, inputs=inputs, groups=named)
+    if like is not None:
+        return replace(made, mean=like.mean, std=like.std)
+    if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
+        made = replace(made, task=provisional(chosen, train.y))
+    open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
+    return replace(made, least=reading.min_count if open_ else 0)
+
+
+def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
+    """The owner of each sample, and the owners' names: the silos, if there are several."""
+    if len(holdings) == 1:
+        return owners("group", raws)
+    group = [torch.full((len(part.label),), k) for k, holding in enumerate(holdings) for part in holding.parts]
+    return group, tuple(holding.name for holding in holdings)
+
+
+def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
+    """Names of owners as names of silos, each another."""
+    names = tuple(map(silo_name, groups))
+    return names if len(set(names)) == len(names) else tuple(f"{name}-{k}" for k, name in enumerate(names))
+
+
+def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
+    """What is for training, and for the test: as the sources say, or held out."""
+    given = iter(pieces)
+    train: list[_Piece] = []
+    test: list[_Piece] = []
+    for holding in holdings:
+        parts = [next(given) for _ in holding.parts]
+        first, second = parts if len(parts) == 2 else _hold_out(*parts[0], task)
+        train.append(first)
+        test += [second] if len(second[1]) else []
+    if not test:
+        raw = pieces[0][0]
+        raise UserError(f"{raw.source} has only {len(raw.label)} rows, too few to hold out a test part: add one")
+    return train, test
+
+
+def augmented(dataset: Dataset, reading: Reading) -> Dataset:
+    """The data set whose training images undergo what the user chose, or else what the set defines.
+
+    Raises:
+        UserError: the samples are not images.
+    """
+    if not reading.augment.active:
+        return dataset
+    if len(dataset.shape) != 3:
+        raise UserError(
+            "--augment-crop, --augment-flip and --augment-rotation are for images, these samples have shape "
+            f"{dataset.shape}: leave them out"
+        )
+    return replace(dataset, augment=reading.augment)
+
+
+def _alike(raws: Sequence[Raw]) -> None:
+    for raw in raws[1:]:
+        if raw.kind != raws[0].kind:
+            raise UserError(
+                f"{raws[0].source} holds {KINDS[raws[0].kind]}, {raw.source} {KINDS[raw.kind]}: give one kind"
+            )
+
+
+def _hold_out(raw: Raw, samples: Samples, task: Task) -> list[_Piece]:
+    """A training part and a test part of one source."""
+    strata = (provisional(task, samples.y) if isinstance(task, Regression) else task).strata(samples.y)
+    rows = hold_out(samples.domain, samples.group, strata)
+    return [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in rows]
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given) if len(given) == len(parts) else None

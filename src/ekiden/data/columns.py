@@ -1,0 +1,288 @@
+"""From the columns of an Arrow table to undecoded samples, labels and owners."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.medical import split
+from ekiden.data.raw import Raw
+from ekiden.data.reading import Reading
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are called if not `image`, `label`, `domain` and `group`."""
+
+    image: str = "image"
+    label: str = "label"
+    domain: str = "domain"
+    group: str = "group"
+
+
+def from_table(table: Any, source: str, columns: Columns) -> Raw:
+    """Take images, labels, domains and groups out of an Arrow table.
+
+    Args:
+        table: a `pyarrow.Table`; its images are bytes, or structs with `bytes` and `path`.
+        source: where it comes from, for messages.
+        columns: names of the columns.
+
+    Raises:
+        UserError: no image or label column, or one of another type or with missing values.
+    """
+    image = _column(table, ("image", columns.image), source, "an image", "bytes, or structs of bytes and path")
+    label = _column(table, ("label", columns.label), source, "a label", "integers or class names")
+    domain = _pick(table, ("domain", columns.domain))
+    group = _pick(table, ("group", columns.group))
+    return Raw(
+        source=source,
+        images=images_in(table, image, source),
+        label=_values(table, label, source),
+        domain=None if domain is None else _values(table, domain, source),
+        group=None if group is None else _values(table, group, source),
+        classes=_names(table, label, b"label_names"),
+        domains=() if domain is None else _names(table, domain, b"domain_names"),
+    )
+
+
+def samples(table: Any, source: str, reading: Reading) -> Raw:
+    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
+
+    Raises:
+        UserError: a column is missing, or holds what it cannot.
+    """
+    named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
+    for name in (*named, reading.domain_column, *reading.label_column, *reading.feature_columns):
+        if name and name not in table.column_names:
+            raise unknown(f"column of {source}", name, table.column_names)
+    unlabelled = not reading.label_column and "label" not in table.column_names
+    if unlabelled and not reading.text_column:
+        raise UserError(
+            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
+            f"{', '.join(table.column_names)}."
+        )
+    targets = reading.label_column or (() if unlabelled else ("label",))
+    domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
+    group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
+    meant = {*targets, domain, group}
+    kind, chosen = _kind(table, source, reading, meant)
+    return Raw(
+        source,
+        chosen,
+        targets_of(table, targets, source) if targets else np.zeros(len(table), dtype=np.int64),
+        None if domain is None else _names_of(table, domain, source),
+        None if group is None else _names_of(table, group, source),
+        _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
+        () if domain is None else _names(table, domain, b"domain_names"),
+        kind,
+        targets,
+    )
+
+
+def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:
+    """What the samples are, and they themselves."""
+    image = reading.image_column or (None if reading.text_column or reading.array_column else _image(table, meant))
+    if image is not None and not reading.feature_columns:
+        return "images", images_in(table, image, source)
+    if reading.text_column:
+        return "tokens", _texts(table, reading.text_column, source)
+    lists = [n for n in table.column_names if n not in meant and _is_list(table[n].type)]
+    array = reading.array_column or (lists[0] if len(lists) == 1 and not reading.feature_columns else None)
+    if array is not None:
+        return "arrays", _lists(table, array, source)
+    dropped = meant | set(reading.drop_columns)
+    columns = reading.feature_columns or [n for n in table.column_names if n not in dropped]
+    if used := [name for name in columns if name in meant]:
+        raise UserError(f"column {used[0]!r} cannot be a feature and the label, group or domain: leave it out of one")
+    if not columns:
+        raise UserError(f"{source} has no column left to learn from: drop fewer")
+    return "table", table.select(list(columns))
+
+
+def _image(table: Any, meant: set[str | None]) -> str | None:
+    """The column of images that need not be named: of encoded bytes."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    def encoded(kind: Any) -> bool:
+        struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    return next((n for n in table.column_names if n not in meant and encoded(table[n].type)), None)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _pick(table: Any, candidates: Iterable[str]) -> str | None:
+    return next((c for c in candidates if c in table.column_names), None)
+
+
+def _column(table: Any, candidates: tuple[str, str], source: str, what: str, of: str) -> str:
+    name = _pick(table, candidates)
+    if name is None:
+        has = ", ".join(table.column_names) or "none"
+        raise UserError(f"{source} has no column {candidates[-1]!r}: it needs {what} column of {of}; it has: {has}.")
+    return name
+
+
+def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    column, kind = table[name], table[name].type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _paths(column.to_pylist(), name, source)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return list(column.to_pylist())
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise UserError(
+            f"column {name!r} of {source} holds {kind}: images must be bytes, structs of bytes and path, or paths."
+        )
+    encoded = pc.struct_field(column, "bytes").to_pylist()
+    if (column.null_count == 0 and None not in encoded) or kind.get_field_index("path") < 0:
+        return list(encoded)
+    paths = pc.struct_field(column, "path").to_pylist()
+    beside = Path(source).parent  # images stored as files next to the table
+    return [b if b is not None or p is None else beside / p for b, p in zip(encoded, paths, strict=True)]
+
+
+def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Path | None]:
+    """Files next to the table.
+
+    Raises:
+        UserError: one is not there.
+    """
+    beside = Path(source).parent
+    for row, name in enumerate(names):
+        if not name or not split(beside / name)[0].is_file():
+            raise UserError(
+                f"row {row} of {source} names the image {name!r} (column {column!r}), which is not a file in {beside}: "
+                "give paths relative to the table"
+            )
+    return [beside / str(name) for name in names]
+
+
+def _texts(table: Any, name: str, source: str) -> list[str]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_null(column.type):
+        raise UserError(f"column {name!r} of {source} is empty: name the column of texts by --text-column")
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise UserError(f"column {name!r} of {source} holds {column.type}, not texts: name another by --text-column")
+    return [text or "" for text in column.to_pylist()]
+
+
+def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
+    """(n, ...) numbers of a column of lists, maybe nested.
+
+    Raises:
+        UserError: it holds no lists of numbers, a missing one, or some of another length.
+    """
+    kind = table[name].type
+    if not _is_list(kind):
+        raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give them one length each")
+    rows = table[name].to_numpy()
+    lengths = [-1 if row is None else len(row) for row in rows]
+    odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
+    if odd is not None:
+        lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
+        raise UserError(f"column {name!r} of {source} has {lacks} in row {odd}: give all one length")
+    try:
+        return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"column {name!r} of {source} is not an array of numbers ({error}): give equal lengths"
+        ) from None
+
+
+def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
+    """(n,) labels of one column: integers, names, or float64; (n, K) float64 of several.
+
+    Raises:
+        UserError: a value is missing, or text is where numbers are expected.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    each = []
+    for name in columns:
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise UserError(
+                f"the label in row {row} of {source} is missing (column {name!r}): give it one, or leave the row out"
+            )
+        if pa.types.is_boolean(column.type):
+            numbers = column.cast(pa.int8())
+            each.append(np.array(numbers.to_numpy(), dtype=np.float64))
+            if len(columns) == 1:
+                return np.where(each[0] > 0, "true", "false")
+        elif pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+            each.append(np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64))
+        elif len(columns) == 1:
+            return _values(table, name, source)
+        elif pa.types.is_integer(column.type):
+            each.append(np.array(column.to_numpy(), dtype=np.float64))
+        else:
+            raise UserError(
+                f"column {name!r} of {source} holds {column.type}: with several --label-column, all must hold numbers"
+            )
+        if not np.isfinite(each[-1]).all():
+            row = int(np.flatnonzero(~np.isfinite(each[-1]))[0])
+            raise UserError(f"the label in row {row} of {source} is {each[-1][row]} (column {name!r}): give a number")
+    return each[0] if len(each) == 1 else np.stack(each, axis=1)
+
+
+def _names_of(table: Any, name: str, source: str) -> NDArray[Any]:
+    """Groups or domains: integers or names; whole numbers that are stored as floats count as integers."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+        values = column.cast(pa.float64()).to_numpy()
+        if (values != np.floor(values)).any():
+            raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
+        return np.array(values, dtype=np.int64)
+    return _values(table, name, source)
+
+
+def _values(table: Any, name: str, source: str) -> NDArray[Any]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+    if pa.types.is_integer(column.type):
+        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    raise UserError(f"column {name!r} of {source} holds {column.type}: it must hold integers or names (strings).")
+
+
+def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:
+    """Names that the schema gives to the integers of a column, by our own key or by Hugging Face features."""
+    metadata = table.schema.metadata or {}
+    try:
+        if key in metadata:
+            return tuple(map(str, json.loads(metadata[key])))
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return tuple(map(str, features[column]["names"]))
+    except (ValueError, KeyError, TypeError):  # no names, or metadata of some other kind
+        return ()

@@ -1,0 +1,91 @@
+"""From undecoded samples of several sources to the tensors of one data set."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data import cache, tables, texts
+from ekiden.data.decode import decode
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.data.raw import Raw
+from ekiden.data.reading import Reading
+
+
+def encode(
+    sides: Sequence[Sequence[Raw]], reading: Reading, size: int | None, known: Inputs | None
+) -> tuple[list[Tensor], Inputs]:
+    """Return the samples of the training and of the test side, and what they are.
+
+    Args:
+        sides: what the sources hold for training, and for the test.
+        reading: how they were read.
+        size: side of images in pixels.
+        known: what samples become, where that is agreed already.
+
+    Raises:
+        UserError: the samples of two sources differ in shape, or cannot be decoded.
+    """
+    raws = [raw for side in sides for raw in side]
+    match raws[0].kind:
+        case "images":
+            images = known if isinstance(known, Images) else reading.images(size)
+            return decode([_merged(side) for side in sides], images, cache.room), images
+        case "tokens":
+            tokens = (
+                known
+                if isinstance(known, Tokens)
+                else texts.tokens_for(reading.tokenizer or "words", reading.text_length)
+            )
+            return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
+        case "arrays":
+            return [_stacked(side, raws[0]) for side in sides], (
+                Images() if raws[0].images.dtype == np.uint8 and raws[0].images.ndim == 4 else Arrays()
+            )
+    if size:
+        raise UserError("--size is the side of images, the data are a table: leave it out")
+    if isinstance(known, Table):
+        return [
+            torch.cat([tables.encode(*tables.rows(raw.images, known, raw.source), known) for raw in side])
+            for side in sides
+        ], known
+    table, tensors = tables.unscaled(
+        [raw.images for raw in raws], [raw.source for raw in raws], reading.categorical_columns
+    )
+    cut = len(sides[0])
+    return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
+
+
+def _merged(side: Sequence[Raw]) -> Raw:
+    """The images of several sources as those of one."""
+    if len(side) == 1:
+        return side[0]
+    images = [image for raw in side for image in raw.images]
+    source = f"{side[0].source} and {len(side) - 1} other{'s' * (len(side) > 2)}"
+    return Raw(source, images, np.concatenate([raw.label.astype(np.str_) for raw in side]))
+
+
+def _padded(sides: Sequence[Sequence[Tensor]], tokens: Tokens) -> list[Tensor]:
+    """Texts of one length."""
+    longest = max(part.shape[1] for side in sides for part in side)
+    out = []
+    for side in sides:
+        whole = torch.full((sum(map(len, side)), longest), tokens.pad)
+        at = 0
+        for part in side:
+            whole[at : at + len(part), : part.shape[1]] = part
+            at += len(part)
+        out.append(whole)
+    return out
+
+
+def _stacked(side: Sequence[Raw], first: Raw) -> Tensor:
+    for raw in side:
+        if raw.images.shape[1:] != first.images.shape[1:] or raw.images.dtype != first.images.dtype:
+            raise UserError(
+                f"samples of {raw.source} have shape {raw.images.shape[1:]} ({raw.images.dtype}), those of "
+                f"{first.source} {first.images.shape[1:]} ({first.images.dtype}): give all one shape and type"
+            )
+    return torch.from_numpy(np.concatenate([np.ascontiguousarray(raw.images) for raw in side]))

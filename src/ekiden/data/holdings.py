@@ -1,0 +1,100 @@
+"""What one source holds, undecoded: a path, a frame, or arrays that lie side by side."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.base.errors import UserError
+from ekiden.data import arrays, columns, files, frames
+from ekiden.data.raw import Raw
+from ekiden.data.reading import Reading
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one source holds.
+
+    Attributes:
+        name: of the silo; "" where the source is not one silo's.
+        train: training part.
+        test: test part, if there is one.
+    """
+
+    name: str
+    train: Raw
+    test: Raw | None = None
+
+    @property
+    def parts(self) -> list[Raw]:
+        """The parts that are there."""
+        return [self.train] if self.test is None else [self.train, self.test]
+
+
+def suits(path: Path) -> bool:
+    """Whether a file is one of those that hold samples."""
+    return path.suffix.lower() in files.READABLE
+
+
+def hold(source: Any, reading: Reading, name: str = "") -> Holding:
+    """Read a path or a frame.
+
+    Raises:
+        UserError: it cannot be read, or lacks a column.
+    """
+    if not isinstance(source, str | Path):
+        what = f"silo {name}" if name else "the table"
+        return Holding(name, columns.samples(frames.arrow(source, what), what, reading))
+    train, test = files.find(Path(source).expanduser())
+    parts = [part for part in (train, test) if part is not None]
+    files.check_class_folders(parts)
+    return Holding(name, *(_read(part, reading) for part in parts))
+
+
+def _read(part: Path, reading: Reading) -> Raw:
+    if part.is_dir():
+        if found := _pair(part, reading):
+            return found
+        if reading.names_columns:
+            raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
+        return files.read(part, columns.Columns())
+    if part.suffix.lower() in arrays.SUFFIXES:
+        return _of_arrays(arrays.read(part), str(part), reading)
+    return columns.samples(frames.arrow(part, str(part)), str(part), reading)
+
+
+def _pair(folder: Path, reading: Reading) -> Raw | None:
+    """Arrays that lie side by side, as in x.npy and y.npy."""
+    if not (folder / f"{reading.array_column or 'x'}.npy").is_file():
+        return None
+    found = {file.stem: arrays.read(file)["x"] for file in sorted(folder.glob("*.npy"))}
+    return _of_arrays(found, str(folder), reading)
+
+
+def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) -> Raw:
+    sample, label = reading.array_column or "x", (*reading.label_column, *("y", "label") * (not reading.label_column))
+    labels = [name for name in label if name in found]
+    for what, name, there in (
+        ("samples (--array-column)", sample, sample in found),
+        ("labels (--label-column)", label[0], bool(labels)),
+    ):
+        if not there:
+            raise UserError(f"{source} has no array {name!r} of {what}: it has {', '.join(found)}")
+    y = found[labels[0]]
+    if y.dtype.kind in "SO":
+        raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
+    y = y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float64) if y.dtype.kind == "f" else y
+    owners = [reading.group_column or "group", reading.domain_column or "domain"]
+    for named_, name in ((reading.group_column, owners[0]), (reading.domain_column, owners[1])):
+        if named_ and name not in found:
+            raise UserError(f"{source} has no array {name!r}: it has {', '.join(found)}")
+    x = found[sample]
+    group, domain = (found.get(name) for name in owners)
+    for name, array in ((labels[0], y), (owners[0], group), (owners[1], domain)):
+        if array is not None and len(array) != len(x):
+            raise UserError(f"{source} holds {len(x)} samples and {len(array)} values in {name!r}: give one for each")
+    pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
+    x = arrays.channels_first(x) if pictures else arrays.encode(x, source).numpy()
+    return Raw(source, x, y.astype(np.float64) if y.ndim > 1 else y, domain, group, kind="arrays", targets=(labels[0],))

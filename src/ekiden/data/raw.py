@@ -1,0 +1,132 @@
+"""One part of a data set as it lies in its files, nothing decoded; and its labels as numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One part of a data set (training or test) as it lies in its files, nothing decoded.
+
+    Attributes:
+        source: the file or folder, for messages.
+        images: n encoded images, files or opened images; or n texts, the columns of a table (`pyarrow.Table`), an array
+            (n, ...).
+        label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
+        domain: (n,) integers or names, or None.
+        group: (n,) integers or names, or None.
+        classes: class names in the order of the labels, empty where the source does not say.
+        domains: domain names in their order, likewise.
+        kind: what the samples are.
+        targets: names of the columns of labels; none where there are no labels.
+    """
+
+    source: str
+    images: Any
+    label: NDArray[Any]
+    domain: NDArray[Any] | None = None
+    group: NDArray[Any] | None = None
+    classes: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    kind: Literal["images", "table", "tokens", "arrays"] = "images"
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.images):
+            what = "image" if self.kind == "images" else "row"
+            raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
+
+    def taken(self, rows: NDArray[np.int64]) -> "Raw":
+        """These rows."""
+        if isinstance(self.images, list | tuple):
+            samples: Any = [self.images[row] for row in rows]
+        else:
+            samples = self.images.take(rows) if self.kind == "table" else self.images[rows]
+        domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
+        return replace(self, images=samples, label=self.label[rows], domain=domain, group=group)
+
+
+def natural(name: str) -> tuple[bool, int, str]:
+    """Sort key: numbers by value, before other names."""
+    number = name.isascii() and name.isdigit()
+    return not number, int(name) if number else 0, name
+
+
+def class_codes(
+    parts: Sequence[NDArray[Any]], names: tuple[str, ...], source: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Class indices of each part, and the class names.
+
+    Integers stay as they are (without names they run from 0 to the largest); names are numbered in the
+    order of `names`, or else sorted.
+
+    Raises:
+        UserError: integers below 0, beyond the names or far more than there are samples; unknown names; no sample of
+            an integer below the largest, without names.
+    """
+    if not all(p.dtype.kind == "i" for p in parts):
+        return codes(parts, names, "label", source)
+    low, high = min(int(p.min()) for p in parts), max(int(p.max()) for p in parts)
+    limit = len(names) or sum(map(len, parts)) + 1
+    if low < 0 or high >= limit:
+        bad = low if low < 0 else high
+        raise UserError(
+            f"label {bad} in {source}: labels must be integers from 0 to classes - 1"
+            + (f" ({len(names)} classes are named)." if names else ", or class names.")
+        )
+    present = {int(k) for p in parts for k in np.unique(p)}
+    if not names and len(present) <= high:
+        gap = next(k for k in range(high) if k not in present)
+        raise UserError(
+            f"no image in {source} has label {gap}, but the largest label is {high}: number the labels from 0 "
+            "without gaps, or write class names instead of numbers"
+        )
+    return [torch.from_numpy(p) for p in parts], names or tuple(str(i) for i in range(high + 1))
+
+
+def codes(
+    parts: Sequence[NDArray[Any]], names: tuple[str, ...], what: str, source: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Numbers for the values of all parts: places in `names`, or else in the sorted values.
+
+    Raises:
+        UserError: a value that is not among `names`.
+    """
+    if names and all(p.dtype.kind == "i" for p in parts):
+        parts = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in parts]
+    found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in parts]), return_inverse=True)
+    order = names or tuple(sorted(map(str, found), key=natural))
+    place = {name: i for i, name in enumerate(order)}
+    if strange := next((str(f) for f in found if str(f) not in place), None):
+        raise UserError(f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}.")
+    numbers = np.array([place[str(f)] for f in found], dtype=np.int64)[inverse]
+    cuts = np.cumsum([len(p) for p in parts])[:-1]
+    return [torch.from_numpy(p.copy()) for p in np.split(numbers, cuts)], order
+
+
+def owners(
+    what: Literal["domain", "group"], parts: Sequence[Raw], preferred: tuple[str, ...] = ()
+) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
+    """Numbers and names of the domains or groups, if all parts have them.
+
+    Args:
+        what: which of both.
+        parts: of one data set.
+        preferred: their names in order, if the parts have no others and the files do not name them.
+    """
+    values = [part.domain if what == "domain" else part.group for part in parts]
+    given = [value for value in values if value is not None]
+    if len(given) < len(values):
+        return [None] * len(values), ()
+    names = parts[0].domains if what == "domain" else ()
+    if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
+        names = preferred
+    return codes(given, names, what, parts[0].source)
