@@ -1,0 +1,134 @@
+"""Where masks would come in: every part of a `fed.sum` passes `Client.added` once, and masks that cancel change no bit.
+
+Nothing is masked today. These tests keep the place where it could be: one function at the client, whole numbers whose
+sums do not depend on the order, and no use of a single part anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ekiden import Hardware, run
+from ekiden.base.settings import Training
+from ekiden.base.sums import Sums, measure
+from ekiden.engine.worker import Client
+from ekiden.methods import ClosingLap, FedGram, FedSeq
+from ekiden.results.result import Result
+from tests.conftest import Tiny
+from tests.methods.test_fedgram import METHOD, bits, go, pictures, silos
+
+Part = Any
+CLIENTS = 5
+
+
+def data() -> Any:
+    return silos(torch.split(torch.arange(60, 300), 60))
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who added a part, each time."""
+    seen: list[str] = []
+    added = Client.added
+
+    def noted(self: Client, before: Part | None, own: Part) -> Part:
+        seen.append(self.name)
+        return added(self, before, own)
+
+    monkeypatch.setattr(Client, "added", noted)
+    return seen
+
+
+CASES: dict[str, Callable[[], Result]] = {
+    "chain": lambda: go(data()),
+    "star": lambda: go(data(), replace(METHOD, shape="star")),
+    "closing lap": lambda: run(ClosingLap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_passes_the_seam_once(case: str, parts: list[str]) -> None:
+    assert CASES[case]().weights is not None
+    assert sorted(parts) == [f"client-{i}" for i in range(CLIENTS)]
+
+
+def test_so_do_the_moments_of_patches(parts: list[str]) -> None:
+    held = pictures()
+    run(FedGram(width=16, dictionary="all"), held, hardware=Hardware(threads=1))
+    assert sorted(parts) == sorted([c.name for c in held.clients] * 2)
+
+
+def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client but the last adds a mask, and each but the first takes away that of the client before it."""
+    handed: dict[str, list[Sums]] = {"plain": [], "masked": []}
+    added = Client.added
+
+    def masks(name: str, like: Sums) -> Sums:
+        number = int(name.removeprefix("client-"))
+        if number == CLIENTS - 1:
+            return Sums(torch.zeros_like(like.gram), torch.zeros_like(like.classes), torch.zeros_like(like.counts))
+        draw = torch.Generator().manual_seed(number)
+        gram, classes, counts = (
+            torch.randint(1, 10**6, t.shape, generator=draw, dtype=t.dtype)
+            for t in (like.gram, like.classes, like.counts)
+        )
+        return Sums(gram, classes, counts)
+
+    def masked(self: Client, before: Sums | None, own: Sums) -> Sums:
+        total = added(self, before, own).plus(masks(self.name, own))
+        if self.name != "client-0":
+            total = total.minus(masks(f"client-{int(self.name.removeprefix('client-')) - 1}", own))
+        handed["masked"].append(total)
+        return total
+
+    def plain(self: Client, before: Sums | None, own: Sums) -> Sums:
+        handed["plain"].append(added(self, before, own))
+        return handed["plain"][-1]
+
+    results = []
+    for function in (plain, masked):
+        monkeypatch.setattr(Client, "added", function)
+        results.append(bits(go(data())))
+    assert results[0] == results[1]
+    *way, last = zip(handed["plain"], handed["masked"], strict=True)
+    assert len(way) == CLIENTS - 1
+    for one, other in way:
+        assert not bool((one.gram == other.gram).any())
+        assert not bool((one.counts == other.counts).any())
+    assert torch.equal(last[0].gram, last[1].gram)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_modulo_two_to_the_64_add_up_to_the_sums(seed: int) -> None:
+    """What a masked payload would hold: the same whole numbers, each under a uniform mask that another takes off.
+
+    `Sums` themselves are not modulo anything: they refuse sums that do not fit and squares below zero, so a mistake
+    is not taken for data. A masked payload would be checked when it is opened.
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def uniform(size: int) -> torch.Tensor:
+        return torch.randint(-(2**63), 2**63 - 1, (size,), generator=draw, dtype=torch.int64)
+
+    held = [
+        measure([(torch.randint(-127, 128, (50, 6), generator=draw).float(), torch.arange(50) % 3)], 3, 6)
+        for _ in range(4)
+    ]
+    flat = [torch.cat([s.gram.long(), s.classes.flatten().long(), s.counts]) for s in held]
+    pairs = {(i, j): uniform(len(flat[0])) for i in range(4) for j in range(i)}
+    masked = []
+    for i, part in enumerate(flat):
+        own = part.clone()
+        for (a, b), mask in pairs.items():
+            own += mask if a == i else -mask if b == i else 0
+        assert not bool((own == part).any())
+        masked.append(own)
+    order = torch.randperm(4, generator=draw).tolist()
+    total = torch.zeros_like(flat[0])
+    for i in order:
+        total += masked[i]  # int64 wraps around
+    expected = held[0].plus(held[1]).plus(held[2]).plus(held[3])
+    assert torch.equal(total, torch.cat([expected.gram.long(), expected.classes.flatten().long(), expected.counts]))
