@@ -44,7 +44,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 CASES: dict[str, Callable[[], Result]] = {
     "chain": lambda: go(data()),
-    "star": lambda: go(data(), replace(METHOD, shape="star")),
+    "star": lambda: go(data(), replace(METHOD, topology="star")),
     "closing lap": lambda: run(ClosingLap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)),
 }
 

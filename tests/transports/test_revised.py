@@ -40,12 +40,12 @@ def again(plan: session.RemotePlan[Method], nodes: FakeNodes, folder: Path, publ
     return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
 
 
-@pytest.mark.parametrize("shape", ["chain", "star"])
-def test_forgetting_gives_the_bits_of_a_run_without(shape: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("topology", ["chain", "star"])
+def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
-    method = replace(METHOD, shape=shape)
+    method = replace(METHOD, topology=topology)
     far(method, FakeNodes(files), tmp_path / "run", public)
-    for client in NAMES if shape == "chain" else NAMES[:1]:  # also the first, whose scales all features had
+    for client in NAMES if topology == "chain" else NAMES[:1]:  # also the first, whose scales all features had
         there = FakeNodes([file for file in files if file.name != client])  # who leaves does not answer
         folder = tmp_path / f"without-{client}"
         plan = revised.without(tmp_path / "run", client)
