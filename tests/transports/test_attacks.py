@@ -23,6 +23,7 @@ from ekiden.base.settings import Hardware
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import outline
+from ekiden.engine.wire import Encoded
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedSeq, Local
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build
@@ -94,7 +95,8 @@ class Attacker:
     def task(self, node: int, step: int, args: Any, **given: Any) -> tuple[Answer, bytes]:
         """Ask for training from `args`, sealed as a coordinator's are."""
         ask = Ask("task", self.terms.text(), **known(step=step, task="train", eager=True, **given))
-        data, (lock,) = self.party.seal(wire.encode(args), arguments_key(ask), (self.as_reader(node, step),))
+        given_to = (self.as_reader(node, step),)
+        data, (lock,) = self.party.seal(Encoded.of(wire.encode(args)), arguments_key(ask), given_to)
         full = replace(ask, length=len(data), lock=lock)
         answer, rest = unpack(self.nodes.silo(node).answer(pack(full, (data,))), Answer)
         return answer, bytes(rest)
@@ -104,7 +106,7 @@ class Attacker:
         found = []
         for lock in answer.locks:
             with contextlib.suppress(wire.WireError):
-                found.append(self.party.open(body, lock, NAMES[node - 100], key, lock.step))
+                found.append(self.party.open(body, lock, NAMES[node - 100], key, lock.step).data)
         return found
 
     def value(self, node: int, key: str, **given: Any) -> list[bytes]:
@@ -113,7 +115,7 @@ class Attacker:
         return self.opened(node, answer, body, key)
 
     def measure(self, node: int, models: list[Weights], step: int = 0, **given: Any) -> list[Count]:
-        data, (lock,) = self.party.seal(wire.encode(models), "models", (self.as_reader(node, step),))
+        data, (lock,) = self.party.seal(Encoded.of(wire.encode(models)), "models", (self.as_reader(node, step),))
         clients = len(self.terms.clients)
         answer, body = self.ask(node, "evaluate", data, lock=lock, results=1, clients=clients, step=step, **given)
         if answer.error:
@@ -125,7 +127,7 @@ class Attacker:
 def given_in(nodes: FakeNodes, node: int, key: str) -> bytes:
     """What lies on a silo's disk."""
     (folder,) = (nodes.files[node].folder / "runs").iterdir()
-    return Shelf(folder, None).value(key)[1]
+    return Shelf(folder, None).value(key)[1].data
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -166,7 +168,7 @@ def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
 def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
     from ekiden.transports.flower.contents import Contents
 
-    contents = Contents(b"arguments", {})
+    contents = Contents(Encoded.of(b"arguments"), {})
     assert contents.digest("one", "train", None) != contents.digest("other", "train", None)
 
 
@@ -216,7 +218,7 @@ def test_two_silos_told_of_other_absences_do_not_work_together(tmp_path: Path) -
         part = ParcelPart("client-1", "1-0-train", len(sealed), answer.locks[0])
         ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", parts=(part,), absent=absent))
         args = wire.encode((Ref("client-1", "1-0-train"), None))
-        data, (lock,) = attacker.party.seal(args, arguments_key(ask), (third,))
+        data, (lock,) = attacker.party.seal(Encoded.of(args), arguments_key(ask), (third,))
         full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
         assert said in unpack(nodes.silo(102).answer(full), Answer)[0].error
 
@@ -231,7 +233,8 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
     part = ParcelPart("client-0", "0-0-train", len(sealed), answer.locks[0])
     given: dict[str, Any] = {"parts": (part,), "absent": absent, "readers": (attacker.reader(),)}
     ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", eager=True, **given))
-    data, (lock,) = attacker.party.seal(wire.encode((Ref("client-0", "0-0-train"), None)), arguments_key(ask), (third,))
+    args = Encoded.of(wire.encode((Ref("client-0", "0-0-train"), None)))
+    data, (lock,) = attacker.party.seal(args, arguments_key(ask), (third,))
     full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
     answer, body = unpack(nodes.silo(102).answer(full), Answer)
     assert attacker.opened(102, answer, bytes(body), "2-0-train") == []

@@ -14,7 +14,7 @@ HOUR = 3600.0
 Reply = bytes | Lost | None
 
 
-@pytest.mark.parametrize(("waited", "pause"), [(0.0, 0.1), (2.0, 0.1), (10.0, 0.5), (20.0, 1.0), (3600.0, 1.0)])
+@pytest.mark.parametrize(("waited", "pause"), [(0.0, 0.1), (4.0, 0.1), (10.0, 0.25), (20.0, 0.5), (3600.0, 1.0)])
 def test_looks_soon_at_first_and_then_less_often(waited: float, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ekiden.transports.flower.courier.time.monotonic", lambda: 1000.0 + waited)
     assert Patience(poll=1.0).pause(1000.0) == pytest.approx(pause)

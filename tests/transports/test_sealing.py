@@ -20,11 +20,12 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
 from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
-from ekiden.engine.wire import WireError
+from ekiden.engine.wire import Encoded, WireError
+from ekiden.engine.worker import Outcome, Worker
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, sealing, shelf
+from ekiden.transports.flower import custody, sealing
 from ekiden.transports.flower.contents import arguments_key, opened
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.parcel import Answer, Ask, ParcelPart, pack, unpack
@@ -61,24 +62,24 @@ def reader(party: Party, step: int) -> Reader:
 
 def test_each_reader_opens_what_is_for_it(parties: dict[str, Party]) -> None:
     a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
-    data, locks = a.seal(b"weights", "0-0-train", (reader(b, 1), reader(c, 2), reader(server, 3)))
+    data, locks = a.seal(Encoded.of(b"weights"), "0-0-train", (reader(b, 1), reader(c, 2), reader(server, 3)))
     assert b"weights" not in data
     for lock, party, step in zip(locks, (b, c, server), (1, 2, 3), strict=True):
-        assert party.open(data, lock, "a", "0-0-train", step) == b"weights"
+        assert party.open(data, lock, "a", "0-0-train", step).data == b"weights"
     assert len({lock.ephemeral for lock in locks}) == 3
-    again, (other,) = a.seal(b"weights", "0-0-train", (reader(b, 1),))
+    again, (other,) = a.seal(Encoded.of(b"weights"), "0-0-train", (reader(b, 1),))
     assert again != data
     assert other.ephemeral not in {lock.ephemeral for lock in locks}
-    data, (lock,) = server.seal(b"", "arguments", (reader(b, 1),))
-    assert b.open(data, lock, SERVER, "arguments", 1) == b""
+    data, (lock,) = server.seal(Encoded.of(b""), "arguments", (reader(b, 1),))
+    assert b.open(data, lock, SERVER, "arguments", 1).data == b""
 
 
 def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -> None:
     a, b, c, server = (parties[n] for n in ("a", "b", "c", SERVER))
-    data, (lock, to_c) = a.seal(b"new weights", "3-0-train", (reader(b, 4), reader(c, 4)))
-    older, (older_lock,) = a.seal(b"old weights", "0-0-train", (reader(b, 1),))
-    forged, (forged_lock,) = c.seal(b"c's weights", "3-0-train", (reader(b, 4),))
-    from_server, (server_lock,) = server.seal(b"bad weights", "3-0-train", (reader(b, 4),))
+    data, (lock, to_c) = a.seal(Encoded.of(b"new weights"), "3-0-train", (reader(b, 4), reader(c, 4)))
+    older, (older_lock,) = a.seal(Encoded.of(b"old weights"), "0-0-train", (reader(b, 1),))
+    forged, (forged_lock,) = c.seal(Encoded.of(b"c's weights"), "3-0-train", (reader(b, 4),))
+    from_server, (server_lock,) = server.seal(Encoded.of(b"bad weights"), "3-0-train", (reader(b, 4),))
     flipped = bytes([data[0] ^ 1]) + data[1:]
     broken, other = "seal of value '3-0-train' from a to b for step 5 is broken", "sealed for another key than b has"
     cases: list[tuple[bytes, sealing.Lock | None, str]] = [
@@ -116,7 +117,37 @@ def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -
     ):
         with pytest.raises(WireError, match="is broken"):
             b.open(data, lock, sender, key, step)
-    assert b.open(data, lock, "a", "3-0-train", 4) == b"new weights"
+    assert b.open(data, lock, "a", "3-0-train", 4).data == b"new weights"
+
+
+@pytest.mark.parametrize("sender", ["a", SERVER])
+def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_reader_shall_get(
+    sender: str, parties: dict[str, Party]
+) -> None:
+    """Readers share the value's key, so c can encrypt what it likes under it; the lock of b holds a digest."""
+    b, c = parties["b"], parties["c"]
+    true, (to_b, to_c) = parties[sender].seal(Encoded.of(b"weights"), "3-0-train", (reader(b, 4), reader(c, 4)))
+    binding = Binding("run", "terms", sender, "3-0-train", "c", 4)
+    statement = sealing._statement(binding, to_c.ephemeral, to_c.key)
+    shared = sealing._shared(c.private, to_c.ephemeral, statement)
+    key = sealing._chacha()(shared).decrypt(bytes(12), bytes.fromhex(to_c.wrapped), statement)[:32]
+    assert sealing._chacha()(key).decrypt(bytes(12), true, None) == b"weights"
+    forged = sealing._chacha()(key).encrypt(bytes(12), b"poison!", None)
+    with pytest.raises(WireError, match="is broken"):
+        b.open(forged, to_b, sender, "3-0-train", 4)
+    assert b.open(true, to_b, sender, "3-0-train", 4).data == b"weights"
+
+
+def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -> None:
+    """Who has no key finds the value's digest nowhere in the lock, and cannot test a guess with the signature."""
+    a, b = parties["a"], parties["b"]
+    value = Encoded.of(b"weights")
+    _, (lock,) = a.seal(value, "3-0-train", (reader(b, 4),))
+    assert value.digest not in repr(lock)
+    statement = sealing._statement(Binding("run", "terms", "a", "3-0-train", "b", 4), lock.ephemeral, lock.key)
+    for guess in (b"", value.data, bytes.fromhex(value.digest), value.digest.encode()):
+        assert not keys.proves(a.silos["a"], sealing._signed(statement, guess), lock.signature)
+    assert keys.proves(a.silos["a"], sealing._signed(statement, bytes.fromhex(lock.wrapped)), lock.signature)
 
 
 def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party]) -> None:
@@ -132,7 +163,7 @@ def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party
         reader(replace(b, run="another run"), 1),
     ):
         with pytest.raises(WireError, match="is not signed by"):
-            a.seal(b"weights", "0-0-train", (bad,))
+            a.seal(Encoded.of(b"weights"), "0-0-train", (bad,))
 
 
 def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
@@ -160,9 +191,9 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
     server = Party(SERVER, "run", "terms", sealing.new_private(), silos, None)
     to_b = Reader(SERVER, 1, sealing.public_of(b.private))  # nobody vouches for a server's key
     b = replace(b, name=SERVER)
-    data, (lock,) = a.seal(b"weights", "0-0-train", (to_b,))
+    data, (lock,) = a.seal(Encoded.of(b"weights"), "0-0-train", (to_b,))
     ask = Ask("task", step=1, task="train", parts=(ParcelPart("a", "0-0-train", len(data), lock),))
-    arguments, (own,) = server.seal(b"arguments", arguments_key(ask), (to_b,))
+    arguments, (own,) = server.seal(Encoded.of(b"arguments"), arguments_key(ask), (to_b,))
     return b, pack(replace(ask, length=len(arguments), lock=own), (arguments, data))
 
 
@@ -178,8 +209,8 @@ def test_a_changed_message_gives_the_same_values_or_a_wire_error(
     with contextlib.suppress(WireError):
         ask, body = unpack(bytes(changed), Ask)
         found = opened(ask, body, party)
-        assert found.arguments == b"arguments"
-        assert set(found.values.values()) <= {b"weights"}
+        assert found.arguments.data == b"arguments"
+        assert {value.data for value in found.values.values()} <= {b"weights"}
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -211,16 +242,17 @@ def federation(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
 
 @contextlib.contextmanager
 def all_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Weights]]:
-    """Every model that a silo keeps in the meantime."""
+    """Every model that a silo makes in the meantime."""
     models: list[Weights] = []
-    put = shelf.Shelf.put
+    execute = Worker.execute
 
-    def spy(self: Any, place: Any, task: str, done: Any, outcome: Any, *rest: Any) -> None:
+    def spy(self: Worker, *job: Any) -> Outcome:
+        outcome = execute(self, *job)
         models.append(outcome.value if isinstance(outcome.value, Weights) else outcome.value.model)
-        put(self, place, task, done, outcome, *rest)
+        return outcome
 
     with monkeypatch.context() as patch:
-        patch.setattr(shelf.Shelf, "put", spy)
+        patch.setattr(Worker, "execute", spy)
         yield models
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ekiden.base import files
 from ekiden.base.errors import UserError
+from ekiden.base.files import marked
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks
 from ekiden.engine.method import Method
@@ -86,7 +87,7 @@ def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> 
     harm(file, how)
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
     assert "step 2: train done again" in notes(nodes, 101)
-    one, two = (custody.parse(unpack(data[24:], Done)[0].record).hop for data in (before, file.read_bytes()))
+    one, two = (custody.parse(unpack(data[72:], Done)[0].record).hop for data in (before, file.read_bytes()))
     assert one == two
     lines = [json.loads(line) for line in (tmp_path / "run" / "custody.jsonl").read_text().splitlines()]
     rows = [line["hop"] for line in lines if "hop" in line]
@@ -266,8 +267,9 @@ def test_what_a_value_is_made_from_may_be_damaged_too(tmp_path: Path) -> None:
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False), here(FEDSEQ))
 
 
-def test_shelves_of_older_versions_are_read(tmp_path: Path) -> None:
-    """Without digests, and without the requests."""
+@pytest.mark.parametrize("digest", [False, True], ids=["no digest", "one digest"])
+def test_shelves_of_older_versions_are_read(digest: bool, tmp_path: Path) -> None:
+    """Without digests and requests, or with one digest of an outcome as a whole."""
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):
         far(FEDSEQ, nodes, tmp_path / "run", public)
@@ -276,8 +278,8 @@ def test_shelves_of_older_versions_are_read(tmp_path: Path) -> None:
             file.unlink()
         else:
             data = file.read_bytes()
-            assert data[:8] == b"ekiden\0\2"
-            file.write_bytes(data[24:])
+            assert data[:8] == b"ekiden\0\3"
+            file.write_bytes(b"".join(marked([data[72:]])) if digest else data[72:])
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
 
 

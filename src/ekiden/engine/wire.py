@@ -8,11 +8,12 @@ belong to. Annotations tell the reader what to expect; whatever does not fit is 
 """
 
 import dataclasses
+import hashlib
 import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -86,6 +87,23 @@ def placed(value: Any, device: torch.device | None = None) -> Any:
 
 def _lies_well(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
+
+
+class Encoded(NamedTuple):
+    """A value as it travels.
+
+    Attributes:
+        data: what `encode` gave.
+        digest: its SHA-256 in hexadecimal.
+    """
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, data: bytes) -> "Encoded":
+        """`data` with its digest."""
+        return cls(data, hashlib.sha256(data).hexdigest())
 
 
 def encode(value: Any) -> bytes:

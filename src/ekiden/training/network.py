@@ -167,14 +167,24 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def blank(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `build` makes, with NaN as values, to load others into it.
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network that `build` makes on the device `meta`: shapes without values or memory."""
+    with torch.device("meta"):
+        return build()
+
+
+def blank(build: Callable[[], nn.Module], module: nn.Module | None = None) -> nn.Module:
+    """Return the network that `build` makes, with NaN as values, for a `Network` that loads others into it.
 
     Drawing the values of a large network takes long. If a part may need its own values, because it is not a layer of
-    PyTorch or shares a tensor with another part, all values are drawn.
+    PyTorch or shares a tensor with another part, all values are drawn. The parameters are one NaN, expanded, which
+    `Network` lays out in its vectors.
+
+    Args:
+        build: makes the network.
+        module: what `on_meta` returned for it, which is used up; made here if it is not given.
     """
-    with torch.device("meta"):
-        module = build()
+    module = on_meta(build) if module is None else module
     tensors = [t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))]
     holders = [part for part in module.modules() if [*part.parameters(False), *part.buffers(False)]]
     known = all(_is_known(part) for part in holders)
@@ -182,10 +192,11 @@ def blank(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
     for part in holders:
         for name, old in list(part.named_parameters(recurse=False)):
-            setattr(part, name, nn.Parameter(torch.full(old.shape, torch.nan, dtype=old.dtype), old.requires_grad))
+            nothing = torch.tensor(torch.nan, dtype=old.dtype).expand(old.shape)
+            setattr(part, name, nn.Parameter(nothing, old.requires_grad))
         for name, buffer in list(part.named_buffers(recurse=False)):
-            nothing = torch.nan if buffer.is_floating_point() else 0
-            setattr(part, name, torch.full(buffer.shape, nothing, dtype=buffer.dtype))
+            empty = torch.nan if buffer.is_floating_point() else 0
+            setattr(part, name, torch.full(buffer.shape, empty, dtype=buffer.dtype))
     return module
 
 

@@ -8,6 +8,7 @@ from ekiden.base.refs import EVERYONE, Ref
 from ekiden.engine import wire
 from ekiden.engine.modules import initial_weights
 from ekiden.engine.tasks import payload_types
+from ekiden.engine.wire import Encoded
 from ekiden.engine.worker import Worker
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.contents import Contents, check
@@ -26,7 +27,7 @@ class GivenArguments:
 
     args: tuple[Any, ...]
     taken: tuple[Taken, ...]
-    own: Mapping[str, bytes]
+    own: Mapping[str, Encoded]
 
 
 def gather(
@@ -34,8 +35,8 @@ def gather(
     silo: str,
     task: str,
     contents: Contents,
-    kept: Callable[[str], bytes],
-    own: Mapping[str, bytes],
+    kept: Callable[[str], Encoded],
+    own: Mapping[str, Encoded],
 ) -> GivenArguments:
     """Put a task's arguments together, each checked and with its digest.
 
@@ -62,11 +63,10 @@ def gather(
             return initial
         _, kind = payload_types(method, ref.key.split("-", 2)[-1])
         if ref.owner == silo:
-            data = mine[ref.key] if ref.key in mine else kept(ref.key)
-            mine[ref.key] = data
-            digest = custody.digest([data])
+            data, digest = mine[ref.key] if ref.key in mine else kept(ref.key)
+            mine[ref.key] = Encoded(data, digest)
         elif (name := (ref.owner, ref.key)) in contents.values:
-            data, digest = contents.values[name], contents.digests[name]
+            data, digest = contents.values[name]
         else:
             raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
         try:
@@ -78,6 +78,6 @@ def gather(
         return value
 
     kinds, _ = payload_types(method, task)
-    args = wire.decode(contents.arguments, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+    args = wire.decode(contents.arguments.data, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
     check(args, worker.network, whole=False)
     return GivenArguments(tuple(args), tuple(taken), mine)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
 from math import isfinite
 from typing import Any, get_type_hints
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ekiden.base.refs import SERVER
 from ekiden.engine import wire
 from ekiden.engine.method import OwnSamples
+from ekiden.engine.wire import Encoded
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody
@@ -33,17 +33,12 @@ class Contents:
         values: of other silos, encoded, by owner and key.
     """
 
-    arguments: bytes
-    values: Mapping[tuple[str, str], bytes]
-
-    @cached_property
-    def digests(self) -> Mapping[tuple[str, str], str]:
-        """SHA-256 of each value."""
-        return {name: custody.digest([value]) for name, value in self.values.items()}
+    arguments: Encoded
+    values: Mapping[tuple[str, str], Encoded]
 
     def digest(self, terms: str, task: str, private: Any) -> str:
         """Names what was asked, under which terms and from which private state, however it was sealed."""
-        asked = (terms, task, custody.digest([self.arguments]), *self.digests.items())
+        asked = (terms, task, self.arguments.digest, *((name, value.digest) for name, value in self.values.items()))
         return custody.digest([repr(asked).encode(), *wire.chunks(private)])[:32]
 
 
@@ -75,7 +70,7 @@ def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absenc
     Raises:
         WireError: it is shorter or longer than announced, or a seal is broken.
     """
-    values: dict[tuple[str, str], bytes] = {}
+    values: dict[tuple[str, str], Encoded] = {}
     offset = ask.length
     if not 0 <= offset <= len(body):
         raise wire.WireError("message shorter than it says: refused")

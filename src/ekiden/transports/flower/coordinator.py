@@ -16,6 +16,7 @@ from ekiden.engine.method import INITIAL, State
 from ekiden.engine.outline import Outline, outline
 from ekiden.engine.tasks import payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
+from ekiden.engine.wire import Encoded
 from ekiden.engine.worker import Setup
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
@@ -108,7 +109,7 @@ class Remote(Transport):
         values = [self._fetch(ref, reader) for ref in foreign]
         parts = tuple(ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
         ask = self._ask("task", request.client, step=request.step, call=request.call, task=request.task, parts=parts)
-        arguments, locks = self._sealer.seal(wire.encode(request.args), arguments_key(ask), (reader,))
+        arguments, locks = self._sealer.seal(Encoded.of(wire.encode(request.args)), arguments_key(ask), (reader,))
         readers = self._readers(result, server=request.task in self._read_by_server)
         lock = locks[0] if locks else None
         ask = replace(ask, length=len(arguments), lock=lock, eager=bool(readers), readers=self._sealed_for(readers))
@@ -129,7 +130,7 @@ class Remote(Transport):
             raise
         try:
             plain = self._sealer.open(data, lock, ref.owner, self._sealed_as(ref), lock.step if lock else 0)
-            value = wire.decode(plain, payload_types(self._method, task)[1])
+            value = wire.decode(plain.data, payload_types(self._method, task)[1])
             check(value, self._network, whole=False)
             if ref.owner in self._held:
                 check_claims(value, self._held[ref.owner])
@@ -201,7 +202,7 @@ class Remote(Transport):
             except ClientMissing:
                 if not self._agreed.skips:
                     raise
-        data, locks = self._sealer.seal(wire.encode(list(models)), "models", tuple(readers.values()))
+        data, locks = self._sealer.seal(Encoded.of(wire.encode(list(models))), "models", tuple(readers.values()))
         messages: dict[str, Message] = {}
         for i, client in enumerate(readers):
             changes = {"step": self._step, "lock": locks[i] if locks else None, "records": self._vouched()}

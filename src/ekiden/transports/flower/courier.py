@@ -88,8 +88,8 @@ class Patience:
     absent: Absent = "stop"
 
     def pause(self, since: float) -> float:
-        """Seconds until the next look at the post for an answer awaited since then: a twentieth of the time so far."""
-        return min(self.poll, max(self.poll / 10, (time.monotonic() - since) / 20))
+        """Seconds until the next look at the post for an answer awaited since then: a fortieth of the time so far."""
+        return min(self.poll, max(self.poll / 10, (time.monotonic() - since) / 40))
 
     def ended(self, since: float) -> bool:
         """Whether a client that was last heard of at that time counts as missing."""

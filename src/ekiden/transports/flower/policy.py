@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-import torch
+from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
@@ -15,6 +15,7 @@ from ekiden.engine.method import INITIAL
 from ekiden.engine.outline import Outline, TooLong, outline
 from ekiden.engine.worker import Setup
 from ekiden.training import frozen
+from ekiden.training.network import on_meta
 from ekiden.transports.flower import custody, keys
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence
@@ -87,16 +88,15 @@ def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Ab
         ) from None
 
 
-def check_size(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse a model above the silo's limits, without allocating it.
+def check_size(file: SiloFile, setup: Setup) -> nn.Module:
+    """Refuse a model above the silo's limits, without allocating it; returns its network on the device `meta`.
 
     What travels is limited by `model_bytes`. With its frozen part, which does not, the network must fit into `memory`.
 
     Raises:
         UserError: says both sizes.
     """
-    with torch.device("meta"):
-        module = agreed.builder(agreed.build_method(), file.pretrained_folder)()
+    module = on_meta(setup.build)
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     both = size + sum(t.numel() * t.element_size() for _, t in frozen.fixed(module))
     for what, found, limit in (("model", size, "model_bytes"), ("network with its frozen part", both, "memory")):
@@ -104,6 +104,7 @@ def check_size(file: SiloFile, agreed: Agreement) -> None:
             raise UserError(
                 f"the {what} has {found} bytes, {file.name} allows {most} (limits.{limit} in its silo.toml)"
             )
+    return module
 
 
 def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:

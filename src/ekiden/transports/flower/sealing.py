@@ -1,12 +1,13 @@
 """Sealed values: only who is meant to read a value can, and whatever was changed or moved elsewhere does not open.
 
-A value is encrypted once under a key of its own (ChaCha20-Poly1305). Each reader gets a lock: that key, encrypted under
-one that X25519 and HKDF make of a key pair of the sender's, fresh for this lock, and of the reader's key of this run. A
-silo's key of the run is signed by its silo key, and so is every lock that it makes. What a lock is for, the `Binding`,
-is part of all three, so a value of another run, step, sender or reader is refused like one that was changed.
+A value is encrypted once under a key of its own (ChaCha20-Poly1305). Each reader gets a lock: that key and the value's
+SHA-256, encrypted under a key that X25519 and HKDF make of a key pair of the sender's, fresh for this lock, and of the
+reader's key of this run. A silo's key of the run is signed by its silo key, and so is every lock that it makes. What a
+lock is for, the `Binding`, is part of all three, so a value of another run, step, sender or reader is refused like one
+that was changed. Another reader of the same value knows its key, but cannot put another value in its place: the lock
+holds the digest.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +18,12 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
 from ekiden.base.refs import SERVER
 from ekiden.engine import wire
+from ekiden.engine.wire import Encoded
 from ekiden.transports.flower import keys
 
 Sign = Callable[[bytes], str]
 _MOST = (1 << 31) - 17  # what the cipher takes at once, less its tag
+_KEY_BYTES = 32
 _ONCE = bytes(12)  # a nonce need not vary where every key is used once
 
 
@@ -75,7 +78,7 @@ class Lock:
         step: in which.
         key: the recipient's public key that it was made for.
         ephemeral: the sender's public key of this lock alone.
-        wrapped: the value's key, encrypted.
+        wrapped: the value's key and digest, encrypted.
         signature: by the sender's silo key; empty of the server.
     """
 
@@ -97,21 +100,21 @@ class Sealed(NamedTuple):
 class Sealer(Protocol):
     """How one party seals what it sends and opens what it gets."""
 
-    def seal(self, data: bytes, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`data`, called `key` here, for `readers`."""
+    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+        """`value`, called `key` here, for `readers`."""
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
         """What `sender` sealed under the name `key` for this party in `step`."""
 
 
 class Plain:
     """Seals nothing: for runs without keys, or where the user said so."""
 
-    def seal(self, data: bytes, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`data` itself."""
-        return data, ()
+    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+        """`value` itself."""
+        return value.data, ()
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
         """`data` itself.
 
         Raises:
@@ -119,7 +122,7 @@ class Plain:
         """
         if lock is not None:
             raise wire.WireError(f"value {key[:80]!r} is sealed in a run that seals nothing: refused")
-        return bytes(data)
+        return Encoded.of(bytes(data))
 
 
 @dataclass(frozen=True)
@@ -142,23 +145,22 @@ class Party:
     silos: Mapping[str, str]
     sign: Sign | None
 
-    def seal(self, data: bytes, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`data` for `readers`.
+    def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
+        """`value` for `readers`.
 
         Raises:
             WireError: a reader's key is not its own.
         """
-        sealed = encrypt(data)
-        digest = hashlib.sha256(sealed.data).digest()
+        sealed = encrypt(value.data)
         locks = []
         for reader in readers:
             if reader.name != SERVER and not vouched(reader, self.run, self.silos):
                 raise wire.WireError(f"the key for {reader.name[:80]!r} is not signed by {reader.name[:80]!r}: refused")
             binding = Binding(self.run, self.terms, self.name, key, reader.name, reader.step)
-            locks.append(lock(sealed.key, digest, reader.key, binding, self.sign))
+            locks.append(lock(sealed.key, value.digest, reader.key, binding, self.sign))
         return sealed.data, tuple(locks)
 
-    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> bytes:
+    def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
         """What `sender` sealed for this party.
 
         Raises:
@@ -182,24 +184,24 @@ def encrypt(plain: bytes) -> Sealed:
     return Sealed(_chacha()(key).encrypt(_ONCE, plain, None), key)
 
 
-def lock(key: bytes, digest: bytes, reader: str, binding: Binding, sign: Sign | None) -> Lock:
+def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
     """The lock to an encrypted value.
 
     Args:
         key: that opens the value.
-        digest: SHA-256 of the encrypted value.
+        digest: SHA-256 of the value, in hexadecimal.
         reader: public key of who may read it.
         binding: what it is for.
         sign: signs for the sender.
     """
     ephemeral = new_private()
-    statement = _statement(binding, public_of(ephemeral), reader, digest)
-    wrapped = _chacha()(_shared(ephemeral, reader, statement)).encrypt(_ONCE, key, statement)
-    signature = sign(statement) if sign else ""
+    statement = _statement(binding, public_of(ephemeral), reader)
+    wrapped = _chacha()(_shared(ephemeral, reader, statement)).encrypt(_ONCE, key + bytes.fromhex(digest), statement)
+    signature = sign(_signed(statement, wrapped)) if sign else ""
     return Lock(binding.recipient, binding.step, reader, public_of(ephemeral), wrapped.hex(), signature)
 
 
-def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> bytes:
+def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> Encoded:
     """The value that `lock` is for.
 
     Args:
@@ -217,21 +219,20 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
             f"value {binding.key[:80]!r} of {binding.sender[:80]} is sealed for another key than {binding.recipient} "
             "has in this run: refused"
         )
-    statement = _statement(binding, lock.ephemeral, lock.key, hashlib.sha256(data).digest())
-    signed = sender is None or (bool(sender) and keys.proves(sender, statement, lock.signature))
     try:
-        key = _chacha()(_shared(private, lock.ephemeral, statement)).decrypt(
-            _ONCE, bytes.fromhex(lock.wrapped), statement
-        )
-        plain: bytes = _chacha()(key).decrypt(_ONCE, data, None)
+        wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.ephemeral, lock.key)
+        if sender is not None and not (sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)):
+            raise ValueError("not signed by the sender")
+        inside = _chacha()(_shared(private, lock.ephemeral, statement)).decrypt(_ONCE, wrapped, statement)
+        found = Encoded.of(_chacha()(inside[:_KEY_BYTES]).decrypt(_ONCE, data, None))
+        if found.digest != inside[_KEY_BYTES:].hex():
+            raise ValueError("another value under the same key")
     except Exception:  # of the cipher, of X25519 or of the hexadecimal: all mean the same
-        signed = False
-    if not signed:
         raise wire.WireError(
             f"the seal of value {binding.key[:80]!r} from {binding.sender[:80]} to {binding.recipient} for step "
             f"{binding.step + 1} is broken: changed, replayed, or made for somebody else: refused"
-        )
-    return plain
+        ) from None
+    return found
 
 
 def vouched(reader: Reader, run: str, silos: Mapping[str, str]) -> bool:
@@ -269,8 +270,13 @@ def kept_private(file: Path) -> Any:
         raise UserError(f"{file} is damaged ({error}): remove it; values sealed for it are asked for again") from None
 
 
-def _statement(binding: Binding, ephemeral: str, reader: str, digest: bytes) -> bytes:
-    return b"\n".join((binding.text(), ephemeral.encode(), reader.encode(), digest.hex().encode()))
+def _statement(binding: Binding, ephemeral: str, reader: str) -> bytes:
+    return b"\n".join((binding.text(), ephemeral.encode(), reader.encode()))
+
+
+def _signed(statement: bytes, wrapped: bytes) -> bytes:
+    """What a sender signs of a lock: it says nothing of the value to those who have no key."""
+    return b"\n".join((statement, wrapped.hex().encode()))
 
 
 def _shared(own: Any, other: str, statement: bytes) -> bytes:

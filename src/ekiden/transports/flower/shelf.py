@@ -22,13 +22,17 @@ from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, intact, marked, verified, with_digest, write
 from ekiden.engine import wire
-from ekiden.engine.worker import Outcome
+from ekiden.engine.wire import Encoded
+from ekiden.transports.flower import custody
 from ekiden.transports.flower.parcel import pack, unpack
 
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _STATES = "states"
+_MARK = b"ekiden\0\3"
+"""the first bytes of an outcome; SHA-256 of how the task ended and of the value follow"""
+_SUM = 32
 _DAYS_KEPT = 30
 
 
@@ -100,7 +104,7 @@ class Shelf:
         except OSError:
             return (self._folder / "lock").exists()
 
-    def find(self, place: Place, task: str, digest: str) -> tuple[Done, bytes] | None:
+    def find(self, place: Place, task: str, digest: str) -> tuple[Done, Encoded] | None:
         """The outcome of this very request, if it is there and as it was written."""
         try:
             done, value = self._load(self._outcome(place, task))
@@ -108,7 +112,7 @@ class Shelf:
             return None
         return (done, value) if done.digest == digest else None
 
-    def value(self, key: str) -> tuple[Done, bytes]:
+    def value(self, key: str) -> tuple[Done, Encoded]:
         """The value `key`, encoded.
 
         Raises:
@@ -118,7 +122,7 @@ class Shelf:
         place, task = _place(key)
         return self._load(self._outcome(place, task))
 
-    def request(self, key: str) -> tuple[Asked, bytes, dict[str, bytes]] | None:
+    def request(self, key: str) -> tuple[Asked, bytes, dict[str, Encoded]] | None:
         """The request whose answer was the value `key`, with the own values that it names, if it is here."""
         place, task = _place(key)
         try:
@@ -127,7 +131,7 @@ class Shelf:
             return None
         own, offset = {}, asked.length
         for name, length in asked.own:
-            own[name] = bytes(data[offset : offset + length])
+            own[name] = Encoded.of(bytes(data[offset : offset + length]))
             offset += length
         return asked, bytes(data[: asked.length]), own
 
@@ -167,24 +171,25 @@ class Shelf:
             if place >= since:
                 path.unlink()
 
-    def put(
-        self, place: Place, task: str, done: Done, outcome: Outcome, before: Any, asked: Asked, request: Sequence[bytes]
-    ) -> None:
+    def put_private(self, place: Place, private: Any) -> None:
+        """Keep the client's state that a task left; before its outcome, without which it does not count."""
+        write(self._private(place), with_digest(wire.chunks(private)))
+        self._list({*self._states(), place})
+
+    def put(self, place: Place, task: str, done: Done, value: Encoded, asked: Asked, request: Sequence[bytes]) -> None:
         """Keep an outcome. It counts once its file is there.
 
         Args:
             place: of the task.
             task: its name.
             done: how it ended.
-            outcome: what it gave.
-            before: the client's state before it.
+            value: what it gave.
             asked: names the request.
             request: from which the outcome can be made again, and the own values that it names.
         """
-        if outcome.private is not before:
-            write(self._private(place), with_digest(wire.chunks(outcome.private)))
-            self._list({*self._states(), place})
-        write(self._outcome(place, task), marked([pack(done), *wire.chunks(outcome.value)]))
+        head = pack(done)
+        sums = bytes.fromhex(custody.digest([head])), bytes.fromhex(value.digest)
+        write(self._outcome(place, task), [_MARK, *sums, head, value.data])
         # Needs no digest of its own: `asked` has those of what it holds and of what must come out.
         write(self._request(place, task), [pack(asked), *request], sync=False)
 
@@ -259,10 +264,19 @@ class Shelf:
             if match:
                 yield match[1], (int(match[2]), int(match[3])), path
 
-    def _load(self, path: Path) -> tuple[Done, bytes]:
+    def _load(self, path: Path) -> tuple[Done, Encoded]:
         try:
-            done, value = unpack(verified(path.read_bytes()), Done)
-            return done, bytes(value)
+            data = path.read_bytes()
+            if not data.startswith(_MARK):  # of an older version
+                done, value = unpack(verified(data), Done)
+                return done, Encoded.of(bytes(value))
+            content = memoryview(data)[len(_MARK) + 2 * _SUM :]
+            done, rest = unpack(content, Done)
+            found = Encoded.of(bytes(rest))
+            sums = bytes.fromhex(custody.digest([content[: len(content) - len(rest)]]) + found.digest)
+            if sums != data[len(_MARK) : len(_MARK) + 2 * _SUM]:
+                raise Damaged("changed since it was written: its digest differs")
+            return done, found
         except FileNotFoundError:
             raise LostValue(f"{path} is gone") from None
         except (OSError, Damaged, wire.WireError) as error:

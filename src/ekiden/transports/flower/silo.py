@@ -1,7 +1,8 @@
 """A silo: executes what the coordinator asks, if the silo's own file allows it, and nothing twice."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ekiden.engine.outline import Outline
 from ekiden.engine.setup import check_model
 from ekiden.engine.store import FolderJournal
 from ekiden.engine.tasks import task_of
+from ekiden.engine.wire import Encoded
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
@@ -34,7 +36,7 @@ from ekiden.transports.flower.contents import Contents, check, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken, Tally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, pack, signed_text, unpack
 from ekiden.transports.flower.sealing import Party, Plain, Sealer
-from ekiden.transports.flower.shelf import Asked, Done, LostValue, Shelf, drop_old_runs, place_of, text_of
+from ekiden.transports.flower.shelf import Asked, Done, LostValue, Place, Shelf, drop_old_runs, place_of, text_of
 from ekiden.transports.flower.silo_file import Held, SiloFile
 
 log = logging.getLogger("ekiden")
@@ -94,7 +96,7 @@ class Silo:
                     return self._task(run, shelf, ask, body, data)
                 if ask.kind == "value":
                     done, value = self._value(run, shelf, ask.key)
-                    return self._give(run, ask, ask.key, done, [value] if ask.eager else None)
+                    return self._give(run, ask, ask.key, done, value if ask.eager else None)
                 if ask.kind == "evaluate":
                     return self._evaluate(run, ask, body)
             raise UserError(f"no silo can do {ask.kind[:40]!r}")
@@ -167,9 +169,9 @@ class Silo:
         policy.check_data(file, terms, held)
         dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=type(dataset.augment)(**terms.augment))
         setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
-        policy.check_size(file, terms)
+        empty = policy.check_size(file, setup)
         first = not admission.folder.exists()
-        module = None if first or terms.has_values else blank(setup.build)  # the values are checked at first
+        module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked at first
         setup = replace(setup, build=Copies(setup.build))  # a message may need several
         policy.check_values(file, terms, setup)
         plan = policy.plan_of(file, terms, setup)
@@ -221,7 +223,7 @@ class Silo:
         self._check_length(body)
         plan = self._plan(run, ask)
         contents = opened(ask, body, run.sealer, ask.absent if plan else ())
-        policy.check_request(self._file.name, run.terms, plan, ask, contents.arguments)
+        policy.check_request(self._file.name, run.terms, plan, ask, contents.arguments.data)
         given = self._arguments(run, shelf, ask.task, contents)
         # Not before all is opened and checked: a message that is refused must not make the silo forget anything.
         keep = policy.kept(self._file.name, plan, ask)
@@ -235,36 +237,47 @@ class Silo:
             shelf.discard(place)
             job = Job(ask.step, ask.call, self._file.name, ask.task, given.args, private)
             outcome = run.worker.execute(job, FolderJournal(shelf.journal), digest[:16])
-            value = wire.encode(outcome.value)
-            asked = Asked(digest, custody.digest([value]), len(data), tuple((k, len(v)) for k, v in given.own.items()))
-            done = self._keep(run, shelf, job, outcome, asked, contents, given, data)
+            value = Encoded.of(wire.encode(outcome.value))
+            done = self._done(run, job, digest, contents, given, outcome, value)
+            if outcome.private is not private:
+                shelf.put_private(place, outcome.private)
             log.info("step %d: %s done", ask.step + 1, ask.task)
             self._note(f"run {run.terms.run}, step {ask.step + 1}: {ask.task} done")
         else:
             done, value = found
             log.info("step %d: %s was done before", ask.step + 1, ask.task)
-        state = text_of(shelf.last((ask.step, ask.call + 1)))
-        return self._give(run, ask, f"{ask.step}-{ask.call}-{ask.task}", done, [value] if ask.eager else None, state)
+        key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(shelf.last((ask.step, ask.call + 1)))
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer leaves after both
+            kept = disk.submit(self._keep, shelf, place, ask.task, done, value, given, data) if found is None else None
+            answer = self._give(run, ask, key, done, value if ask.eager else None, state)
+            if kept is not None:
+                kept.result()
+        return answer
 
-    def _keep(
+    def _done(
         self,
         run: Agreed,
-        shelf: Shelf,
         job: Job,
-        outcome: Outcome,
-        asked: Asked,
+        digest: str,
         contents: Contents,
         given: GivenArguments,
-        request: bytes,
+        outcome: Outcome,
+        value: Encoded,
     ) -> Done:
-        """Store what a task gave, with the request from which it can be made again."""
-        record = self._record(run, job, custody.digest([contents.arguments]), given.taken, outcome, asked.given)
-        work = outcome.work
-        done = Done(asked.digest, wire.size(outcome.value), work.forward, work.backward, record)
-        shelf.put((job.step, job.call), job.task, done, outcome, job.private, asked, [request, *given.own.values()])
-        return done
+        """How a task ended."""
+        record = self._record(run, job, contents.arguments.digest, given.taken, outcome, value.digest)
+        return Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
 
-    def _value(self, run: Agreed, shelf: Shelf, key: str) -> tuple[Done, bytes]:
+    @staticmethod
+    def _keep(
+        shelf: Shelf, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes
+    ) -> None:
+        """Store what a task gave, with the request from which it can be made again."""
+        own = tuple((key, len(v.data)) for key, v in given.own.items())
+        asked = Asked(done.digest, value.digest, len(request), own)
+        shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
+
+    def _value(self, run: Agreed, shelf: Shelf, key: str) -> tuple[Done, Encoded]:
         """A value that a task gave here; made again where its file is gone or damaged.
 
         Raises:
@@ -301,7 +314,7 @@ class Silo:
 
     def _again(
         self, run: Agreed, shelf: Shelf, key: str, lost: LostValue, what: str, void: Sequence[int] = ()
-    ) -> tuple[Done, bytes]:
+    ) -> tuple[Done, Encoded]:
         """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
 
         Args:
@@ -333,10 +346,13 @@ class Silo:
         run.admission.check_disk()
         job = Job(ask.step, ask.call, name, ask.task, given.args, private)
         outcome = run.worker.execute(job, FolderJournal(shelf.journal), asked.digest[:16])
-        if custody.digest(wire.chunks(outcome.value)) != asked.given:
+        value = Encoded.of(wire.encode(outcome.value))
+        if value.digest != asked.given:
             raise hopeless
-        value = wire.encode(outcome.value)
-        done = self._keep(run, shelf, job, outcome, asked, contents, given, request)
+        done = self._done(run, job, asked.digest, contents, given, outcome, value)
+        if outcome.private is not private:
+            shelf.put_private((ask.step, ask.call), outcome.private)
+        self._keep(shelf, (ask.step, ask.call), ask.task, done, value, given, request)
         log.warning("%s: the task is done again, with the same result", lost)
         self._note(f"run {run.terms.run}, step {ask.step + 1}: {ask.task} done again, because {lost}")
         return done, value
@@ -347,7 +363,7 @@ class Silo:
         ask: Ask,
         key: str,
         done: Done,
-        value: Iterable[bytes | memoryview] | None,
+        value: Encoded | None,
         state: str = "",
     ) -> bytes:
         """How a task ended, with its value sealed for those who are to read it."""
@@ -357,10 +373,9 @@ class Silo:
         plan = self._plan(run, ask)
         if run.terms.sealed:
             policy.check_readers(self._file, run.terms, run.plan, plan, key, ask.readers)
-        name, data = value_key(key, ask.absent if plan else ()), b"".join(value)
         if run.terms.sealed and plan and any(reader.name == SERVER for reader in ask.readers):
-            run.admission.show(key, custody.digest([data]))
-        data, locks = run.sealer.seal(data, name, ask.readers)
+            run.admission.show(key, value.digest)
+        data, locks = run.sealer.seal(value, value_key(key, ask.absent if plan else ()), ask.readers)
         if ask.readers:
             readers = ", ".join(reader.name for reader in ask.readers)
             self._note(f"run {run.terms.run}: value {key} sealed for {readers}")
@@ -396,7 +411,7 @@ class Silo:
         return custody.record(hop, self._sign).line()
 
     def _arguments(
-        self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, bytes] | None = None
+        self, run: Agreed, shelf: Shelf, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None
     ) -> GivenArguments:
         """The task's arguments; `own` are values of this silo that are here.
 
@@ -410,7 +425,7 @@ class Silo:
     def _evaluate(self, run: Agreed, ask: Ask, body: memoryview) -> bytes:
         """What each model answers on this silo's test samples: the run's result where only silos read the others."""
         self._check_length(body)
-        models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step), list[Weights])
+        models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights])
         setup = run.worker.setup
         changed, clients = setup.method.changes_network, len(run.terms.clients)
         if ask.clients != clients:
