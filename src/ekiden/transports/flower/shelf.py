@@ -172,7 +172,7 @@ class Shelf:
                 path.unlink()
 
     def put_private(self, place: Place, private: Any) -> None:
-        """Keep the client's state that a task left; before its outcome, without which it does not count."""
+        """Keep the client's state that a task left. It counts only with the outcome, so it is written first."""
         write(self._private(place), with_digest(wire.chunks(private)))
         self._list({*self._states(), place})
 
