@@ -1,13 +1,15 @@
 """What a run gave, as an object to look at, draw, measure and load."""
 
+import random
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pytest
 import torch
 
-from ekiden import FederatedData, UserError, load, open_run, run, split
-from ekiden.data import Iid
+from ekiden import FederatedData, Training, UserError, load, open_run, run, split
+from ekiden.data import Iid, from_tensors
 from ekiden.methods import FedAvg, FedSeq, Local
 from tests.conftest import Tiny
 
@@ -88,6 +90,45 @@ def test_evaluate_measures_as_the_run_did(run_on_digits: Path) -> None:
     }
     with pytest.raises(UserError, match="cannot take samples of shape"):
         opened.evaluate((torch.zeros(30, 3, 9, 9, dtype=torch.uint8), torch.zeros(30, dtype=torch.int64)))
+
+
+def patients(n: int, seed: int = 0) -> dict[str, list[Any]]:
+    draw = random.Random(seed)
+    age = [draw.randint(20, 90) for _ in range(n)]
+    sex = [draw.choice("fm") for _ in range(n)]
+    return {
+        "age": age,
+        "sex": sex,
+        "ward": [draw.choice("ab") for _ in range(n)],
+        "died": ["yes" if a > 60 else "no" for a in age],
+    }
+
+
+def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
+    """Other rows have other means and categories: what they are scaled by is the run's."""
+    columns: Any = {"label_column": "died", "drop_columns": ["ward"]}
+    silos = split(load(patients(200), group_column="ward", label_column="died"), "natural")
+    result = run(FedSeq(epochs=30), silos, training=Training(lr=0.01), folder=tmp_path / "run")
+    assert result.evaluate(silos)["accuracy"] == result.accuracy
+    other = patients(200, seed=1)
+    other["age"], other["died"] = [a + 40 for a in other["age"]], ["yes"] * 199 + ["no"]
+    row = result.evaluate(other, **columns)
+    assert row["accuracy"] > 0.9, "all are old on the run's scale, and half of them on their own"
+    assert (tmp_path / "other.csv").write_text("age,sex,died\n" + "90,f,yes\n" * 50)
+    assert result.evaluate(tmp_path / "other.csv", label_column="died")["accuracy"] == 1
+    with pytest.raises(UserError, match="scaled in another way than the run's: give their path or frame"):
+        result.evaluate(load(other, **columns))
+    renamed = patients(50) | {"died": ["dead", "alive"] * 25}
+    with pytest.raises(UserError, match="label 'alive' in the table is not among the label names: no, yes"):
+        result.evaluate(renamed, **columns)
+
+
+def test_evaluate_refuses_other_labels(run_on_digits: Path) -> None:
+    """Ten others are as many, and mean something else."""
+    test = load("digits").test
+    other = from_tensors((test.x, test.y), (test.x, test.y), classes=[f"digit {k}" for k in range(10)])
+    with pytest.raises(UserError, match=r"the model gives 0, 1, .*; the labels of these data are digit 0, digit 1"):
+        open_run(run_on_digits).evaluate(other)
 
 
 def test_evaluate_needs_the_silos_of_personal_models(blobs: FederatedData) -> None:

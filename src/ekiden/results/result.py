@@ -1,16 +1,19 @@
 """What a run gave: its models and numbers, in memory or from a run folder."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
-from ekiden.data.samples import Dataset, FederatedData
+from ekiden.data.inputs import Images, Table
+from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
@@ -20,14 +23,13 @@ from ekiden.engine.modules import as_module
 from ekiden.engine.setup import check_model
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
-from ekiden.results.model import LoadedModel, task_in, wrapped
+from ekiden.results.model import LoadedModel, inputs_of, task_in, wrapped
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    from ekiden.data.tensors import Source
 
 Models = tuple[Weights | None, tuple[Weights, ...]]
 """The global model, where there is one, and the personal ones."""
@@ -167,12 +169,15 @@ class Result:
         frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
         return frame.set_index("step") if len(frame) else frame
 
-    def evaluate(self, data: "FederatedData | Dataset | Source | str") -> Row:
+    def evaluate(self, data: Any, **columns: Any) -> Row:
         """Measure the models on other test data.
 
         Args:
-            data: silos, a data set, its name or path, or (x, y) with raw samples; its test part is measured, of
-                (x, y) all of it. Models of clients need the same silos.
+            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; its test part is measured,
+                of (x, y) all of it. What is read here is read and scaled as the run's data were. Models of clients
+                need the same silos.
+            **columns: what the columns of a table or frame mean, as in `ekiden.load`; by default what they meant in the
+                run, if it was started on the command line.
 
         Returns:
             A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
@@ -180,7 +185,8 @@ class Result:
         Raises:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models.
         """
-        silos = _silos(data, self.config)
+        silos = _silos(data, self.config, columns)
+        _check_like(silos.dataset, self.config)
         if self.personal and len(silos.clients) != len(self.clients):
             raise UserError(
                 f"there is a model for each of {len(self.clients)} clients, the data have {len(silos.clients)}: give "
@@ -268,15 +274,47 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     return Setup(build.method, build.own, fed, training, hardware, config["seed"])
 
 
-def _silos(data: Any, config: Mapping[str, Any]) -> FederatedData:
+def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
     """The silos that are meant; what is not divided is held by one."""
     from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
+    from ekiden.data import frames  # noqa: PLC0415
 
     if isinstance(data, FederatedData):
         return data
-    if isinstance(data, str):
+    chosen = {**config.get("plan", {}).get("reading", {}), **columns}
+    chosen.pop("group_column", None)
+    if isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict:
+        images = isinstance(inputs_of(config), Images)
         shape = config["input"]["shape"]
-        data = datasets.load(data, size=shape[-1] if len(shape) == 3 else None)
+        size = shape[-1] if len(shape) == 3 else None
+        data = datasets.load(data, size=size, like=None if images and not chosen else _like(config), **chosen)
     if not isinstance(data, Dataset):
         data = datasets.from_tensors(data, data, classes=config["classes"])
     return datasets.split(data, datasets.Iid(), 1, seed=0, val_fraction=0)
+
+
+def _like(config: Mapping[str, Any]) -> Dataset:
+    """A data set without samples whose classes, scaling and task are the run's."""
+    given = config["input"]
+    nothing = Samples(torch.zeros(0, *given["shape"]), torch.zeros(0, dtype=torch.int64))
+    mean, std, classes = (tuple(values) for values in (given["mean"], given["std"], config["classes"]))
+    return Dataset("", nothing, nothing, classes, mean=mean, std=std, task=task_in(config), inputs=inputs_of(config))
+
+
+def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
+    """Refuse data that would be measured as what they are not.
+
+    Raises:
+        UserError: the outputs have other names, or tables are scaled in another way than the run's.
+    """
+    classes, own = tuple(config["classes"]), inputs_of(config)
+    if dataset.classes != classes:
+        ours, theirs = (", ".join(names[:10]) for names in (classes, dataset.classes))
+        raise UserError(
+            f"the model gives {ours}; the labels of these data are {theirs}: evaluate on data with the same labels"
+        )
+    if isinstance(own, Table) and dataset.inputs != own:
+        raise UserError(
+            "these data are scaled in another way than the run's: give their path or frame to evaluate, which then "
+            "reads them as the run did"
+        )
