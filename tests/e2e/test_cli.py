@@ -562,7 +562,7 @@ def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
     for none in (["compare", "empty"], ["export", "empty", "out.csv"]):
         assert refused(*none) == "no run in empty: give other folders, or the file of --records"
     for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "out.csv"], ["report", "kept.jsonl"]):
-        assert "kept.jsonl holds records, neither steps nor models" in refused(*wrong)
+        assert "kept.jsonl holds records, not steps or models" in refused(*wrong)
     Path("photos").mkdir()
     Path("photos/cat.jpg").write_bytes(b"cat")
     for command in ("resume", "show", "evaluate", "compare"):
@@ -603,7 +603,7 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     assert "holds another network" in refused("evaluate", damaged("model.safetensors", other))
     folder = damaged("model.safetensors", model)
     (folder / "model.safetensors").unlink()
-    assert "go on with `ekiden resume` first" in refused("evaluate", folder)
+    assert "run `ekiden resume` first" in refused("evaluate", folder)
     (folder / "personal").mkdir()
     (folder / "personal" / "client-0.safetensors").write_bytes(model)
     assert "it has personal/client-0.safetensors: choose one by --client NAME" in refused("evaluate", folder)

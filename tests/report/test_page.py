@@ -302,5 +302,5 @@ def test_records_are_no_runs(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
     swept = sweep.opened(runs / "sweep")
     sweep.keep_records(swept, EXPERIMENT, file)
-    with pytest.raises(UserError, match=r"holds records, neither steps nor models: .*`ekiden results .*kept\.jsonl`"):
+    with pytest.raises(UserError, match=r"holds records, not steps or models: .*`ekiden results .*kept\.jsonl`"):
         collect([file])

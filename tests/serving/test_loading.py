@@ -96,7 +96,7 @@ def test_personal_models_are_loaded_by_the_name_of_the_client(digits: FederatedD
 def test_a_run_that_has_not_ended_says_so(digits: FederatedData, tmp_path: Path) -> None:
     run(FedSeq(epochs=1), digits, folder=tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no model.safetensors: go on with `ekiden resume`"):
+    with pytest.raises(UserError, match=r"has no model.safetensors: run `ekiden resume`"):
         load_model(tmp_path / "run")
     with pytest.raises(UserError, match="is not a run folder"):
         load_model(tmp_path)

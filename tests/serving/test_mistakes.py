@@ -69,7 +69,7 @@ def place(
 PREDICT = [
     ("a folder that is no run", "predict images images", "is not a run folder"),
     ("a run that is not there", "predict nowhere images", "is not a run folder"),
-    ("a run that was killed", "predict killed images", "has no model.safetensors: go on with `ekiden resume`"),
+    ("a run that was killed", "predict killed images", "has no model.safetensors: run `ekiden resume`"),
     ("a damaged model", "predict damaged images", "is damaged"),
     ("a damaged configuration", "predict broken images", "cannot be read"),
     ("no files", "predict digits", "name the files to predict: images"),

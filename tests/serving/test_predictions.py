@@ -283,7 +283,7 @@ def test_arrays_in_npz_and_safetensors_are_read_as_in_training(
         assert (found.prediction.astype(int) == test.y.numpy()).mean() == reported(run_on_digits)
     code, said = command("predict", str(run_on_digits), str(tmp_path / "flat.npz"))
     assert (code, said.count("\n")) == (2, 1)
-    assert "flat.npz has no array 'x', it has pictures, other: name it by --column" in said
+    assert "flat.npz has no array 'x', only pictures, other: name one of these by --column" in said
 
 
 def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

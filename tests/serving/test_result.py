@@ -134,7 +134,7 @@ def test_evaluate_refuses_other_labels(run_on_digits: Path) -> None:
 def test_evaluate_needs_the_silos_of_personal_models(blobs: FederatedData) -> None:
     result = run(Local(epochs=1), blobs, Tiny())
     assert result.evaluate(blobs)["accuracy"] == result.accuracy
-    with pytest.raises(UserError, match="a model for each of 4 clients, the data have 1"):
+    with pytest.raises(UserError, match="a model for each of 4 clients, but the data have 1"):
         result.evaluate(blobs.dataset)
     with pytest.raises(UserError, match="unknown client 'client-9'"):
         result.load_model(client="client-9")

@@ -79,7 +79,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
     assert tracked.state.step == 3
     assert steps(noting.told) == [1]
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["tracker noting failed and is left out, the run goes on: the server is away"]
+    assert lines == ["tracker noting failed and is left out; the run continues: the server is away"]
     plain = run(METHOD, blobs, module, folder=tmp_path / "plain")
     assert tracked.metrics == plain.metrics
     files = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "config.json")

@@ -66,7 +66,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
     except FileNotFoundError:
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)
-        hint = f"it has {', '.join(present)}" if present else "go on with `ekiden resume` first"
+        hint = f"it has {', '.join(present)}" if present else "run `ekiden resume` first"
         hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError, Damaged) as error:

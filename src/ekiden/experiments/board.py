@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: how much is done, what runs now, and how long the rest will take."""
+"""The display of a sweep while it runs: how much is done, what runs now, and how long the rest will take."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from ekiden.experiments.summary import duration
 
 @dataclass
 class _Running:
-    """A run that has begun: when, at which step of how many, and where it is now."""
+    """A run that has begun: when, at which step of how many, and what it is doing now."""
 
     bar: TaskID
     began: float
@@ -23,7 +23,7 @@ class _Running:
     total: int = 0
 
     def left(self, now: float) -> float | None:
-        """Seconds that it will still take, from what its steps took so far."""
+        """Return the seconds that it still needs, estimated from its steps so far."""
         if self.first is None or self.step <= self.first:
             return None
         return (now - self.began) / (self.step - self.first) * (self.total - self.step)
@@ -42,7 +42,7 @@ class Board:
             names: of the runs.
             groups: of each run; those of one group take equally long.
             known: seconds that a run of a group took, where one was finished before.
-            cores: runs that go on at a time.
+            cores: number of runs at a time.
         """
         self._console, self._names, self._groups, self._cores = console, names, groups, cores
         self._seconds = {group: [seconds] for group, seconds in known.items()}
@@ -109,7 +109,7 @@ class Board:
             self._seconds.setdefault(self._groups[outcome.run], []).append(now - run.began)
         left = self.left(now)
         rest = f", about {duration(left)} left" if left else ""
-        error = "another process is at it" if outcome.elsewhere else outcome.error
+        error = "another process is working on it" if outcome.elsewhere else outcome.error
         how = error or f"done in {duration(now - run.began)}"
         counted = f"[{self._done}/{len(self._names)}]"
         self._console.print(f"{counted} {self._names[outcome.run]}: {how}{rest}", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Budgets of an experiment file: fewer epochs, rounds, seeds, and a note of what was made less."""
+"""Budgets of an experiment file: fewer epochs, rounds and seeds, and a note of what was reduced."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class Scaled:
-    """A hyperparameter that a budget changed: the file's value, and the one that is run."""
+    """A hyperparameter that a budget changed: the value in the file, and the one that is run."""
 
     name: str
     full: int

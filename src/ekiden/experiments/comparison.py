@@ -1,4 +1,4 @@
-"""A mean of our runs against a printed mean: Welch's test of the difference, and the coarser one by single runs."""
+"""Compare the mean of our runs with a printed mean: Welch's test, and a coarser test by single runs."""
 
 from dataclasses import dataclass
 from math import hypot, sqrt
@@ -14,8 +14,8 @@ class Published:
 
     Attributes:
         mean: the value.
-        std: standard deviation over the runs, None where it is not printed.
-        runs: how many runs it is the mean of, None where that is not known.
+        std: standard deviation over the runs, None if it is not printed.
+        runs: how many runs it is the mean of, None if that is not known.
     """
 
     mean: float
@@ -31,8 +31,7 @@ class Comparison:
         mean: of our runs.
         std: sample standard deviation of our runs, None of a single one.
         runs: how many runs of ours.
-        printed: the printed value. A spread that is not printed, or a number of runs that is not known, is taken to be
-            equal to ours.
+        printed: the printed value. If its spread or number of runs is not known, ours is taken.
     """
 
     mean: float
@@ -42,7 +41,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """Ours less theirs."""
+        """Ours minus theirs."""
         return self.mean - self.printed.mean
 
     @property
@@ -57,10 +56,10 @@ class Comparison:
 
     @property
     def limit(self) -> float | None:
-        """Largest |t| that occurs in 95 % of cases where both have one mean: the quantile of Student's distribution.
+        """The limit of |t| in 95 % of cases if both have the same mean: the quantile of Student's distribution.
 
-        Its degrees of freedom are those of Welch and Satterthwaite. Where no spread is printed, ours is the only
-        estimate and stands for both: then there are n₁ - 1, and t has exactly Student's distribution.
+        Its degrees of freedom are those of Welch and Satterthwaite. If no spread is printed, ours is used for both.
+        Then there are n₁ - 1 degrees, and t has exactly Student's distribution.
         """
         from scipy.special import stdtrit  # noqa: PLC0415  takes a while, and few need it
 

@@ -24,7 +24,7 @@ from ekiden.methods import METHODS, method_named
 METRICS = ("accuracy", "client_mean", "client_mean_trained", "global_accuracy")
 _OF_TASKS = tuple(dict.fromkeys(metric.name for kind in KINDS.values() for metric in kind.metrics))
 OWN_DATA = ("client_mean", "client_mean_trained")
-"""Metrics on each client's own test data, before and after averaging; a value is compared with its like alone."""
+"""Metrics on each client's own test data, before and after averaging. Only values of one kind are compared."""
 _TOP = (
     *("title", "source", "link", "note", "differs", "seeds", "printed_seeds", "paired"),
     *("settings", "budget", "column", "row"),
@@ -32,7 +32,7 @@ _TOP = (
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
-_LONGEST = 180  # bytes of a cell's part of a file name, of 255 that there are
+_LONGEST = 180  # bytes of a file name for a cell, of at most 255
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Cell:
         column: label of its column.
         plan: what to run, with seed 0; None where it cannot be run.
         published: what the paper prints, if anything.
-        metric: what of the last row of metrics is compared.
+        metric: the entry of the last row of metrics that is compared.
         skip: why it cannot be run; empty where it can.
-        differs: what is so unlike the paper that the values cannot be compared; empty where they can.
-        note: what else is to be known.
+        differs: why the values cannot be compared with the paper; empty if they can.
+        note: a remark for the reader.
         scaled: what the budget changed.
     """
 
@@ -87,15 +87,15 @@ class Experiment:
         source: paper and table, empty where nothing was published.
         link: to the paper.
         note: what of the paper's settings is not known or cannot be expressed.
-        differs: what makes all its values no fit for a comparison; empty where nothing does.
+        differs: why none of its values can be compared; empty if they can.
         seeds: one run of each cell for each.
         all_seeds: how many seeds the file names; a budget can take fewer.
         budget: name of the budget.
         rows: labels.
         columns: labels.
         cells: one for each row and column.
-        methods_in_rows: whether rows are compared with each other, rather than columns.
-        paired: labels of methods of which the differences to all others are shown, seed by seed.
+        methods_in_rows: whether rows, not columns, are compared with each other.
+        paired: labels of methods whose differences to all others are shown, seed by seed.
     """
 
     name: str
@@ -166,7 +166,7 @@ def parse(content: str, name: str, budget: str, where: str) -> Experiment:
 
 
 def _trust(value: object) -> None:
-    """Whoever runs an experiment file asks for the Python files that it names."""
+    """Trust the Python files that an experiment file names, because the user runs that file."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             _trust(part)
@@ -234,22 +234,22 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
             try:
                 one["label"] = label.format_map(one) if grid else label
             except KeyError as error:
-                raise UserError(f"the label names {error}, which is none of its settings") from None
+                raise UserError(f"the label names {error}, which is not one of its settings") from None
             except (ValueError, IndexError, AttributeError, TypeError) as error:
                 raise UserError(f"the label must name settings as {{clients}}: {error}") from None
             yield one
 
 
 def _check_folders(cells: Sequence[Cell]) -> None:
-    """Every cell needs a name for its run folders that is its own, and that file systems take with a seed."""
+    """Refuse cells whose run folders would have the same name, or a name too long for a file system."""
     seen: dict[str, Cell] = {}
     for cell in cells:
         if len(cell.slug.encode()) > _LONGEST:
             raise UserError(f"the labels of {cell.label[:30]!r}... are too long to name a run folder: shorten them")
         if other := seen.get(cell.slug):
             raise UserError(
-                f"{other.label!r} and {cell.label!r} would have one run folder: let their labels differ in letters or "
-                "digits (in a grid by the settings, as {clients})"
+                f"{other.label!r} and {cell.label!r} would share a run folder: let their labels differ in letters "
+                "or digits (in a grid by the settings, as {clients})"
             )
         seen[cell.slug] = cell
 

@@ -15,7 +15,7 @@ from ekiden.results.result import flat
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
-    """One row for each run and step: what identifies the run, then its metrics; nothing where a run has no such metric.
+    """Make a table with a row for each run and step: what identifies the run, then its metrics, empty if it has none.
 
     Lists become one column each: clients as client_accuracy_NAME.
     """
@@ -27,10 +27,10 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
 
 def write(runs: Sequence[Summary], file: Path) -> int:
-    """Write the table as Parquet or CSV, as the file's name ends; gives the number of rows.
+    """Write the table as Parquet or CSV, by the end of the file's name, and return the number of rows.
 
     Raises:
-        UserError: the name ends otherwise, or the file cannot be written.
+        UserError: the name has another end, or the file cannot be written.
     """
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")

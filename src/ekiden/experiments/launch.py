@@ -1,4 +1,4 @@
-"""Several independent runs at once, one process each: a failing one does not stop the others."""
+"""Do several independent runs at once, one process each. A failing run does not stop the others."""
 
 import re
 import signal
@@ -29,13 +29,13 @@ from ekiden.transports.local.processes import end_with_parent
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run to do, or to go on with.
+    """A run to do or to resume.
 
     Attributes:
         plan: what to run.
         folder: its run folder.
-        about: what else is noted in its config.json.
-        track: programs that draw it as it goes on, see `ekiden.run`.
+        about: further entries of its config.json.
+        track: programs that draw it while it computes; see `ekiden.run`.
     """
 
     plan: Plan[Method]
@@ -63,7 +63,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended: `error` is empty where it went well; `elsewhere` if another process is at it."""
+    """How a run ended: `error` is empty if it went well; `elsewhere` if another process is working on it."""
 
     run: int
     folder: Path
@@ -78,7 +78,7 @@ _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resu
 
 
 def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
-    """Do all runs, on as many cores as there are, with a bar for each, or lines where nobody watches a terminal."""
+    """Do all runs on all cores, with a bar for each on a terminal, or plain lines otherwise."""
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
     with Progress(
@@ -103,7 +103,7 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
 class Lines:
     """Prints plain lines while runs go on, for pipes and log files; `execute` calls it.
 
-    One line for each step, or for every k-th where a run has many; and a sign of life during long steps.
+    There is one line for each step, or every k-th step of a long run, and a sign of life during long steps.
     """
 
     def __init__(self, console: Console, jobs: Sequence[LaunchedRun]) -> None:
@@ -142,7 +142,7 @@ def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = Non
         jobs: the runs, in the order in which they begin.
         report: called from one thread at a time.
         cores: how many may be busy; all by default.
-        apart: give even a single run a process of its own, so that nothing it does can end this one.
+        apart: give even a single run its own process, so that nothing in it can end this one.
     """
     cores = cores or machine.cores()
     if not apart and (len(jobs) == 1 or cores == 1):
@@ -170,7 +170,7 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     def begin() -> None:
         nonlocal begun
-        if not begun:  # by now all is checked: of what is refused there is one line, the reason
+        if not begun:  # refused runs get a single line, the reason, so this comes after the checks
             begun = True
             report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
 

@@ -1,4 +1,4 @@
-"""The ledger of reproduction: what finished runs of sweeps gave, next to the printed values, as a Markdown page."""
+"""The ledger of reproduction: results of sweeps next to the printed values, as a Markdown page."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Paired differences: one method less another seed by seed, as a seed gives both the same data and initial model."""
+"""Paired differences: one method minus another, seed by seed. A seed gives both the same data and initial model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ekiden.experiments.results import CellResult
 
 @dataclass(frozen=True)
 class Difference:
-    """One cell less another.
+    """One cell minus another.
 
     Attributes:
         points: in per cent, one for each seed that both have; at least one.

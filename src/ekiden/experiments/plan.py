@@ -1,4 +1,4 @@
-"""A plan: everything that identifies a run over a named or stored data set, so that it can be repeated."""
+"""A plan: everything that identifies a run over a named or stored data set, so that the run can be repeated."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,47 +48,49 @@ class Plan(Checked, Generic[M]):
     size: Count | None = None
     """side of the images in pixels, if not the data set's own"""
     without: str = ""
-    """clients to leave out, with their test data: names separated by commas; the others hold what they hold anyway"""
+    """clients to leave out, with their test data: names separated by commas; the data of the others do not change"""
     val_fraction: BelowOne = 0.1
-    """part of each client's training data that selects epochs"""
+    """share of each client's training data that is used to select epochs"""
     silos: tuple[str, ...] = ()
     """instead of --data, the files or folders of the silos; or one folder that holds a file or a folder for each; or a
     TOML file that names them"""
     model: str = "auto"
-    """network (see `ekiden list`); auto: the one fit for the data"""
+    """network (see `ekiden list`); auto: the one that fits the data"""
     pretrained: str = ""
-    """safetensors file with the network's values, by its names; a head of another size is left out"""
+    """safetensors file with the network's values, by name; a head of another size is left out"""
     train: str = "all"
-    """what is trained: all; head; last:K, the last K blocks and the head; lora:r=8,alpha=16,targets=query+value,
-    adapters of low rank and the head. The rest is frozen: it does not travel, and stays in evaluation mode"""
+    """the part that is trained: all; head; last:K, the last K blocks and the head;
+    lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it does not travel,
+    and stays in evaluation mode"""
     task: TaskName = "auto"
-    """what the labels mean; auto: what they look like"""
+    """what the labels mean; auto decides by their values"""
     metric: str = ""
-    """headline metric, which chooses epochs and is what tables show, by its name (see docs/tasks.md), or FILE.py:NAME
-    of a function (answers, labels) -> number; naming one measures all. By default the task's first, such as accuracy"""
+    """headline metric, which chooses epochs and which tables show: its name (see docs/tasks.md), or FILE.py:NAME of a
+    function (answers, labels) -> number. If you name one, all metrics are measured. By default the task's first, such
+    as accuracy"""
     reading: Reading = field(default_factory=Reading)
     training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
     seed: CountOrZero = 0
-    """of everything random: partition, initial model, training"""
+    """seed of everything random: partition, initial model, training"""
     workers: Count = 1
-    """processes for the independent tasks of one run"""
+    """number of processes for the independent tasks of one run"""
     evaluate_every: Count = 1
     """steps between evaluations on the test data"""
     closing_lap: bool = False
-    """after the method's last step, refit the classifier exactly on the final features of all clients' training data:
-    the model goes to all of them, and sums from one to the next"""
+    """after the method's last step, refit the classifier exactly on the final features of all clients' training data.
+    The model goes to all clients, and sums go from one to the next"""
     tune: bool = False
-    """measure on the clients' validation data, not on the test data: to choose settings by"""
+    """measure on the clients' validation data, not on the test data, to choose settings"""
     keep_trained: bool = False
-    """keep at each client the models that its last task trained, for `ekiden report`: distances in a pool, the loss
+    """keep the models that each client's last task trained. `ekiden report` then shows distances in a pool and the loss
     around it"""
     evaluate_on: EvaluateOn = "all"
-    """measure personal models on all test data, or each on its own client's alone, in 1/N of the time; own also
-    measures the models that clients trained last in the step, before any averaging (client_mean_trained)"""
+    """measure personal models on all test data, or each on its own client's only, in 1/N of the time. With own, the
+    models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """A method with a closing lap is the method and the flag; others must be able to have one."""
+        """Split a method with a closing lap into the method and the flag; refuse a lap that the method cannot have."""
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
@@ -105,7 +107,7 @@ class Plan(Checked, Generic[M]):
         return ClosingLap(self.method) if self.closing_lap else self.method
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
-        """The data, divided among the clients; `dataset` if they are loaded already."""
+        """Return the data, divided among the clients. `dataset` is given if they are loaded already."""
         data = self._with_metric(self._divided(dataset))
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
@@ -162,7 +164,7 @@ class Plan(Checked, Generic[M]):
         about: Mapping[str, Any] | None = None,
         track: Sequence[str] = (),
     ) -> api.Result:
-        """Run it over `data` (what `federation` gave), or go on with it, in `folder`; note `about` in a new folder."""
+        """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
         return api.run(
             self.whole,
             data,
@@ -190,7 +192,7 @@ class Plan(Checked, Generic[M]):
         if code := outside.digests((name, self.model, self.data, self.metric)):
             values["code"] = code
         values["reading"] = self.reading.chosen()
-        if not values["reading"]:  # as in runs begun before there was a choice
+        if not values["reading"]:  # not written, as in runs of versions without a choice
             del values["reading"]
         return values
 

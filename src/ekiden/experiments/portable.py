@@ -1,4 +1,4 @@
-"""Settings without the folders of one machine: what a file is called says which one it is."""
+"""Settings without the folders of one machine: only the names of files are kept."""
 
 from collections.abc import Mapping
 from pathlib import PurePath

@@ -1,4 +1,4 @@
-"""Records: one small file that keeps what a sweep's finished runs gave, for when their folders are gone.
+"""Records: one small file that keeps the results of a sweep's finished runs when their folders are gone.
 
 The first line names the experiment file and the budget and holds the file's text, each further line a finished run.
 """
@@ -57,7 +57,8 @@ def read(path: Path) -> Records:
         raise UserError(f"cannot read {path} ({error}): {_HINT}") from None
     about = _parsed(path, 1, head)
     if about.get("format", FORMAT) != FORMAT:
-        raise UserError(f"{path} has format {about['format']}, this version reads {FORMAT}: use the Ekiden of it")
+        wrote = "use the version of Ekiden that wrote it"
+        raise UserError(f"{path} has format {about['format']}, but this version reads {FORMAT}: {wrote}")
     _require(about, {"format": int, **_HEAD}, path, 1)
     runs = {}
     for number, line in enumerate(lines, 2):

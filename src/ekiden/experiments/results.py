@@ -1,4 +1,4 @@
-"""What came out of a sweep next to what was printed: mean, spread, difference, verdict; a table for the terminal."""
+"""The results of a sweep next to the printed values: mean, spread, difference and verdict; a table for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class CellResult:
     Attributes:
         cell: which one.
         runs: one for each seed that is done, in the order of the file's seeds.
-        left_out: what else is there of it, and why that does not count; a line each.
+        left_out: runs that do not count, and why; one line each.
     """
 
     cell: Cell
@@ -110,7 +110,7 @@ def obstacle(cell: Cell, experiment: Experiment) -> str:
 
 
 def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
-    """Ours, theirs in brackets, and the difference; the best of those compared in bold, the second underlined."""
+    """Show ours, theirs in brackets, and the difference; the best of those compared is bold, the second underlined."""
     by_place = {(r.cell.row, r.cell.column): r for r in results}
     rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
     columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]

@@ -1,4 +1,4 @@
-"""Which cells of a table a user means by parts of their labels."""
+"""Find the cells of a table that a user means by parts of their labels."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from ekiden.experiments.experiment import Cell
 
 
 def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
-    """The cells that `only` names, all if empty, less those that `without` names.
+    """Return the cells that `only` names (all if it is empty), without those that `without` names.
 
     Each is ROW, COLUMN or ROW/COLUMN, where a label or a part of labels stands for a row or column.
 

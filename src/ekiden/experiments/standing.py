@@ -1,4 +1,4 @@
-"""What is there of a run of a sweep, and whether it counts: only a run whose plan is the one wanted does."""
+"""Find out whether an existing run counts for a sweep: it does if its plan is the one that the file wants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from ekiden.experiments.summary import Summary
 
 @dataclass(frozen=True)
 class Standing:
-    """What is there of a run; nothing before it has begun.
+    """The state of a run of a sweep; all empty before the run has begun.
 
     Attributes:
         result: what it gave, where it is finished and counts.

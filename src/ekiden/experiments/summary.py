@@ -1,4 +1,4 @@
-"""What run folders hold, as tables in the terminal."""
+"""The contents of run folders as tables in the terminal."""
 
 import json
 from collections import defaultdict
@@ -216,7 +216,7 @@ def network(run: Summary) -> str:
     if run.config["sealed"]:
         lines.append(f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result")
     else:
-        lines.append(f"NOT sealed: SuperLink and coordinator could read all, {silos} from silo to silo among it")
+        lines.append(f"NOT sealed: SuperLink and coordinator could read all, including {silos} from silo to silo")
     lines += [f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]]
     lines += [f"{row['client']} was away for {duration(row['waited'])}" for row in rows if row["waited"] > 0]
     return "\n".join(lines)

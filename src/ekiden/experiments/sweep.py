@@ -1,4 +1,4 @@
-"""Sweeps: the runs of an experiment file, each in a folder of its own, so that any number of attempts add up."""
+"""Sweeps: the runs of an experiment file, each in its own folder, so that a sweep can be stopped and continued."""
 
 import json
 import shlex
@@ -167,7 +167,7 @@ def opened(folder: Path) -> Sweep:
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
-    """What is left to do of these runs, less those that cannot be read; begun ones go on as they began.
+    """Return the runs that are left to do, without those that cannot be read. Runs that have begun keep their settings.
 
     Raises:
         UserError: a folder holds a run with other settings.
@@ -268,14 +268,14 @@ def summaries(paths: Iterable[Path]) -> list[Summary]:
 
 
 def refuse_records(path: Path) -> None:
-    """Say what a file of records is for, where run folders are wanted.
+    """Refuse a file of records where run folders are wanted, and say what such a file is for.
 
     Raises:
         UserError: it is one.
     """
     if _is_records(path) and path.exists():
         raise UserError(
-            f"{path} holds records, neither steps nor models: give the folders of the runs, or `ekiden results {path}`"
+            f"{path} holds records, not steps or models: give the folders of the runs, or use `ekiden results {path}`"
         )
 
 
@@ -346,4 +346,4 @@ def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({error}): run the sweep again, it rewrites it") from None
+        raise UserError(f"cannot read {path} ({error}): run the sweep again, which rewrites it") from None

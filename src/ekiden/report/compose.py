@@ -1,4 +1,4 @@
-"""What stands on the page, section by section."""
+"""The contents of the page, section by section."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Section:
         short: its name in the list of sections.
         title: its heading.
         intro: how to read it.
-        items: tables, figures, and lines for figures that cannot be.
+        items: tables, figures, and lines about figures that are not possible.
     """
 
     key: str
@@ -62,7 +62,7 @@ def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
     Args:
         found: the runs.
         details: how many methods get figures of their own; with 0 no data are read.
-        say: tells the user what is being done.
+        say: shows the user a line of progress.
     """
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
@@ -90,22 +90,22 @@ def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
 
 _MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
 _COST = (
-    "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; of "
-    "personal models it is their mean. Own test data: each client's, on test data of its own kind, averaged over the "
-    "clients. Forward and backward: samples that went through a network, which is compute whatever the machine. Means "
+    "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; for "
+    "personal models it is their mean. Own test data: each client on its own test data, averaged over the "
+    "clients. Forward and backward: samples that went through a network, the same on any machine. Means "
     "over the seeds, ± standard deviation."
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
 _GROUPS = "The first seed of each method."
-_DATA = "Training and validation samples of each class at each client; the larger, the more."
+_DATA = "Training and validation samples of each class at each client; a larger mark means more."
 _FORGETTING = (
-    "Accuracy on every client's test data after each hop. Mean forgetting: how far, at the end, the clients before the "
-    "last are below the best that was reached on their data since they trained."
+    "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
+    "the best since the client trained, averaged over all clients but the last."
 )
 _POOL = "Euclidean distances between the parameters of the models at the client that trained last."
 _FEATURES = "t-SNE of what enters the classifier, on test samples. Distances between far groups mean little."
 _SURFACE = "Cross-entropy on test samples over the plane through three models; distances between parameters."
-_LEDGER = "Bytes over the whole run; the wider and darker an arrow, the more."
+_LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
 
 
 def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:

@@ -40,7 +40,7 @@ class View:
 
 
 def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], None] = lambda what: None) -> Found:
-    """Write the report on some runs into a folder; what was there of an older report, and nothing else, is replaced.
+    """Write the report on some runs into a folder. An older report there is replaced, and nothing else.
 
     Args:
         paths: run folders, or folders that hold them.

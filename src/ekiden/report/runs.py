@@ -91,7 +91,7 @@ def collect(paths: Sequence[Path]) -> Found:
     """
     paths = [path for path in paths if path.name not in OWN]  # runs/sweep/* names them too
     if not paths:
-        raise UserError("name the run folders and sweep folders to report")
+        raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
     runs: dict[Path, Summary] = {}
     twins: list[tuple[Summary, Summary]] = []
@@ -169,7 +169,7 @@ def _read(folder: Path) -> Summary:
     """
     run = summarise(folder)
     if not run.finished:
-        raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` goes on")
+        raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` continues it")
     if any(value_of(run, key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
         raise UserError("its test data were not measured")
     return run

@@ -1,4 +1,4 @@
-"""How figures look: colours that colour-blind readers tell apart, in light and dark, on paper and on a phone."""
+"""Style of figures: colours that colour-blind readers can tell apart, in light and dark, on paper and on a phone."""
 
 import base64
 import csv
@@ -89,11 +89,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Missing:
-    """What stands where a figure cannot.
+    """A line in place of a figure that is not possible.
 
     Attributes:
-        who: the method or setting that it would be of.
-        why: what to do, or why there is nothing to be done.
+        who: the method or setting of the figure. why: what to do, or why nothing can be done.
     """
 
     who: str
@@ -128,7 +127,7 @@ def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Colour, marker and stroke of the i-th series: told apart by each of the three."""
+    """Return colour, marker and stroke of the i-th series; each of the three tells series apart."""
     stroke = STROKES[i // len(SERIES) % len(STROKES)]
     return {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)], "linestyle": stroke}
 

@@ -27,8 +27,8 @@ _ERROR = (
     "printed spread or number of runs that is not known is taken to be equal to ours; in points with one seed."
 )
 _PAIRED = (
-    "Over the seeds that both have, ± s/√n; a number in brackets says how many where some are missing. Best other "
-    "method: that of the smallest difference among those that are not a form of this one and do not pool the data."
+    "Over the seeds that both have, ± s/√n; a number in brackets says how many if some are missing. Best other "
+    "method: the one with the smallest difference that is not a form of this one and does not pool the data."
 )
 
 

@@ -1,1 +1,1 @@
-"""What a run gave, as an object."""
+"""The result of a run as an object."""

@@ -65,7 +65,7 @@ class LoadedModel(nn.Module):
 
 
 def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
-    """Return a network with what its run's configuration says of classes and inputs."""
+    """Return a network with the classes and inputs of its run's configuration."""
     given = about["input"]
     shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
     return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about), task_in(about))
@@ -86,7 +86,7 @@ def task_in(about: Mapping[str, Any]) -> Task:
 
 
 def not_finished(config: Mapping[str, Any], step: int) -> str:
-    """Return a line about a run that stopped before its end; empty of all others."""
+    """Return a line about a run that stopped before its end; empty for other runs."""
     if step >= config.get("steps", step):  # runs between machines end with a result, or without
         return ""
     return f"the run stopped after step {step} of {config['steps']}: this is its model so far"

@@ -1,4 +1,4 @@
-"""What a run gave: its models and numbers, in memory or from a run folder."""
+"""The result of a run: its models and numbers, in memory or from a run folder."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ Models = tuple[Weights | None, tuple[Weights, ...]]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a run gave, or has given so far.
+    """The result of a run, final or so far.
 
     Attributes:
         state: the last state.
@@ -78,13 +78,13 @@ class Result:
 
     @property
     def personal_only(self) -> bool:
-        """Whether the clients have models of their own and no common one; read from what was measured."""
+        """Whether the clients have personal models and no global one; read from the metrics."""
         last = self.metrics[-1] if self.metrics else {}
         return "consensus" in last and "global_loss" not in last
 
     @property
     def headline(self) -> str:
-        """The metric that stands for a step: the task's own, or another where silos do not tell enough for it."""
+        """The metric of a step's score: the task's own, or another if silos do not tell enough for it."""
         usual = task_in(self.config).headline.name
         row = next((row for row in reversed(self.metrics) if "loss" in row), {})  # not every step is measured
         return next((name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual)
@@ -156,7 +156,7 @@ class Result:
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.
 
-        What is known of each client is in columns such as client_accuracy_NAME, what the method noted in columns of its
+        Values of each client are in columns such as client_accuracy_NAME; what the method noted is in columns of those
         names.
 
         Raises:
@@ -189,8 +189,8 @@ class Result:
         _check_like(silos.dataset, self.config)
         if self.personal and len(silos.clients) != len(self.clients):
             raise UserError(
-                f"there is a model for each of {len(self.clients)} clients, the data have {len(silos.clients)}: give "
-                "the clients' silos, or use load_model(client=NAME)"
+                f"there is a model for each of {len(self.clients)} clients, but the data have {len(silos.clients)}: "
+                "give the clients' silos, or use load_model(client=NAME)"
             )
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
         silos = replace(silos, dataset=worker.setup.dataset)

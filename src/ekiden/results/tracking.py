@@ -1,4 +1,4 @@
-"""Trackers: programs that draw what a run measures while it goes on. They get each row, and can never end a run."""
+"""Trackers: programs that draw what a run measures while it computes. They get each row, and cannot end a run."""
 
 import json
 import logging
@@ -20,18 +20,18 @@ Config = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """What draws a run; `begin` is called before anything else, `end` at last."""
+    """A program that draws a run. `begin` is called first, `end` last."""
 
     def begin(self, folder: Path, config: Config) -> int:
-        """Take up the run in `folder`; returns the last step that is known already."""
+        """Start or continue the run in `folder`, and return the last step that is known already."""
         ...
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take what was measured after a step."""
+        """Record what was measured after a step."""
         ...
 
     def end(self, model: Path | None) -> None:
-        """The run stands still; `model` is the file of its model, if there is one."""
+        """Note that the run stopped; `model` is the file of its model, if there is one."""
         ...
 
 
@@ -216,7 +216,7 @@ class _Follower:
         except Exception as error:  # of someone else's program, its disk or its network: all kinds
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("tracker %s failed and is left out, the run goes on: %s", self._name, reason)
+            log.warning("tracker %s failed and is left out; the run continues: %s", self._name, reason)
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What comes after a run: its models as modules, predictions, exported files, a model card, and trackers."""
+"""Use the result of a run: models as modules, predictions, exported files, and a model card."""

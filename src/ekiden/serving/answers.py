@@ -16,7 +16,7 @@ from ekiden.results.model import LoadedModel
 
 @dataclass(frozen=True)
 class Answers:
-    """Asks a model.
+    """Runs a model and names its outputs.
 
     Attributes:
         model: which.
@@ -50,11 +50,11 @@ class Answers:
         return {"prediction": np.array(names, dtype=object)[answers.argmax(1).numpy()].tolist(), **columns}
 
     def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
-        """Return for texts (b, L) with outputs (b, L, K) how well the model foresees them.
+        """Return how well the model predicts texts (b, L), given its outputs (b, L, K).
 
-        `tokens`, how many are predicted, all but the first; `loss`, the mean over them of -ln p; `perplexity`, exp of
-        it; these two are missing in a text of one token. `prediction`: what most probably comes next, where the
-        tokenizer can say that.
+        `tokens` is the number of predicted tokens, all except the first; `loss` is the mean over them of -ln p;
+        `perplexity` is exp of that. A text of one token has neither loss nor perplexity. `prediction` is the most
+        probable next token, if the tokenizer can name it.
         """
         tokens, task = self.model.inputs, self.model.task
         assert isinstance(tokens, Tokens)

@@ -1,4 +1,4 @@
-"""A model card: what was trained, on whose data in counts, how, how good it is, and what is not known."""
+"""A model card: what was trained, on how much data of which silos, how, how good it is, and what is not known."""
 
 import inspect
 import json
@@ -203,7 +203,7 @@ def _limits(result: Result) -> list[str]:
         lines.append("- The silos were simulated on one machine.")
     worst = _last(result).get("client_worst")
     if worst is not None:
-        lines.append(f"- The silo served worst has {result.headline} {worst:.4f}: look at the table of silos.")
+        lines.append(f"- The lowest {result.headline} of a silo is {worst:.4f}: look at the table of silos.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A trained network as a file for other software, checked before it is put in place."""
+"""Write a trained network as a file for other software, and check it before it is put in place."""
 
 import io
 import json
@@ -42,7 +42,7 @@ class Exported:
     Attributes:
         path: the file, or the folder.
         samples: how many samples both models answered.
-        real: whether these are of the run's own test data, or made up.
+        real: whether these are from the run's own test data; otherwise they are made up.
         difference: the largest difference between two outputs.
     """
 
@@ -63,10 +63,10 @@ def export(
 ) -> Exported:
     """Write the model of a run for other software.
 
-    The exported model takes raw samples, any number at a time: scaling is inside. It gives logits, or the numbers of a
-    regression in their unit. It must give the outputs of
-    `ekiden.load_model` on samples of the run's test data (made-up ones if these are not available), to 1e-4 plus one
-    part in a thousand; else nothing is written. No sample is in what is written.
+    The exported model takes any number of raw samples at a time and scales them itself. It gives logits, or the numbers
+    of a regression in their unit. Its outputs must equal those of `ekiden.load_model` on samples of the run's test data
+    (made-up ones if these are not available) to 1e-4 plus 0.1 %; otherwise nothing is written. The files contain no
+    samples.
 
     Args:
         folder: the run folder.
@@ -76,10 +76,10 @@ def export(
         path: the file or folder to write.
         client: name of a client whose personal model is wanted instead of the global one.
         network: as in `ekiden.load_model`.
-        overwrite: whether a file, or a folder that an export wrote, is replaced.
+        overwrite: replace an existing file, or a folder that an export wrote.
 
     Raises:
-        UserError: the model cannot be exported, answers otherwise when it is, or the output cannot be written.
+        UserError: the model cannot be exported, the exported model gives other outputs, or the file cannot be written.
     """
     run, path = Path(folder), Path(path)
     _check_format(to)
@@ -212,7 +212,7 @@ def _onnx(model: LoadedModel, file: Path) -> Callable[[Tensor], Tensor]:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if size > _LARGEST:
-        raise UserError(f"the model has {size:,} bytes, an ONNX file holds at most 2 GB: use --to pt2")
+        raise UserError(f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to pt2")
     program = _traced(model)
     with _quiet():
         try:

@@ -1,4 +1,4 @@
-"""Load what a run gave: `ekiden.load_model("runs/mine")`, `ekiden.open_run("runs/mine")`."""
+"""Load the result of a run: `ekiden.load_model("runs/mine")`, `ekiden.open_run("runs/mine")`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -27,13 +27,13 @@ from ekiden.training import frozen
 
 
 def load_model(folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None) -> LoadedModel:
-    """Load the model that a run gave.
+    """Load the model of a run.
 
     Args:
         folder: the run folder.
         client: name of a client whose personal model is wanted instead of the global one.
-        network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library; its values do not matter, except for frozen ones.
+        network: the module that the run was started with, or a function that makes one, if the network is not from the
+            library. Only its frozen values matter.
 
     Returns:
         The model in evaluation mode, on the CPU. It takes raw samples; see `LoadedModel.forward`.
@@ -51,9 +51,9 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
 
 
 def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
-    """Open a run folder: what `ekiden.run` returned when it made it, or stopped.
+    """Open a run folder and return what `ekiden.run` returned when it finished or stopped.
 
-    Models are read when they are used. Everything else of a run with a network of your own needs no `network`.
+    Models are read when they are used; only these need `network` if the run had a network of your own.
 
     Args:
         folder: the run folder.
@@ -66,7 +66,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     state = run.method.start()
     if (run.folder / "state.safetensors").exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
-    # What a killed run wrote of a step that is not done does not count.
+    # Rows of a step that a kill interrupted do not count.
     metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
     ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
     return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models)

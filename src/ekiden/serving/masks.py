@@ -1,4 +1,4 @@
-"""What a segmentation says of images: a folder with a mask for each, and a table of them."""
+"""Write the masks of a segmentation: a folder with a mask for each image, and a table."""
 
 import colorsys
 import csv
@@ -60,7 +60,7 @@ def write(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
         UserError: there is no image, there are too many classes, or the folder cannot be written.
     """
     if len(model.classes) > _MOST:
-        raise UserError(f"a mask as PNG has {_MOST} classes at most, the model knows {len(model.classes)}")
+        raise UserError(f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}")
     try:
         unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a trained model says of files: one row a sample, written some at a time."""
+"""Write a trained model's predictions for files, one row for each sample."""
 
 import os
 import shutil
@@ -25,11 +25,11 @@ _AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples: their outputs ar
 def predict(
     model: LoadedModel, files: Iterable[Path], out: str = STDOUT, *, column: str = "", overwrite: bool = False
 ) -> int:
-    """Write what the model says of each sample.
+    """Write the model's prediction for each sample.
 
-    Columns: `file`; `row`, where a file holds several samples; `prediction`, the name of the class, and
-    `probability_NAME` for each class; those of other tasks are said by `Answers`. Segmentation writes a folder of
-    masks, see `masks`. Nothing is written where a sample cannot be read.
+    The columns are `file`; `row`, if a file holds several samples; `prediction`, the name of the class, and
+    `probability_NAME` for each class. `Answers` describes those of other tasks. Segmentation writes a folder of masks;
+    see `masks`. If a sample cannot be read, nothing is written.
 
     Args:
         model: from `ekiden.load_model`.

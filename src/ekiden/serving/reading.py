@@ -1,4 +1,4 @@
-"""From files to samples for a trained model, some at a time, so that any number of files fits into memory."""
+"""Read files as samples for a trained model, in batches, so that any number of files fits into memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -154,7 +154,7 @@ class SampleReader:
         if file.suffix.lower() != ".npy":
             found, name = arrays.read(file), self.column or "x"
             if name not in found:
-                raise UserError(f"{file} has no array {name!r}, it has {', '.join(found)}: name it by --column")
+                raise UserError(f"{file} has no array {name!r}, only {', '.join(found)}: name one of these by --column")
             return found[name]
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
@@ -212,7 +212,7 @@ class SampleReader:
             return x.expand(-1, channels, -1, -1)
         if channels == 1 and not (x == x[:, :1]).all():
             where = f"{raw[0]} is" if isinstance(raw[0], Path) else "the image is"
-            raise UserError(f"{where} in colour, the model was trained on grey images: convert it to grey")
+            raise UserError(f"{where} in colour, but the model was trained on grey images: convert it to grey")
         return x[:, :channels]
 
     def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:

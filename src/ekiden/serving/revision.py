@@ -53,7 +53,7 @@ from ekiden.transports.local.simulation import Simulation
 Loop = Callable[[FedGram, Fed, Summing], Iterator[State]]
 _FED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 _OWN_WORDS = ("ekiden", "sweep")
-"""What the configuration of a run says of that run alone."""
+"""Entries of a configuration that hold for one run only."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,13 @@ def forget(
 ) -> Result:
     """Take a client out of a finished run of FedGram: the model is the same bits as that of a run without it.
 
-    The client measures its sums again, and they are taken out of the totals. Its test data go with it. The old run
-    folder stays as it is, with the client's sums in its totals and model: delete it to forget the client there, too.
+    The client measures its sums again, and they are subtracted from the totals. Its test data are left out too. The old
+    run folder does not change and still has the client's sums in its totals and model: delete it to forget the client
+    there too.
 
     Args:
         folder: the run folder.
-        client: whom to forget; not the client that settled the features.
+        client: the client to forget; it cannot be the one that settled the features.
         data: the run's data, where it was given data in Python.
         network: the module that the run was started with, or a function that makes one, where the network is not one
             of the library.
@@ -189,7 +190,7 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
             f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` at its coordinator"
         )
     if not summarise(path).finished:
-        raise UserError(f"{path} is not finished: go on with `ekiden resume {path}` first")
+        raise UserError(f"{path} is not finished: run `ekiden resume {path}` first")
     if away := sorted({row["source"] for row in read_ledger(path) if row["missing"]}):
         raise UserError(f"{', '.join(away)} did not answer in every step of {path}: run again with all clients")
     state, _, _ = read_state(path, Summing, config_digest(config))
