@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
 from ekiden.experiments import sweep
@@ -262,7 +262,8 @@ def test_a_diverged_run_is_reported(tmp_path: Path) -> None:
         plan(FedAvg(rounds=1, epochs=1), keep=True), training=Training(lr=1e25, optimizer="sgd", batch_size=10_000)
     )
     with np.errstate(all="ignore"):
-        run = make(diverging, tmp_path / "run")
+        with pytest.warns(DivergenceWarning):
+            run = make(diverging, tmp_path / "run")
         report([run], tmp_path / "out", details=1)
     assert "the loss is not finite anywhere" in (tmp_path / "out" / "index.html").read_text()
 
