@@ -14,7 +14,7 @@ from ekiden.models.patch_filters import CONTRAST, Dictionary
 LEVELS = 127
 """largest value of a feature: seven bits"""
 _BLOCK = 8  # images at a time
-_CHUNK = 2**19  # responses at a time, so that they stay in the cache
+_CHUNK = 2**18  # responses at a time, so that they stay in the cache
 
 
 class Patches(nn.Module):
