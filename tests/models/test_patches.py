@@ -1,6 +1,8 @@
 """Patch features against plain loops, to the last integer, and the same bits however they are computed."""
 
 import itertools
+from collections.abc import Callable
+from fractions import Fraction
 from math import isqrt
 
 import numpy as np
@@ -43,8 +45,33 @@ def responses(image: np.ndarray, q: np.ndarray) -> np.ndarray:
     return out
 
 
+def within(positions: int, pool: int) -> np.ndarray:
+    """(pool, positions) 1 where a position lies in the region, in whole or in part."""
+    out = np.zeros((pool, positions))
+    for i in range(pool):
+        out[i, int(np.floor(i * positions / pool)) : int(np.ceil((i + 1) * positions / pool))] = 1
+    return out
+
+
+def nearby(positions: int, pool: int) -> np.ndarray:
+    """(pool, positions) quarters, 4 at the region's centre and 0 at its neighbours'; the outermost stay 4 beyond it."""
+    out = np.zeros((pool, positions))
+    for i, k in itertools.product(range(pool), range(positions)):
+        far = Fraction(2 * k + 1, 2) - Fraction((2 * i + 1) * positions, 2 * pool)
+        outside = (i == 0 and far < 0) or (i == pool - 1 and far > 0)
+        near = 4 * max(1 - abs(far) * pool / positions, Fraction(0))
+        out[i, k] = 4 if outside else (near + Fraction(1, 2)).__floor__()
+    return out
+
+
 def by_loops(
-    x: Tensor, dictionaries: list[Dictionary], pool: int, mirror: bool, threshold: float, root: bool
+    x: Tensor,
+    dictionaries: list[Dictionary],
+    pool: int,
+    mirror: bool,
+    threshold: float,
+    root: bool,
+    count: Callable[[int, int], np.ndarray] = within,
 ) -> np.ndarray:
     """(n, D) sums, feature by feature as the documentation says, on the image turned around in place of the algebra."""
     rows = []
@@ -57,14 +84,16 @@ def by_loops(
                 maps = [responses(face, q) for face in faces]
                 height, width = maps[0].shape
                 for sign, i, j in itertools.product((1, -1), range(pool), range(pool)):
-                    y = slice(int(np.floor(i * height / pool)), int(np.ceil((i + 1) * height / pool)))
-                    z = slice(int(np.floor(j * width / pool)), int(np.ceil((j + 1) * width / pool)))
-                    total = sum(float(max(sign * v - t, 0)) for m in maps for v in m[y, z].ravel())
+                    weights = np.outer(count(height, pool)[i], count(width, pool)[j])
+                    total = sum(
+                        float(w * max(sign * v - t, 0)) for m in maps for v, w in zip(m.flat, weights.flat, strict=True)
+                    )
                     row.append(float(np.sqrt(np.float32(total))) if root else total)
         rows.append(row)
     return np.array(rows)
 
 
+@pytest.mark.parametrize("bilinear", [False, True])
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize(
     ("shape", "sizes", "pool", "threshold", "root"),
@@ -76,12 +105,18 @@ def by_loops(
     ],
 )
 def test_features_are_those_of_plain_loops(
-    shape: tuple[int, ...], sizes: tuple[int, ...], pool: int, threshold: float, root: bool, mirror: bool
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    pool: int,
+    threshold: float,
+    root: bool,
+    mirror: bool,
+    bilinear: bool,
 ) -> None:
     made = [dictionary(shape, 5, size) for size in sizes]
-    module = Patches(shape, made, pool=pool, mirror=mirror, threshold=threshold, root=root)
+    module = Patches(shape, made, pool=pool, mirror=mirror, threshold=threshold, root=root, bilinear=bilinear)
     x = images(11, *shape)
-    wanted = by_loops(x, made, pool, mirror, threshold, root)
+    wanted = by_loops(x, made, pool, mirror, threshold, root, nearby if bilinear else within)
     assert wanted.any(1).sum() == 10  # all but the flat image
     assert np.array_equal(module.sums(x).numpy(), wanted)
 
@@ -97,6 +132,15 @@ def test_features_are_those_of_plain_loops(
     assert out.amax() == 127
 
 
+def test_bilinear_weights_by_hand() -> None:
+    """Of 4 positions centres are at 0.5 and 2.5: halfway between them a position counts half in both."""
+    assert nearby(5, 2).tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
+    module = Patches((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], bilinear=True)
+    (bank,) = module._banks()
+    assert bank.rows.tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
+    assert bank.area.tolist() == [[100, 100], [100, 100]]
+
+
 def test_a_response_by_hand() -> None:
     """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to 5."""
     q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
@@ -108,11 +152,12 @@ def test_a_response_by_hand() -> None:
     assert mirrored.sums(255 - x).tolist() == [[0.0, 3.0]]
 
 
+@pytest.mark.parametrize("bilinear", [False, True])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 14, 13)])
 def test_bits_do_not_depend_on_batches_blocks_or_threads(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)])
+    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], bilinear=bilinear)
     x = images(21, *shape)
     whole = module.sums(x)
     assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 1)]), whole)
@@ -146,6 +191,13 @@ def test_roots_are_rounded_right() -> None:
     whole = torch.arange(0, 2**24, 7)
     whole = torch.cat([whole, whole[1:].float().sqrt().round().square().long()])
     assert np.array_equal(whole.double().sqrt_().float().numpy(), np.sqrt(whole.numpy().astype(np.float32)))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 64, 48)])
+def test_no_sum_of_bilinear_pooling_can_be_rounded(shape: tuple[int, ...]) -> None:
+    """Even of the largest responses that filters of int8 can have, of an image and its mirror image."""
+    (bank,) = Patches(shape, [dictionary(shape, 2, 6)], bilinear=True)._banks()
+    assert 2 * 127 * shape[0] * 36 * bank.unit * float(bank.area.max()) <= 2**24
 
 
 def test_large_images_are_counted_in_coarser_units() -> None:

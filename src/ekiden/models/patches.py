@@ -15,6 +15,7 @@ LEVELS = 127
 """largest value of a feature: seven bits"""
 _BLOCK = 8  # images at a time
 _CHUNK = 2**18  # responses at a time, so that they stay in the cache
+_WEIGHTS = 4  # the most that a position counts in bilinear pooling
 
 
 class Patches(nn.Module):
@@ -29,8 +30,9 @@ class Patches(nn.Module):
 
     A response is v = ⌊unit·(q·x)/√(σ² + 10)⌉, with the standard deviation σ of the patch x; with q = s·f and the
     threshold t, max(±v - T, 0) with T = ⌊unit·s·t⌉ is summed over each of g x g regions. Neighbouring regions share a
-    row or column where the positions do not divide evenly. A feature is 127 times this sum (or its root) over `scale`,
-    rounded and at most 127.
+    row or column where the positions do not divide evenly. With bilinear pooling each position counts in the regions
+    whose centres are nearest, the more the nearer it is, in whole quarters along rows and along columns. A feature is
+    127 times this sum (or its root) over `scale`, rounded and at most 127.
 
     Attributes:
         width: D = 2·g²·F, number of features, ordered by filter, sign, row and column.
@@ -54,6 +56,7 @@ class Patches(nn.Module):
         mirror: bool = True,
         threshold: float = 0.5,
         root: bool = True,
+        bilinear: bool = False,
     ) -> None:
         """Prepare for images of `shape`.
 
@@ -66,6 +69,7 @@ class Patches(nn.Module):
             mirror: average with the features of the mirror image.
             threshold: t, of the soft threshold.
             root: take the square root of the pooled responses.
+            bilinear: let regions overlap, and positions near their centres count more.
 
         Raises:
             UserError: the images are too small for the patches and regions, or too large for exact sums.
@@ -74,6 +78,7 @@ class Patches(nn.Module):
         if len(shape) != 3:
             raise UserError(f"patch features need images (channels, height, width), these samples have shape {shape}")
         self.shape, self.pool, self.mirror, self.threshold, self.root = shape, pool, mirror, threshold, root
+        self.bilinear = bilinear
         channels, height, width = shape
         self._sizes: list[tuple[int, int]] = []  # F, p
         for filters, _ in dictionaries:
@@ -136,7 +141,7 @@ class Patches(nn.Module):
         for count, size in self._sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
-            rows, columns = (_regions(side - size + 1, self.pool).to(self.filters) for side in (height, width))
+            rows, columns = (self._regions(side - size + 1).to(self.filters) for side in (height, width))
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
             most = LEVELS * depth * unit  # no response is larger
@@ -145,6 +150,10 @@ class Patches(nn.Module):
             parts = _halves(q) if self.mirror else (q.flatten(1),)
             yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
             first, start = first + count, start + count * depth
+
+    def _regions(self, positions: int) -> Tensor:
+        """(pool, positions) how much each position counts."""
+        return (_bilinear if self.bilinear else _regions)(positions, self.pool)
 
     def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
         """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W, b)."""
@@ -193,9 +202,9 @@ class _Bank(NamedTuple):
         parts: (F, ·) filters, or their even and odd parts.
         thresholds: (F, 1) T.
         unit: of the responses.
-        rows: (g, height) 1 where a region has a row of positions.
+        rows: (g, height) 1 where a region has a row of positions, or how much the row counts there.
         columns: (g, width) the same for columns.
-        area: (g, g) positions in each region.
+        area: (g, g) positions in each region, or the sum of what they count.
     """
 
     size: int
@@ -246,6 +255,19 @@ def _regions(positions: int, pool: int) -> Tensor:
     for i in range(pool):
         out[i, i * positions // pool : -(-(i + 1) * positions // pool)] = 1
     return out
+
+
+def _bilinear(positions: int, pool: int) -> Tensor:
+    """(pool, positions) whole numbers up to `_WEIGHTS`, the larger the nearer to the region's centre.
+
+    0 at the centres of its neighbours; the outermost centres count fully, and so does what is beyond them.
+    """
+    at, centre = 2 * torch.arange(positions) + 1, (2 * torch.arange(pool) + 1)[:, None]
+    far = pool * at - positions * centre  # 2·pool times the distance; 2·positions to the next centre
+    far[0].clamp_(min=0)
+    far[-1].clamp_(max=0)
+    near = (2 * positions - far.abs()).clamp(min=0)
+    return ((_WEIGHTS * near + positions) // (2 * positions)).float()
 
 
 def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:

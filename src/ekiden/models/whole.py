@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
-from ekiden.models.patch_filters import PatchSums, from_images, from_sums, measure_patches
+from ekiden.models.patch_choice import chosen
+from ekiden.models.patch_filters import Dictionary, PatchSums, from_images, from_sums, measure_patches
 from ekiden.models.patches import Patches, blank, filters_of
 
 EXACT = 2**24 - 1
@@ -17,6 +18,7 @@ EXACT = 2**24 - 1
 SPREAD = 4
 """inputs further from their mean than this number of standard deviations are cut off"""
 _MOST_INPUTS = 100_000
+_MOST_CANDIDATES = 8192  # features, among which filters are chosen
 
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
@@ -214,6 +216,8 @@ class PatchFeatures(WholeFeatures):
         mirror: bool,
         threshold: float,
         root: bool,
+        bilinear: bool = False,
+        candidates: int = 1,
     ) -> None:
         """Prepare for images of `shape`.
 
@@ -225,6 +229,9 @@ class PatchFeatures(WholeFeatures):
             mirror: likewise.
             threshold: likewise.
             root: likewise.
+            bilinear: likewise.
+            candidates: how many patches are drawn for each filter, if the settling client knows its labels; fewer for
+                many filters, so that their features are 8192 at most.
 
         Raises:
             UserError: the images or the width do not fit.
@@ -242,7 +249,9 @@ class PatchFeatures(WholeFeatures):
             mirror=mirror,
             threshold=threshold,
             root=root,
+            bilinear=bilinear,
         )
+        self.candidates = candidates
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
 
@@ -272,16 +281,22 @@ class PatchFeatures(WholeFeatures):
                 raise UserError(f"the features received have a {name} that is not positive: refused")
 
     def settle(
-        self, x: Tensor, scaling: Scaling, draw: torch.Generator, moments: Sequence[PatchSums] | None = None
+        self,
+        x: Tensor,
+        scaling: Scaling,
+        draw: torch.Generator,
+        moments: Sequence[PatchSums] | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         """Make filters, and let the largest answer of these images to each be 127.
 
-        Filters are patches of these images; or, given second `moments` of patches of each size, random directions
-        among patches whitened by these, which are the same whatever `x` and `draw`.
+        Filters are patches of these images, if there are more `candidates` those that say most about the `targets`
+        (b, K) of `x`; or, given second `moments` of patches of each size, random directions among patches whitened by
+        these, which are the same whatever `x` and `draw`.
         """
         images = self._images(x, scaling)
         if moments is None:
-            found = [from_images(images, count, draw, size) for count, size in self.sizes]
+            found = [self._from_images(x, images, targets, part, draw) for part in self.sizes]
         else:
             drawn = torch.Generator().manual_seed(self.seed)
             channels = images.shape[1]
@@ -292,6 +307,32 @@ class PatchFeatures(WholeFeatures):
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
         self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
         self.patches.measure_scale(iter([x]))
+
+    def _from_images(
+        self, x: Tensor, images: Tensor, targets: Tensor | None, part: tuple[int, int], draw: torch.Generator
+    ) -> Dictionary:
+        """Filters of one size, all that are drawn or the best of them."""
+        count, size = part
+        p = self.patches
+        each = 2 * p.pool**2
+        drawn = max(count, min(self.candidates * count, _MOST_CANDIDATES // each))
+        of = from_images(images, drawn, draw, size)
+        if targets is None or drawn == count:
+            return of
+        mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
+        answers = Patches(
+            p.shape,
+            [of],
+            mean=mean,
+            std=std,
+            pool=p.pool,
+            mirror=p.mirror,
+            threshold=p.threshold,
+            root=p.root,
+            bilinear=p.bilinear,
+        ).to(x.device)
+        best = chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
+        return Dictionary(of.filters[best], of.gain[best])
 
     def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[PatchSums, ...]:
         """Second moments of the patches of each size in batches of inputs, on the CPU."""

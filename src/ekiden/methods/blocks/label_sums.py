@@ -36,6 +36,13 @@ def sums_of(
     return measure_targets(counted, outputs, width, device, largest)
 
 
+def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
+    """(b, K) what least squares fits for these labels (b, ...): one-hot classes, or the targets of the task."""
+    if isinstance(task, Classification):
+        return torch.nn.functional.one_hot(y, outputs).float()
+    return task.targets(y, outputs)
+
+
 def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False) -> int:
     """Bytes of the sums of `sums_of`; `wide` for features above `LARGEST`."""
     of = size if isinstance(task, Classification) else size_of_targets

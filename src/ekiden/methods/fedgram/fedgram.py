@@ -18,7 +18,7 @@ from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
-from ekiden.methods.blocks.label_sums import size_of_sums, sums_of
+from ekiden.methods.blocks.label_sums import labels_as_targets, size_of_sums, sums_of
 from ekiden.methods.fedgram import features as fixed
 from ekiden.methods.fedgram import source
 from ekiden.methods.fedgram.features import features_of
@@ -80,6 +80,11 @@ class FedGram(Method):
     """t, what is subtracted from the absolute value of each answer"""
     root: bool = True
     """take the square root of what is averaged"""
+    bilinear: bool = False
+    """parts of the image overlap: answers count the more in a part the nearer they are to its centre"""
+    candidates: Count = 1
+    """patches that the first client draws for each filter; of more than one it chooses those whose features say most
+    about its labels"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
     ridge: NonNegative = 0.0
@@ -102,7 +107,7 @@ class FedGram(Method):
     }
 
     skips: ClassVar[bool] = True  # a hop is left out
-    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth")
+    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth", "bilinear", "candidates")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -123,6 +128,8 @@ class FedGram(Method):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
+        if self.candidates > 1 and self.dictionary == "all":
+            raise UserError("--candidates chooses among patches of the first client: leave out --dictionary all")
         fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
@@ -145,8 +152,15 @@ class FedGram(Method):
 
     def check_network(self, model: Size) -> None:
         """Only patches have a dictionary."""
-        if self.dictionary == "all" and not isinstance(features_of(model.network.module), PatchFeatures):
-            raise UserError("--dictionary all is for patches of images: leave it out")
+        if isinstance(features_of(model.network.module), PatchFeatures):
+            return
+        options = {
+            "--dictionary all": self.dictionary == "all",
+            "--candidates": self.candidates > 1,
+            "--bilinear": self.bilinear,
+        }
+        for option in (name for name, given in options.items() if given):
+            raise UserError(f"{option} is for patches of images: leave it out")
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """Fixed features and a linear head."""
@@ -176,6 +190,8 @@ class FedGram(Method):
             mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
             threshold=self.soft_threshold,
             root=self.root,
+            bilinear=self.bilinear,
+            candidates=self.candidates,
         )
 
     def start(self) -> Summing:
@@ -253,19 +269,20 @@ class FedGram(Method):
         features = features_of(client.network(model))
         if self.dictionary == "all" and moments is None:
             raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
-        seen: list[Tensor] = []
-        for x, _ in client.batches(passes=0):
-            seen.append(x)
-            if sum(map(len, seen)) >= _SAMPLES:
+        seen: list[tuple[Tensor, Tensor]] = []
+        for x, y in client.batches(passes=0):
+            seen.append((x, y))
+            if sum(len(x) for x, _ in seen) >= _SAMPLES:
                 break
-        samples = torch.cat(seen)
+        samples, labels = (torch.cat(part) for part in zip(*seen, strict=True))
         draw = torch.Generator().manual_seed(client.seed("features"))
         with torch.no_grad():
-            if moments is not None and isinstance(features, PatchFeatures):
-                features.settle(samples, client.scaling, draw, moments.parts)
+            if isinstance(features, PatchFeatures):
+                targets = labels_as_targets(client.task, labels, client.classes) if self.candidates > 1 else None
+                features.settle(samples, client.scaling, draw, moments and moments.parts, targets)
             else:
                 features.settle(samples, client.scaling, draw)
-        client.work.forward += len(samples)
+        client.work.forward += len(samples) * (1 + (self.candidates > 1))
         return features.tell()
 
     @on_client
