@@ -393,9 +393,9 @@ def test_the_validation_share_is_a_choice() -> None:
         (lambda: split(toy(), Iid(), 2, seed=0, val_fraction=1.0), "val_fraction"),
         (lambda: split(toy(), Domains(), seed=0), "'toy' has no domains"),
         (lambda: split(lopsided(), Pathological(1), 10, seed=0), "would hold no training samples: take fewer clients"),
-        (lambda: Dirichlet(0), "beta > 0"),
+        (lambda: Dirichlet(0), "beta 0 is out of range: it must be greater than 0"),
         (lambda: Dirichlet(float("nan")), "beta nan is out of range"),
-        (lambda: Pathological(0), "at least one class"),
+        (lambda: Pathological(0), "classes-per-client 0 is out of range: it must be 1 or more"),
     ],
 )
 def test_errors_are_one_line_for_the_user(call: Callable[[], object], message: str) -> None:
@@ -440,7 +440,7 @@ def test_a_bad_spelling_shows_the_good_ones(text: str) -> None:
 
 
 def test_a_bad_number_in_a_good_spelling() -> None:
-    with pytest.raises(UserError, match="beta > 0"):
+    with pytest.raises(UserError, match=r"dirichlet:-1: beta -1\.0 is out of range"):
         parse("dirichlet:-1")
-    with pytest.raises(UserError, match="at least one class"):
+    with pytest.raises(UserError, match="0 is out of range: it must be 1 or more"):
         parse("classes:0")

@@ -429,7 +429,10 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["stray"], "'stray' belongs to no flag: see ekiden run fedelmy --help"),
         (["--clients", "2000"], "2000 clients cannot share"),
         (["--clients", "1500"], "1500"),
-        (["--partition", "dirichlet:-1"], "must have beta > 0"),
+        (
+            ["--partition", "dirichlet:-1"],
+            "dirichlet:-1: beta -1.0 is out of range: it must be greater than 0",
+        ),
         (["--partition", "classes:11"], "classes:11 cannot give all 10 classes"),
         (["--partition", "domains"], "has no domains"),
         (["--partition", "natural"], "has no natural owners"),

@@ -43,13 +43,13 @@ TERMS = Agreement(
     tuple(map(str, range(10))),
     (0.0,),
     (1.0,),
-    {"crop": 0, "flip": False, "rotation": 0.0},
+    Augment(),
     0,
 )
 
 
 def test_the_coordinator_feeds_samples_of_its_own_as_silos_do() -> None:
-    agreed = replace(TERMS, mean=(0.5,), std=(0.25,), augment={"crop": 1, "flip": True, "rotation": 0.0})
+    agreed = replace(TERMS, mean=(0.5,), std=(0.25,), augment=Augment(crop=1, flip=True))
     dataset = no_samples(agreed)
     assert (dataset.mean, dataset.std, dataset.augment) == ((0.5,), (0.25,), Augment(crop=1, flip=True))
     assert len(dataset.train) == len(dataset.test) == 0
@@ -114,7 +114,10 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (task(replace(TERMS, training={"mean": ["a"]})), r"mean \['a'\] is of the wrong type"),
         (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
         (task(replace(TERMS, seed="0")), "terms of the run cannot be read"),  # type: ignore[arg-type]
-        (task(replace(TERMS, augment={"crop": -1})), "crop is the number of pixels"),
+        (
+            task(agreement=TERMS.text().replace('"crop":0', '"crop":-1')),
+            "augment.*crop -1 is out of range|crop -1 is out of range",
+        ),
         (task(replace(TERMS, clients=("server", "client-0"))), "no silo can be called 'server'"),
         (task(replace(TERMS, clients=("*", "client-0"))), "terms of the run cannot be read"),
         (task(replace(TERMS, clients=("client-0", "client-0"))), "terms of the run cannot be read"),

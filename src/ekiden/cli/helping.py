@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
 from ekiden.base.checks import hints_of
 from ekiden.engine.method import Method
@@ -102,7 +102,7 @@ def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
         default = getattr(shown, one.name, one.default if one.default_factory is MISSING else one.default_factory())
         if is_dataclass(default):
             inner += _boxes(default, one.name)
-        else:
+        elif not any(mark is Suppress for mark in getattr(hints[one.name], "__metadata__", ())):
             box.flags.append(_flag(one.name, hints[one.name], default, texts.get(one.name, "")))
     yield box
     yield from inner

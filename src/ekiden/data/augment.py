@@ -1,13 +1,13 @@
 """What batches undergo on the device: crop, flip and rotation as ONE gather of pixels, and scaling."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ekiden.base.checks import Checked
+from ekiden.base.checks import Checked, CountOrZero, Range
 from ekiden.base.errors import UserError
 
 
@@ -27,20 +27,9 @@ class Augment(Checked):
     """
 
     _flag: ClassVar[str] = "{}"
-    crop: int = 0
+    crop: CountOrZero = 0
     flip: bool = False
-    rotation: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the fields.
-
-        Raises:
-            UserError: crop is negative, or rotation is not in [0, 180].
-        """
-        if self.crop < 0:
-            raise UserError(f"crop is the number of pixels to pad, 0 or more; it is {self.crop}")
-        if not 0 <= self.rotation <= 180:  # NaN is caught too
-            raise UserError(f"rotation is an angle from 0 to 180 degrees; it is {self.rotation}")
+    rotation: Annotated[float, Range(least=0, most=180)] = 0.0
 
     @property
     def active(self) -> bool:

@@ -1,5 +1,6 @@
 """Who holds which samples: the partitions of the literature, and the split of a data set by one of them."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar, Protocol
@@ -8,8 +9,8 @@ import numpy as np
 from numpy.random import Generator
 from torch import Tensor
 
-from ekiden.base.checks import Checked, checked
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.checks import Checked, Count, Positive, checked
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.shares import Rows, divide, numpy, share_out
 from ekiden.data.tensors import Source, from_tensors
@@ -57,12 +58,8 @@ class Dirichlet(Checked):
     """
 
     _flag: ClassVar[str] = "{}"
-    beta: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta < float("inf") or self.min_size < 1:
-            raise UserError(f"dirichlet:{self.beta}:{self.min_size} must have beta > 0 and a least size of 1 or more.")
+    beta: Positive
+    min_size: Count = 10
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
@@ -162,11 +159,7 @@ class Pathological(Checked):
     """
 
     _flag: ClassVar[str] = "{}"
-    classes_per_client: int
-
-    def __post_init__(self) -> None:
-        if self.classes_per_client < 1:
-            raise UserError(f"{self} must give each client at least one class.")
+    classes_per_client: Count
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
@@ -230,7 +223,7 @@ def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
         UserError: it is none of the spellings.
     """
     kind, *values = text.strip().split(":")
-    try:
+    with suppress(ValueError), at(f"partition {text}"):  # not a number
         match kind, values:
             case "iid", []:
                 return Iid()
@@ -246,8 +239,6 @@ def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
                 return Domains()
             case "domains", [order] if all(names := order.split(",")):
                 return Domains(tuple(names))
-    except ValueError:  # not a number
-        pass
     raise UserError(f"{text!r} is not a partition: give one of {SPELLINGS}.")
 
 

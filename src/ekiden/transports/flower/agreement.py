@@ -4,8 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from math import isfinite
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 from ekiden import models
 from ekiden._version import __version__
 from ekiden.base import outside
+from ekiden.base.checks import Count, Positive
 from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
@@ -66,21 +66,21 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
     """What the terms of a run among `clients` say of the run that it replaces; None: nothing.
 
     Raises:
-        ValueError: it cannot be read, or is not so.
+        UserError: it cannot be read, or is not so.
     """
     if not text:
         return None
-    revision = Revision(*text.split(" ", 3))
+    run, terms, change, client = (text.split(" ", 3) + [""] * 4)[:4]
     fits = (
-        RUN.fullmatch(revision.run)
-        and _DIGEST.fullmatch(revision.terms)
-        and _CLIENT.fullmatch(revision.client)
-        and revision.change in ("with", "without")
-        and (revision.client in clients) == (revision.change == "with")
+        RUN.fullmatch(run)
+        and _DIGEST.fullmatch(terms)
+        and _CLIENT.fullmatch(client)
+        and change in ("with", "without")
+        and (client in clients) == (change == "with")
     )
     if not fits:
-        raise ValueError(text)
-    return revision
+        raise UserError(f"revises {text[:80]!r} names no run that these clients can replace")
+    return Revision(run, terms, change, client)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Agreement:
         classes: names of the classes.
         mean: how samples are scaled.
         std: likewise.
-        augment: fields of `Augment`.
+        augment: what training batches undergo.
         seed: of everything random.
         clients: names of the silos, in order.
         keys: the public key of each; none, where names are not proved.
@@ -121,11 +121,11 @@ class Agreement:
     training: Mapping[str, Any]
     model: str
     dataset: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: Mapping[str, Any]
+    std: tuple[Positive, ...]
+    augment: Augment
     seed: int
     clients: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -229,40 +229,21 @@ def parse(text: str) -> Agreement:
         raise UserError(f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} at most")
     try:
         values = json.loads(text, parse_constant=_no_number)
-        version = values["version"]
-        if version != __version__:
-            raise UserError(
-                f"the run is of Ekiden {str(version)[:20]}, this silo has {__version__}: install the same version"
-            )
-        values = _LATER | values
-        if set(values) != {f.name for f in fields(Agreement)}:
-            raise UserError("the terms of the run cannot be read: are they from another program?")
-        sequences = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std", "clients", "keys")}
-        agreement = Agreement(**(values | sequences))
-        Augment(**agreement.augment)
-        texts = ("run", "method", "model", "dataset", "train", "pretrained", "values", "inputs", "task", "revises")
-        fits = (
-            all(type(getattr(agreement, name)) is str for name in texts)
-            and RUN.fullmatch(agreement.run)
-            and type(agreement.seed) is int
-            and all(type(n) is int and n > 0 for n in agreement.shape)
-            and all(type(c) is str for c in agreement.classes)
-            and all(type(v) is float and isfinite(v) for v in (*agreement.mean, *agreement.std))
-            and all(v > 0 for v in agreement.std)
-            and all(type(c) is str and _CLIENT.fullmatch(c) for c in agreement.clients)
-            and all(type(k) is str for k in agreement.keys)
-            and len(set(agreement.clients)) == len(agreement.clients)
-            and len(agreement.keys) in (0, len(agreement.clients))
-            and type(agreement.sealed) is type(agreement.skips) is type(agreement.closing_lap) is bool
-            and bool(agreement.keys) >= agreement.sealed
-            and isinstance(agreement.hyperparameters, dict)
-            and isinstance(agreement.training, dict)
-        )
-        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels, agreement.revision
-    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
-    if not fits:
-        raise UserError("the terms of the run cannot be read: a value is of another type than announced")
+    version = values.get("version", __version__) if isinstance(values, dict) else __version__
+    if version != __version__:
+        raise UserError(
+            f"the run is of Ekiden {str(version)[:20]}, this silo has {__version__}: install the same version"
+        )
+    with reading("the terms of the run", f"Ekiden {__version__} at all parties"):
+        agreement = made(Agreement, values)
+        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels, agreement.revision
+    clients, keys = agreement.clients, agreement.keys
+    named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
+    proved = len(keys) == len(clients) if keys else not agreement.sealed
+    if not (named and proved and RUN.fullmatch(agreement.run)):
+        raise UserError("the terms of the run cannot be read: names, keys or the run's id are not as they must be")
     for name in agreement.clients:
         check_name(name, "the terms of the run")
     return agreement
@@ -283,7 +264,7 @@ def no_samples(agreed: Agreement) -> Dataset:
     inputs = of_terms(agreed.inputs, torch.empty(0, *agreed.shape))
     kind = torch.int64 if isinstance(inputs, Tokens) else torch.float32
     none = Samples(torch.empty(0, *agreed.shape, dtype=kind), torch.empty(0, dtype=torch.int64))
-    names, scale, augment = agreed.classes, (agreed.mean, agreed.std), Augment(**agreed.augment)
+    names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
     return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)
 
 
@@ -318,15 +299,8 @@ NO_CODE = (
     "package (entry point ekiden.models), or use --model hf:FOLDER"
 )
 _ABSENT = object()
-_LATER: dict[str, Any] = {
-    "closing_lap": False,
-    "train": "all",
-    "pretrained": "",
-    "values": "",
-    "inputs": "",
-    "task": "",
-    "revises": "",
-}
+_LATER = ("closing_lap", "train", "pretrained", "values", "inputs", "task", "revises")
+"""fields that the terms of older runs do not have"""
 
 
 def _same_kind(value: object, example: object) -> bool:

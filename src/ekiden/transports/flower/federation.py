@@ -7,17 +7,21 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy, rmtree
+from typing import Annotated, TypeAlias
 
+from ekiden.base.checks import Checked, Range
+from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.transports.flower import certificates, keys, silo_file
 from ekiden.transports.flower.agreement import check_name
 
 FILE = "federation.toml"
+Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 
 
 @dataclass(frozen=True)
-class Federation:
+class Federation(Checked):
     """A coordinator's side of a federation.
 
     Attributes:
@@ -30,16 +34,13 @@ class Federation:
 
     folder: Path
     host: str
-    port: int
-    control_port: int
+    port: Port
+    control_port: Port
     silos: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
             raise UserError(f"--host {self.host!r} is neither a name nor an IP address: under which do silos reach it?")
-        for name, port in (("--port", self.port), ("--control-port", self.control_port)):
-            if not 0 < port < 1 << 16:
-                raise UserError(f"{name} {port} is not a port: choose one from 1 to 65535")
         if self.port == self.control_port:
             raise UserError(f"--control-port {self.port} is the silos' port: choose another one")
         if not self.silos:
@@ -98,13 +99,7 @@ def init(federation: Federation, data: str) -> None:
             copy(public, federation.keys / f"{name}.pub")
         for name in federation.silos:
             _fill(federation, name, data)
-        content = {
-            "host": federation.host,
-            "port": federation.port,
-            "control_port": federation.control_port,
-            "silos": list(federation.silos),
-        }
-        lines = [f"{key} = {json.dumps(value)}\n" for key, value in content.items()]
+        lines = [f"{key} = {json.dumps(value)}\n" for key, value in plain(federation).items() if key != "folder"]
         write(folder / FILE, ["".join(lines).encode()])
     except OSError as error:
         rmtree(folder, ignore_errors=True)
@@ -127,13 +122,8 @@ def read(folder: Path) -> Federation:
         raise UserError(f"there is no federation in {folder}: `ekiden federation init {folder}` makes one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from None
-    kinds = {"host": str, "port": int, "control_port": int, "silos": list}
-    for key, kind in kinds.items():
-        if type(values.get(key)) is not kind:
-            raise UserError(f"{file}: {key} is {values.get(key)!r}: put back what `ekiden federation init` wrote")
-    if set(values) - set(kinds) or any(type(name) is not str for name in values["silos"]):
-        raise UserError(f"{file} has other entries than {', '.join(kinds)}: put back what was there")
-    return Federation(folder, values["host"], values["port"], values["control_port"], tuple(values["silos"]))
+    with reading(str(file), "what `ekiden federation init` wrote"):
+        return made(Federation, {"folder": folder} | values)
 
 
 def _fill(federation: Federation, name: str, data: str) -> None:

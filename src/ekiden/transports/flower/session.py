@@ -20,6 +20,7 @@ from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
 from ekiden.engine import identity, modules
 from ekiden.engine.drive import Row, told
@@ -326,7 +327,6 @@ def agree(
             )
     inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
     model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model
-    crop, flip, rotation = one.augment
     agreed = Agreement(
         run_id,
         __version__,
@@ -339,7 +339,7 @@ def agree(
         one.classes,
         one.mean,
         one.std,
-        {"crop": crop, "flip": flip, "rotation": rotation},
+        Augment(*one.augment),
         plan.seed,
         plan.names,
         tuple(public_keys[name] for name in plan.names) if public_keys else (),

@@ -1,0 +1,242 @@
+"""The tasks of a run at a silo: each is done once, its value kept, sealed for its readers, made again if it is lost."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import SERVER
+from ekiden.engine import wire
+from ekiden.engine.store import FolderJournal
+from ekiden.engine.tasks import task_of
+from ekiden.engine.wire import Encoded
+from ekiden.engine.worker import Job, Outcome
+from ekiden.transports.flower import arguments, custody, policy
+from ekiden.transports.flower.arguments import GivenArguments
+from ekiden.transports.flower.contents import Contents, opened, value_key
+from ekiden.transports.flower.custody import Hop, Taken
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
+from ekiden.transports.flower.taking_part import Agreed
+
+log = logging.getLogger("ekiden")
+
+
+@dataclass(frozen=True)
+class SiloTasks:
+    """Does the tasks of a run.
+
+    Attributes:
+        run: that the silo agreed to.
+        shelf: holds what its tasks gave.
+    """
+
+    run: Agreed
+    shelf: Shelf
+
+    def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
+        """Do a task, or find what it gave before; `data` is the whole request."""
+        place = (ask.step, ask.call)
+        if min(place) < 0:
+            raise UserError("a task needs a step and a number: refused")
+        settled = max(ask.settled, self.shelf.settled)
+        if ask.step < settled:
+            raise UserError(f"step {ask.step + 1} of the run is over, {settled} are done for good: refused")
+        task_of(self.run.worker.setup.method, ask.task)
+        self.run.check_length(body)
+        plan = self.run.plan_without(ask.absent)
+        contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
+        policy.check_request(self.run.file.name, self.run.terms, plan, ask, contents.arguments.data)
+        given = self._arguments(ask.task, contents)
+        # Not before all is opened and checked: a message that is refused must not make the silo forget anything.
+        keep = policy.kept(self.run.file.name, plan, ask)
+        void = [step for step, client in ask.absent if client == self.run.file.name] if self.run.terms.skips else []
+        private = self._private(ask, void)  # first: what a lost one is made from may not be needed longer
+        self.shelf.settle(ask.settled, keep.__contains__, void)
+        digest = contents.digest(self.run.terms.digest, ask.task, private)
+        found = self.shelf.find(place, ask.task, digest)
+        if found is None:
+            self.run.admission.check_disk()
+            self.shelf.discard(place)
+            job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
+            outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16])
+            value = Encoded.of(wire.encode(outcome.value))
+            done = self._done(job, digest, contents, given, outcome, value)
+            if outcome.private is not private:
+                self.shelf.put_private(place, outcome.private)
+            log.info("step %d: %s done", ask.step + 1, ask.task)
+            self.run.note(f", step {ask.step + 1}: {ask.task} done")
+        else:
+            done, value = found
+            log.info("step %d: %s was done before", ask.step + 1, ask.task)
+        key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(self.shelf.last((ask.step, ask.call + 1)))
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer leaves after both
+            kept = disk.submit(self._keep, place, ask.task, done, value, given, data) if found is None else None
+            answer = self._give(ask, key, done, value if ask.eager else None, state)
+            if kept is not None:
+                kept.result()
+        return answer
+
+    def show(self, ask: Ask) -> bytes:
+        """Give a value that a task gave here."""
+        done, value = self._value(ask.key)
+        return self._give(ask, ask.key, done, value if ask.eager else None)
+
+    def _done(
+        self,
+        job: Job,
+        digest: str,
+        contents: Contents,
+        given: GivenArguments,
+        outcome: Outcome,
+        value: Encoded,
+    ) -> Done:
+        """How a task ended."""
+        record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
+        return Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
+
+    def _keep(self, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes) -> None:
+        """Store what a task gave, with the request from which it can be made again."""
+        own = tuple((key, len(v.data)) for key, v in given.own.items())
+        asked = Asked(done.digest, value.digest, len(request), own)
+        self.shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
+
+    def _value(self, key: str) -> tuple[Done, Encoded]:
+        """A value that a task gave here; made again where its file is gone or damaged.
+
+        Raises:
+            UserError: it cannot be made again; names this silo and the file.
+        """
+        try:
+            return self.shelf.value(key)
+        except LostValue as lost:
+            return self._again(key, lost, f"value {key}")
+
+    def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
+        """This silo's state before a task; made again where its file is gone or damaged.
+
+        Raises:
+            UserError: it cannot be made again, or the coordinator names another one.
+        """
+        place = (ask.step, ask.call)
+        made = self.shelf.last(place, void)
+        if ask.state is not None:
+            known = place_of(ask.state) if ask.state else None
+            later = known is not None and (known >= place or known[0] in void)
+            if later or (made is not None and (known is None or known < made)):
+                raise UserError(
+                    f"the coordinator names another private state ({ask.state or 'none'}) than "
+                    f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+                )
+            made = known  # where it is newer, the silo has lost it
+        try:
+            return self.shelf.private(made)
+        except LostValue as lost:
+            assert made is not None
+            self._again(self.shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void)
+        return self.shelf.private(made)
+
+    def _again(self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()) -> tuple[Done, Encoded]:
+        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
+
+        Args:
+            run: the self.run.
+            shelf: its folder.
+            key: of the value; empty where nothing here says how `what` was made.
+            lost: why.
+            what: is lost.
+            void: steps of which nothing counts that was done here.
+        """
+        name = self.run.file.name
+        hopeless = UserError(
+            f"{name} does not have {what} of run {self.run.terms.run}: {lost}, and what it was made from is not here "
+            "either: restore the file from a backup, or start a new run"
+        )
+        found = self.shelf.request(key) if key else None
+        if found is None:
+            raise hopeless
+        asked, request, own = found
+        try:
+            ask, body = unpack(request, Ask)
+            contents = opened(ask, body, self.run.sealer, ask.absent if self.run.plan_without(ask.absent) else ())
+            private = self._private(ask, void)
+            if contents.digest(self.run.terms.digest, ask.task, private) != asked.digest:
+                raise hopeless
+            given = self._arguments(ask.task, contents, own)
+        except wire.WireError:
+            raise hopeless from None
+        self.run.admission.check_disk()
+        job = Job(ask.step, ask.call, name, ask.task, given.args, private)
+        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), asked.digest[:16])
+        value = Encoded.of(wire.encode(outcome.value))
+        if value.digest != asked.given:
+            raise hopeless
+        done = self._done(job, asked.digest, contents, given, outcome, value)
+        if outcome.private is not private:
+            self.shelf.put_private((ask.step, ask.call), outcome.private)
+        self._keep((ask.step, ask.call), ask.task, done, value, given, request)
+        log.warning("%s: the task is done again, with the same result", lost)
+        self.run.note(f", step {ask.step + 1}: {ask.task} done again, because {lost}")
+        return done, value
+
+    def _give(
+        self,
+        ask: Ask,
+        key: str,
+        done: Done,
+        value: Encoded | None,
+        state: str = "",
+    ) -> bytes:
+        """How a task ended, with its value sealed for those who are to read it."""
+        answer = Answer(self.run.file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
+        if value is None:
+            return pack(answer)
+        plan = self.run.plan_without(ask.absent)
+        if self.run.terms.sealed:
+            policy.check_readers(self.run.file, self.run.terms, self.run.plan, plan, key, ask.readers)
+        if self.run.terms.sealed and plan and any(reader.name == SERVER for reader in ask.readers):
+            self.run.admission.show(key, value.digest)
+        data, locks = self.run.sealer.seal(value, value_key(key, ask.absent if plan else ()), ask.readers)
+        if ask.readers:
+            readers = ", ".join(reader.name for reader in ask.readers)
+            self.run.note(f": value {key} sealed for {readers}")
+        return pack(replace(answer, locks=locks), (data,))
+
+    def _record(self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str) -> str:
+        """What goes into the chain of custody; `given` is the digest of the value."""
+        if not self.run.terms.keys:
+            return ""
+        client = self.run.client
+        hop = Hop(
+            run=self.run.terms.run,
+            terms=self.run.terms.digest,
+            method=self.run.terms.method,
+            client=job.client,
+            samples=len(client.train),
+            validation=len(client.val),
+            test=len(client.test),
+            data=self.run.data,
+            step=job.step,
+            call=job.call,
+            task=job.task,
+            arguments=arguments,
+            taken=taken,
+            given=given,
+            size=wire.size(outcome.value),
+            model=custody.model_digest(outcome.value, given),
+            forward=outcome.work.forward,
+            backward=outcome.work.backward,
+        )
+        return custody.record(hop, self.run.sign).line()
+
+    def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
+        """The task's arguments; `own` are values of this silo that are here.
+
+        Raises:
+            UserError: they are not what the task takes.
+        """
+        return arguments.gather(
+            self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {}
+        )
