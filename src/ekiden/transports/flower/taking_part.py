@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from ekiden.base.errors import UserError
 from ekiden.data.samples import ClientData, FederatedData
