@@ -31,8 +31,8 @@ from ekiden.transports.flower import client_app, commands, guard, session, silo_
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
 from ekiden.transports.flower.parcel import Ask, unpack
+from ekiden.transports.flower.remote_plan import RemotePlan
 from ekiden.transports.flower.server_app import GridNodes, say
-from ekiden.transports.flower.session import RemotePlan
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9

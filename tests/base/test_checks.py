@@ -15,7 +15,7 @@ from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import METHODS, FedELMY, FedSeq, FedTasuki, MAEcho
-from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.remote_plan import RemotePlan
 from tests.conformance.ridge import Ridge
 
 KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware)

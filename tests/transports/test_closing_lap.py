@@ -10,9 +10,9 @@ from ekiden.base.errors import UserError
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.methods import Average, ClosingLap, FedTasuki
-from ekiden.transports.flower import session
+from ekiden.transports.flower import remote_plan
 from ekiden.transports.flower.agreement import parse
-from ekiden.transports.flower.session import from_json
+from ekiden.transports.flower.remote_plan import from_json
 from ekiden.transports.flower.verify import verify
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import assert_equal, far, here, plan_of
@@ -51,6 +51,6 @@ def test_plan_and_terms_survive_their_text() -> None:
     assert parse(terms.text()).digest == terms.digest != TERMS.digest == parse(TERMS.text()).digest
     assert isinstance(terms.build_method(), ClosingLap)
     assert "closing_lap" not in TERMS.text()
-    assert "closing_lap" not in session.RemotePlan(CHAIN).to_json()
+    assert "closing_lap" not in remote_plan.RemotePlan(CHAIN).to_json()
     with pytest.raises(UserError, match="another type than announced"):
         parse(json.dumps(json.loads(TERMS.text()) | {"closing_lap": 1}))

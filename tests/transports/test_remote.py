@@ -35,12 +35,12 @@ from ekiden.methods import (
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.results.result import Result
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import keys, session
+from ekiden.transports.flower import keys, remote_plan, session
 from ekiden.transports.flower import silo_file as silo_toml
 from ekiden.transports.flower.courier import Lost, Patience
 from ekiden.transports.flower.parcel import Answer, Ask, Count, pack, unpack
+from ekiden.transports.flower.remote_plan import RemotePlan
 from ekiden.transports.flower.roll import Roll
-from ekiden.transports.flower.session import RemotePlan
 from ekiden.transports.flower.shelf import Shelf
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
@@ -599,10 +599,10 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_plan_survives_its_text() -> None:
     plan = plan_of(FedSeq(epochs=7), evaluate_every=2)
-    assert session.from_json(json.loads(session.as_text(plan))) == plan
-    for bad in ({"method": "fedseq"}, json.loads(session.as_text(plan)) | {"more": 1}):
+    assert remote_plan.from_json(json.loads(remote_plan.as_text(plan))) == plan
+    for bad in ({"method": "fedseq"}, json.loads(remote_plan.as_text(plan)) | {"more": 1}):
         with pytest.raises(UserError, match="use the same Ekiden"):
-            session.from_json(bad)
+            remote_plan.from_json(bad)
     with pytest.raises(UserError, match="names 'a' twice"):
         replace(plan, clients="a,b,a")
     with pytest.raises(UserError, match="--clients a,, is out of range"):
@@ -610,9 +610,9 @@ def test_a_plan_survives_its_text() -> None:
 
 
 def test_settings_of_another_type_in_a_plan_are_one_line() -> None:
-    remote = session.RemotePlan(FedSeq(), "a,b").to_json()
+    remote = remote_plan.RemotePlan(FedSeq(), "a,b").to_json()
     with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
-        session.from_json(remote | {"training": {"mean": ["a"]}})
+        remote_plan.from_json(remote | {"training": {"mean": ["a"]}})
     local = Plan(FedSeq()).to_json()
     with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
         from_json(local | {"training": {"mean": ["a"]}})

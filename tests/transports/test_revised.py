@@ -18,7 +18,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
 from ekiden.results.result import Result
 from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import request_log, revised, session
+from ekiden.transports.flower import remote_plan, request_log, revised, session
 from ekiden.transports.flower.agreement import AGREEMENT, Revision
 from ekiden.transports.flower.verify import verify
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
@@ -35,7 +35,7 @@ def alone(method: FedGram, left_out: Sequence[str] = ()) -> Result:
     return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
 
 
-def again(plan: session.RemotePlan[Method], nodes: FakeNodes, folder: Path, public: dict[str, str]) -> Result:
+def again(plan: remote_plan.RemotePlan[Method], nodes: FakeNodes, folder: Path, public: dict[str, str]) -> Result:
     keys = {name: public[name] for name in plan.names}
     return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
 
@@ -85,7 +85,9 @@ def _log(folder: Path) -> list[str]:
 def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     two = {name: public[name] for name in NAMES[1:]}
-    plan: session.RemotePlan[Method] = session.RemotePlan(METHOD, ",".join(NAMES[1:]), training=TRAINING, seed=3)
+    plan: remote_plan.RemotePlan[Method] = remote_plan.RemotePlan(
+        METHOD, ",".join(NAMES[1:]), training=TRAINING, seed=3
+    )
     session.run(plan, FakeNodes(files[1:]), tmp_path / "run", two, lambda line: None, poll=0)
     wanted = revised.with_one_more(tmp_path / "run", "client-0")
     result = again(wanted, FakeNodes(files), tmp_path / "new", public)

@@ -15,7 +15,8 @@ from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
 from ekiden.methods import FedSeq
 from ekiden.results.result import Result
-from ekiden.transports.flower.session import RemotePlan, run
+from ekiden.transports.flower.remote_plan import RemotePlan
+from ekiden.transports.flower.session import run
 from ekiden.transports.flower.silo_file import read
 from tests.transports.fakes import FakeNodes
 

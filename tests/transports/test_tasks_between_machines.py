@@ -26,7 +26,7 @@ from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
 from ekiden.transports.flower import session
 from ekiden.transports.flower.parcel import Answer, Count, unpack
-from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.remote_plan import RemotePlan
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import read
 from ekiden.transports.flower.verify import verify

@@ -22,7 +22,7 @@ from ekiden.transports.flower import commands, keys, revised, silo_file, superno
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.session import RemotePlan, check, stored
+from ekiden.transports.flower.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import terms as signed_terms
 from ekiden.transports.flower.verify import verify as custody_of

@@ -6,6 +6,6 @@ from ekiden.base.settings import Hardware, Training
 from ekiden.cli.runs import RunOptions
 from ekiden.cli.silos import RemoteOptions
 from ekiden.experiments.plan import Plan
-from ekiden.transports.flower.session import RemotePlan
+from ekiden.transports.flower.remote_plan import RemotePlan
 
 TAKEN = {f.name for kind in (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions) for f in fields(kind)}

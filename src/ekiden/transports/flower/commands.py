@@ -19,7 +19,8 @@ from typing import Any
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.transports.flower import keys
-from ekiden.transports.flower.session import ENDED, RemotePlan, as_text
+from ekiden.transports.flower.remote_plan import RemotePlan, as_text
+from ekiden.transports.flower.session import ENDED
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]

@@ -15,7 +15,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import FedGram
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower.agreement import AGREEMENT, Revision
-from ekiden.transports.flower.session import RemotePlan, stored
+from ekiden.transports.flower.remote_plan import RemotePlan, stored
 
 
 def without(folder: Path, client: str) -> RemotePlan[Method]:

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower import session
+from ekiden.transports.flower import remote_plan, session
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
 from ekiden.transports.flower.parcel import said
@@ -57,7 +57,7 @@ class GridNodes:
 def main(grid: Grid, context: Context) -> None:
     """Run the plan in the run configuration; ends with an error where the run did, and one line that says why."""
     config = context.run_config
-    plan = session.from_json(json.loads(str(config["plan"])))
+    plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
     link = json.dumps({**json.loads(str(config["link"])), "run": str(context.run_id)})
     try:

@@ -1,0 +1,124 @@
+"""From a plan and what silos say of themselves to the terms of the run, or why there are none."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+import torch
+
+from ekiden import models
+from ekiden._version import __version__
+from ekiden.base.errors import UserError
+from ekiden.data.augment import Augment
+from ekiden.data.inputs import of_terms
+from ekiden.engine import identity
+from ekiden.engine.method import Method
+from ekiden.engine.outline import outline
+from ekiden.engine.worker import Setup
+from ekiden.methods import check_needs
+from ekiden.transports.flower.agreement import Agreement, no_samples
+from ekiden.transports.flower.parcel import Hello, said
+from ekiden.transports.flower.remote_plan import RemotePlan
+
+
+def agree(
+    plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
+) -> Agreement:
+    """The terms of the run, from the plan and from what the silos hold.
+
+    Raises:
+        UserError: the silos hold data that do not go together, or no validation data that the method needs.
+    """
+    one = _alike(plan, hellos)
+    inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
+    model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model
+    agreed = Agreement(
+        run=run_id,
+        version=__version__,
+        method=plan.method.title(),
+        hyperparameters=plan.method.settings(),
+        training=asdict(plan.training),
+        model=model,
+        dataset=one.dataset,
+        shape=one.shape,
+        classes=one.classes,
+        mean=one.mean,
+        std=one.std,
+        augment=Augment(*one.augment),
+        seed=plan.seed,
+        clients=plan.names,
+        keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
+        sealed=plan.sealed and bool(public_keys),
+        skips=plan.absent == "skip",
+        closing_lap=plan.closing_lap,
+        train=plan.train,
+        pretrained=plan.pretrained,
+        inputs=one.inputs,
+        task=one.task,
+        revises=plan.revises,
+    )
+    check_needs(plan.whole, no_samples(agreed))
+    plan.whole.check_source(plan.pretrained, no_samples(agreed))
+    if not agreed.has_values:
+        return agreed
+    return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))
+
+
+def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
+    """What one silo says, if the others' data go together with its own."""
+    for name, hello in hellos.items():
+        if plan.method.needs_validation and not hello.samples[1]:
+            raise UserError(
+                f"{plan.method.title()} needs validation data at every silo, {name} has none: "
+                "raise data.val_fraction in its silo.toml"
+            )
+    first, *others = hellos
+    one = hellos[first]
+    for name in others:
+        for what in ("shape", "classes", "mean", "std", "augment"):
+            here, there = getattr(one, what), getattr(hellos[name], what)
+            if here != there:
+                raise UserError(
+                    f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
+                    f"{said(str(there), 300)}; make them equal"
+                )
+        if one.task != hellos[name].task:
+            raise UserError(
+                f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "
+                "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
+            )
+        if one.inputs != hellos[name].inputs:
+            raise UserError(
+                f"{first} and {name} read or scale their samples in different ways: use the same columns and "
+                "options in [data] of all silos, and the same data.agreed"
+            )
+    return one
+
+
+def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
+    """Refuse to measure models on the way that nobody but silos may read.
+
+    Raises:
+        UserError: says what to change.
+    """
+    if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
+        return
+    raise UserError(
+        f"--evaluate-every shows the coordinator models that only silos read in {plan.method.title()}: leave it out, "
+        "or let it read them with --no-sealed"
+    )
+
+
+def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
+    """Refuse to measure more often than a silo allows, before the run starts.
+
+    Raises:
+        UserError: names the silo.
+    """
+    steps = plan.whole.steps(len(plan.names))
+    often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
+    for name, hello in hellos.items():
+        if often > hello.evaluations:
+            raise UserError(
+                f"the run measures models {often} times, {name} allows {hello.evaluations} (limits.evaluations in its "
+                "silo.toml): raise --evaluate-every"
+            )

@@ -1,0 +1,128 @@
+"""What a run over silos is: a method, the silos, a network and how to train it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ekiden import models
+from ekiden.base import outside
+from ekiden.base.checks import Checked, CountOrZero, Positive, require
+from ekiden.base.codec import plain
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
+from ekiden.engine.folder import read_config
+from ekiden.engine.method import Method
+from ekiden.methods import ClosingLap, plan_of
+from ekiden.models import training_part
+from ekiden.transports.flower import agreement as agreements
+from ekiden.transports.flower.agreement import check_name
+from ekiden.transports.flower.courier import Absent
+
+M = TypeVar("M", bound=Method)
+
+
+@dataclass(frozen=True)
+class RemotePlan(Checked, Generic[M]):
+    """A method, the silos, a network and how to train it."""
+
+    method: M
+    clients: str = ""
+    """names of the silos, separated by commas, in the order that methods see"""
+    model: str = "auto"
+    """network (see `ekiden list`); auto: the one fit for the data"""
+    pretrained: str = ""
+    """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
+    train: str = "all"
+    """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
+    and is checked by every silo"""
+    training: Training = field(default_factory=Training)
+    closing_lap: bool = False
+    """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
+    model goes to all of them, and sums from one to the next"""
+    seed: CountOrZero = 0
+    """of everything random: initial model, training"""
+    evaluate_every: CountOrZero = 0
+    """steps between evaluations on the silos' test data, one more message to each silo; 0: at the end only"""
+    patience: Positive = 3600.0
+    """seconds without a sign of life before a silo counts as missing"""
+    absent: Absent = "stop"
+    """what follows then: wait on without end; skip it: a hop is left out, a round goes on with those who replied; or
+    stop the run, which `ekiden resume` goes on with"""
+    sealed: bool = True
+    """encrypt each value from the silo that has it to the party that uses it, so that nobody between can read it"""
+    revises: Annotated[str, tyro.conf.Suppress] = ""
+    """the run that this one replaces, as `ekiden forget` and `ekiden join` say it"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, ClosingLap):
+            object.__setattr__(self, "closing_lap", True)
+            object.__setattr__(self, "method", self.method.method)
+        training_part.parsed(self.train)
+        if outside.is_file(self.model):
+            raise UserError(agreements.NO_CODE)
+        method, model, pretrained = self.method.with_source(self.model, self.pretrained)
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "pretrained", models.located_file(pretrained))
+        object.__setattr__(self, "model", models.located(model))
+        _ = self.whole
+        names = self.names
+        require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"--clients names {name!r} twice: give each silo its own name")
+            check_name(name, "--clients")
+
+    @property
+    def whole(self) -> Method:
+        """All that is run: the method, with its closing lap if there is one."""
+        return ClosingLap(self.method) if self.closing_lap else self.method
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The silos' names."""
+        return tuple(self.clients.split(",")) if self.clients else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        values = plain(self, ("closing_lap", "train", "pretrained", "revises"))
+        return values | {"method": self.method.title(), "hyperparameters": self.method.settings()}
+
+
+def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
+    """The plan with these plain values.
+
+    Raises:
+        UserError: they are not a plan of this version.
+    """
+    return plan_of(RemotePlan, values, "the same Ekiden at the SuperLink")
+
+
+def check(plan: RemotePlan[Method]) -> None:
+    """Refuse what cannot run between silos.
+
+    Raises:
+        UserError: says what to change.
+    """
+    method, clients = plan.whole, plan.names
+    if not clients:
+        raise UserError("say which silos take part: --clients NAME,NAME,...")
+    if method.pools_data:
+        raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
+    if plan.absent == "skip" and not method.skips:
+        raise UserError(f"{method.title()} needs every silo in every step: choose --absent wait or stop, not skip")
+    method.check(clients)
+
+
+def stored(folder: Path) -> RemotePlan[Method] | None:
+    """The plan of a run folder, if it is of a run over silos."""
+    config = read_config(folder)
+    return from_json(config["remote_plan"]) if config.get("on") == "flower" else None
+
+
+def as_text(plan: RemotePlan[Method]) -> str:
+    """For the run configuration of Flower, which knows no tables of unknown fields."""
+    return json.dumps(plan.to_json(), separators=(",", ":"))
