@@ -140,24 +140,7 @@ class TestSet:
         if model is None and not personal:
             return {}
         all_metrics = last and self.task.measures_all
-        full = True if all_metrics else None
-        served: list[tuple[Scores, Tensor | None]]  # what each client's model answers, and at which rows of it
-        if personal and self._evaluate_on == "own":
-            pairs = zip(personal, self._data.clients, strict=True)
-            parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
-            each = [Scores.joined([part for part in parts if len(part)] or parts[:1])]
-            served = [(part, None) for part in parts]
-            places = torch.cat([c.test.rows for c in self._data.clients])
-        else:
-            assert personal or model is not None
-            each = (
-                [self.scores(m, personal=True, full=full) for m in personal]
-                if model is None or personal
-                else [self.scores(model, full=full)]
-            )
-            rows = [c.test.rows for c in self._data.clients]
-            served = list(zip(each if personal else each * len(rows), rows, strict=True))
-            places = torch.arange(len(self._data.dataset.test))
+        each, served, places = self._answers(model, personal, True if all_metrics else None)
         own = [scores.score(rows) for scores, rows in served]
         row: dict[str, Any] = self._measured(each)
         losses = [_loss(scores, rows) for scores, rows in served]
@@ -176,6 +159,24 @@ class TestSet:
         if all_metrics:
             row |= self._everything(each, served, places)
         return row
+
+    def _answers(
+        self, model: Weights | None, personal: Sequence[Weights], full: bool | None
+    ) -> tuple[list[Scores], list[tuple[Scores, Tensor | None]], Tensor]:
+        """Return what the models answer, what each client is served of it (at which rows), and the test rows."""
+        clients = self._data.clients
+        if personal and self._evaluate_on == "own":
+            pairs = zip(personal, clients, strict=True)
+            parts = [self.scores(m, personal=True, rows=c.test.rows, full=full) for m, c in pairs]
+            whole = Scores.joined([part for part in parts if len(part)] or parts[:1])
+            return [whole], [(part, None) for part in parts], torch.cat([c.test.rows for c in clients])
+        each = [self.scores(m, personal=True, full=full) for m in personal]
+        if not personal:
+            assert model is not None
+            each = [self.scores(model, full=full)]
+        rows: list[Tensor | None] = [c.test.rows for c in clients]
+        served = [*zip(each if personal else each * len(rows), rows, strict=True)]
+        return each, served, torch.arange(len(self._data.dataset.test))
 
     def _measured(self, each: Sequence[Scores]) -> dict[str, Any]:
         """Return mean accuracy (if the task has one), mean loss and mean headline metric of some models."""

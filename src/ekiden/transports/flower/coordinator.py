@@ -21,14 +21,13 @@ from ekiden.engine.worker import Setup
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import custody, sealing
+from ekiden.transports.flower import accounts, custody, sealing
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence, arguments_key, check, check_claims, value_key
 from ekiden.transports.flower.courier import Courier, Message
-from ekiden.transports.flower.custody import Record, SignedTally, Tally
+from ekiden.transports.flower.custody import Record, SignedTally
 from ekiden.transports.flower.parcel import Answer, Ask, Count, ParcelPart
 from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
-from ekiden.transports.flower.shelf import is_place
 
 Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
@@ -135,9 +134,9 @@ class Remote(Transport):
             if ref.owner in self._held:
                 check_claims(value, self._held[ref.owner])
         except wire.WireError as error:
-            raise _unusable(ref.owner, f"value {ref.key}", str(error)) from None
+            raise accounts.unusable(ref.owner, f"value {ref.key}", str(error)) from None
         if wire.size(value) != self._sizes[ref]:
-            raise _unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
+            raise accounts.unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
         return value
 
     def size(self, ref: Ref[Any]) -> int:
@@ -221,31 +220,11 @@ class Remote(Transport):
                 raise
         if message is None or not body:
             return [Count(0, 0.0, 0)] * models
-        try:
-            found: list[Count] = wire.decode(body, list[Count])
-        except wire.WireError as error:
-            raise _unusable(message.client, "count of right answers", str(error)) from None
-        if len(found) != models:
-            raise UserError(f"silo {message.client} measured {len(found)} of {models} models")
-        if any(not 0 <= count.right <= count.samples for count in found):  # the loss of a model may be NaN
-            raise _unusable(message.client, "count of right answers", "it is negative, or above that of samples")
+        client = message.client
+        found = accounts.counts_in(body, client, models)
         if self._agreed.keys:
-            self._note(self._tally(message.client, answer.record, results, digests, tuple(found)))
-        return found
-
-    def _tally(
-        self, client: str, line: str, results: int, digests: tuple[str, ...], counts: tuple[Count, ...]
-    ) -> SignedTally:
-        """A silo's account of what it measured, for the chain of custody.
-
-        Raises:
-            UserError: it is not signed by the silo, or is of something else.
-        """
-        found = custody.parse_measured(line)
-        agreed, data = self._agreed, found.tally.data
-        said = Tally(agreed.run, agreed.digest, client, self._step, results, digests, counts, data)
-        if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
-            raise UserError(f"silo {client} gives no account of what it measured that its key signed: refused")
+            tally = accounts.tally(self._agreed, client, answer.record, self._step, results, digests, tuple(found))
+            self._note(tally)
         return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> Ask:
@@ -349,7 +328,7 @@ class Remote(Transport):
             self._missed(ref.owner)
             raise
         del self._running[ref]
-        record = self._record(ref, answer) if self._agreed.keys else None
+        record = accounts.record(self._agreed, ref, answer) if self._agreed.keys else None
         self._keep(ref, answer, value)
         self._done.append((ref.owner, Work(answer.forward, answer.backward), record))
         if self._step not in self._void.get(ref.owner, ()):
@@ -371,10 +350,7 @@ class Remote(Transport):
         self._states.pop(client, None)
 
     def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
-        if min(answer.size, answer.forward, answer.backward) < 0:
-            raise _unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
-        if answer.state and not is_place(answer.state):
-            raise _unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
+        accounts.check_answer(ref, answer)
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
         if not value:
@@ -383,20 +359,6 @@ class Remote(Transport):
             self._values[self._slot(ref, lock.recipient, lock.step)] = lock, value
         if not self._agreed.sealed:
             self._values[self._slot(ref, "", 0)] = None, value
-
-    def _record(self, ref: Ref[Any], answer: Answer) -> Record:
-        """A silo's account of what it did, for the chain of custody.
-
-        Raises:
-            UserError: it is not signed by the silo, or is of something else than the silo says in its answer.
-        """
-        record = custody.parse(answer.record)
-        hop, agreed = record.hop, self._agreed
-        same = (hop.run, hop.terms, hop.client, hop.key) == (agreed.run, agreed.digest, ref.owner, ref.key)
-        counted = (hop.size, hop.forward, hop.backward) == (answer.size, answer.forward, answer.backward)
-        if not (same and counted) or not record.signed_by(agreed.silos[ref.owner]):
-            raise UserError(f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused")
-        return record
 
     @cached_property
     def _network(self) -> Network:
@@ -407,7 +369,3 @@ class Remote(Transport):
 def _made(ref: Ref[Any]) -> tuple[str, int]:
     """By whom and in which step a value was made."""
     return ref.owner, int(ref.key.split("-", 1)[0])
-
-
-def _unusable(client: str, what: str, why: str) -> UserError:
-    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it")
