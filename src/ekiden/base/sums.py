@@ -1,8 +1,10 @@
 """Exact sums over samples: Gram matrix and products with labels, of features that are small whole numbers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,8 +22,43 @@ _STRIPE = 256  # columns of the Gram matrix that are computed together
 _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up; it is exact up to 2^53
 
 
+class _Addable(ABC):
+    """Sums over samples with features φ, to which those over other samples can be added, and taken away again."""
+
+    gram: Tensor
+
+    @property
+    def width(self) -> int:
+        """D, the number of features."""
+        return (isqrt(8 * len(self.gram) + 1) - 1) // 2
+
+    def matrix(self) -> Tensor:
+        """(D, D) float64, Σ φφᵀ, exact."""
+        return _symmetric(self.gram, self.width)
+
+    def plus(self, other: "AnySums") -> Self:
+        """The sums over the samples of both.
+
+        Raises:
+            UserError: they are of other features or outputs, or too large for their type.
+        """
+        return self._combined(other, 1)
+
+    def minus(self, other: "AnySums") -> Self:
+        """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
+
+        Raises:
+            UserError: they are of other features or outputs, or `other` is not a part of these sums.
+        """
+        return self._combined(other, -1)
+
+    @abstractmethod
+    def _combined(self, other: "AnySums", sign: int) -> Self:
+        """The sums with those of `other`, times `sign`."""
+
+
 @dataclass(frozen=True, eq=False)
-class Sums:
+class Sums(_Addable):
     """What ridge regression and linear discriminant analysis need from n samples with features φ (D,).
 
     All entries are whole numbers, so sums of sums are the same bits in any order. They travel as int32, which is enough
@@ -53,44 +90,19 @@ class Sums:
         _refuse_negative(self.counts, diagonal(self.gram, width))
 
     @property
-    def width(self) -> int:
-        """D, the number of features."""
-        return self.classes.shape[1]
-
-    @property
     def samples(self) -> int:
         """n, the number of samples."""
         return int(self.counts.sum())
 
-    def matrix(self) -> Tensor:
-        """(D, D) float64, Σ φφᵀ, exact."""
-        return _symmetric(self.gram, self.width)
-
-    def plus(self, other: "AnySums") -> "Sums":
-        """The sums over the samples of both.
-
-        Raises:
-            UserError: they are of other features or classes, or too large for int32.
-        """
-        return self._combined(other, 1)
-
-    def minus(self, other: "AnySums") -> "Sums":
-        """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
-
-        Raises:
-            UserError: they are of other features or classes, or `other` is not a part of these sums.
-        """
-        return self._combined(other, -1)
-
-    def _combined(self, other: "AnySums", sign: int) -> "Sums":
+    def _combined(self, other: "AnySums", sign: int) -> Self:
         if not isinstance(other, Sums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
         gram, classes = _added((self.gram, self.classes), (other.gram, other.classes), sign)
-        return Sums(gram, classes, self.counts + sign * other.counts)
+        return replace(self, gram=gram, classes=classes, counts=self.counts + sign * other.counts)
 
 
 @dataclass(frozen=True, eq=False)
-class TargetSums:
+class TargetSums(_Addable):
     """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers.
 
     Attributes:
@@ -123,37 +135,13 @@ class TargetSums:
             raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
         _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
 
-    @property
-    def width(self) -> int:
-        """D, the number of features."""
-        return len(self.features)
-
-    def matrix(self) -> Tensor:
-        """(D, D) float64, Σ φφᵀ, exact."""
-        return _symmetric(self.gram, self.width)
-
-    def plus(self, other: "AnySums") -> "TargetSums":
-        """The sums over the samples of both.
-
-        Raises:
-            UserError: they are of other features or targets, or too large.
-        """
-        return self._combined(other, 1)
-
-    def minus(self, other: "AnySums") -> "TargetSums":
-        """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
-
-        Raises:
-            UserError: they are of other features or targets, or `other` is not a part of these sums.
-        """
-        return self._combined(other, -1)
-
-    def _combined(self, other: "AnySums", sign: int) -> "TargetSums":
+    def _combined(self, other: "AnySums", sign: int) -> Self:
         if not isinstance(other, TargetSums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
         mine, others = ((s.gram, s.features, s.products, s.targets, s.powers) for s in (self, other))
-        gram, features, products, targets, powers = _added(mine, others, sign)
-        return TargetSums(gram, features, products, targets, powers, self.samples + sign * other.samples)
+        names = ("gram", "features", "products", "targets", "powers")
+        added = dict(zip(names, _added(mine, others, sign), strict=True))
+        return replace(self, **added, samples=self.samples + sign * other.samples)
 
 
 AnySums = Sums | TargetSums

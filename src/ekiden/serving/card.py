@@ -102,7 +102,11 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     ]
     if any(given["mean"]) or any(s != 1 for s in given["std"]):
         rows.append(f"- Scaling: mean {_numbers(given['mean'])}, standard deviation {_numbers(given['std'])}.")
-    gives = {Classification: "one of the classes", MultiLabel: "any of the labels", Regression: "the numbers"}
+    gives: dict[type, str] = {
+        Classification: "one of the classes",
+        MultiLabel: "any of the labels",
+        Regression: "the numbers",
+    }
     names = [str(name) for name in config["classes"]]
     shown = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
     return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]

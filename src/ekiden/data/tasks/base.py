@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -188,6 +189,34 @@ class Task(Checked, ABC):
     def measures_all(self) -> bool:
         """Whether a run ends with all metrics: not where it is a plain classification, as older runs are."""
         return bool(self.metric) or self.kind != "classification"
+
+
+class VectorTask(Task):
+    """A task with one vector of outputs for each sample, all of whose labels count."""
+
+    def outputs(self, names: Sequence[str]) -> int:
+        """See `Task`."""
+        return len(names)
+
+    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """See `Task`."""
+        return (len(y), outputs)
+
+    def units(self, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return None
+
+
+class PlacesTask(Task):
+    """A task with one of K classes at each place of a sample; places with the label `IGNORED` do not count."""
+
+    def guess(self, outputs: int) -> float:
+        """Ln K."""
+        return log(outputs)
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.bincount(y[y != IGNORED], minlength=outputs)
 
 
 @dataclass(frozen=True)

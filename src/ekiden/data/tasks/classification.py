@@ -1,6 +1,5 @@
 """One class for each sample."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import ClassVar
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import Metric, Need, Task
+from ekiden.data.tasks.base import Metric, Need, VectorTask
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(VectorTask):
     """One of K classes for each sample: y (n,) int64, outputs (b, K) logits, cross-entropy.
 
     Answers are the classes (n,), or with `full` their probabilities (n, K).
@@ -37,14 +36,6 @@ class Classification(Task):
             raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
         return y.long()
 
-    def outputs(self, names: Sequence[str]) -> int:
-        """See `Task`."""
-        return len(names)
-
-    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """See `Task`."""
-        return (len(y), outputs)
-
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return F.cross_entropy(outputs, y)
@@ -52,10 +43,6 @@ class Classification(Task):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return F.cross_entropy(outputs, y, reduction="none")
-
-    def units(self, y: Tensor) -> Tensor | None:
-        """See `Task`."""
-        return None
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         """See `Task`."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import IGNORED, Metric, Need, Task
+from ekiden.data.tasks.base import IGNORED, Metric, Need, PlacesTask
 
 
 @dataclass(frozen=True)
-class LanguageModelling(Task):
+class LanguageModelling(PlacesTask):
     """The next token at each place: y (n, L) int64, the tokens themselves, outputs (b, L, K) logits, cross-entropy.
 
     The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
@@ -83,14 +82,6 @@ class LanguageModelling(Task):
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """T² times the mean over places of the Kullback-Leibler divergence of the softened tokens; see `Task`."""
         return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
-
-    def guess(self, outputs: int) -> float:
-        """Ln K."""
-        return log(outputs)
-
-    def counts(self, y: Tensor, outputs: int) -> Tensor:
-        """See `Task`."""
-        return torch.bincount(y[y != IGNORED], minlength=outputs)
 
     def strata(self, y: Tensor) -> Tensor:
         """All texts are of one group."""

@@ -1,6 +1,5 @@
 """Several labels for each sample, each there or not."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import ClassVar
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import Metric, Need, Task
+from ekiden.data.tasks.base import Metric, Need, VectorTask
 
 
 @dataclass(frozen=True)
-class MultiLabel(Task):
+class MultiLabel(VectorTask):
     """Each of K labels is there or not: y (n, K) float32 of 0 and 1, outputs (b, K) logits, binary cross-entropy.
 
     Answers are the probabilities of the labels (n, K). The loss is the mean over the labels.
@@ -34,14 +33,6 @@ class MultiLabel(Task):
             )
         return y.float()
 
-    def outputs(self, names: Sequence[str]) -> int:
-        """See `Task`."""
-        return len(names)
-
-    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """See `Task`."""
-        return (len(y), outputs)
-
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return F.binary_cross_entropy_with_logits(outputs, y)
@@ -49,10 +40,6 @@ class MultiLabel(Task):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
-
-    def units(self, y: Tensor) -> Tensor | None:
-        """See `Task`."""
-        return None
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         """See `Task`."""

@@ -1,6 +1,5 @@
 """Numbers for each sample."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +9,14 @@ from torch import Tensor
 from ekiden.base.checks import Positive
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import Metric, Need, Task
+from ekiden.data.tasks.base import Metric, Need, VectorTask
 
 _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2816)
 """of the normal distribution"""
 
 
 @dataclass(frozen=True)
-class Regression(Task):
+class Regression(VectorTask):
     """K numbers for each sample: y (n,) or (n, K) float32 in their own unit, squared error.
 
     The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K). The loss is
@@ -49,14 +48,6 @@ class Regression(Task):
             raise UserError(f"{what} has NaN or infinity in the target of sample {row}: remove or replace such values.")
         return y
 
-    def outputs(self, names: Sequence[str]) -> int:
-        """See `Task`."""
-        return len(names)
-
-    def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """See `Task`."""
-        return (len(y), outputs)
-
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return (outputs - self.standardised(y)).square().mean()
@@ -64,10 +55,6 @@ class Regression(Task):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
         return (outputs - self.standardised(y)).square().mean(1)
-
-    def units(self, y: Tensor) -> Tensor | None:
-        """See `Task`."""
-        return None
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         """See `Task`."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import measures
-from ekiden.data.tasks.base import IGNORED, Metric, Need, Task
+from ekiden.data.tasks.base import IGNORED, Metric, Need, PlacesTask
 
 
 @dataclass(frozen=True)
-class Segmentation(Task):
+class Segmentation(PlacesTask):
     """One of K classes for each pixel: y (n, H, W) int64, outputs (b, K, H, W) logits, cross-entropy of pixels.
 
     Pixels with label -100 do not count. Answers are the classes of the pixels (n, H, W).
@@ -72,14 +71,6 @@ class Segmentation(Task):
         """T² times the mean over pixels of the Kullback-Leibler divergence of the softened classes; see `Task`."""
         student, taught = (each.movedim(1, -1).flatten(0, -2) for each in (outputs, teacher))
         return measures.divergence(student, taught, temperature)
-
-    def guess(self, outputs: int) -> float:
-        """Ln K."""
-        return log(outputs)
-
-    def counts(self, y: Tensor, outputs: int) -> Tensor:
-        """See `Task`."""
-        return torch.bincount(y[y != IGNORED], minlength=outputs)
 
     def strata(self, y: Tensor) -> Tensor:
         """The most frequent class."""
