@@ -59,19 +59,7 @@ def federate(
     Raises:
         UserError: as in `from_tensors`; no silos, or not as many tests or names as silos.
     """
-    one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
-    if one or isinstance(silos, str) or not isinstance(silos, Sequence):
-        raise UserError(
-            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]; "
-            "ekiden.split divides one data set"
-        )
-    if not len(silos) or (test is not None and tests is not None):
-        raise UserError("federate needs at least one silo, and either test or tests, not both.")
-    for what, given in ("tests", tests), ("names", names):
-        if given is not None and len(given) != len(silos):
-            raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
-    if names is not None and len(set(names)) < len(names):
-        raise UserError("two silos have the same name: give each its own.")
+    _check(silos, test, tests, names)
     if columns or any(map(_is_own, silos)):
         if test is not None or classes is not None:
             raise UserError("for frames and files, give tests=[...] for each silo instead of test, and no classes")
@@ -95,6 +83,23 @@ def federate(
         _ranges(held) if test is None else divide(dataset.strata(dataset.train), rows, dataset.strata(dataset.test))
     )
     return share_out(dataset, names or [f"client-{i}" for i in range(len(rows))], rows, test_rows, val_fraction)
+
+
+def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
+    """Refuse what is not one thing for each silo."""
+    one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
+    if one or isinstance(silos, str) or not isinstance(silos, Sequence):
+        raise UserError(
+            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]; "
+            "ekiden.split divides one data set"
+        )
+    if not len(silos) or (test is not None and tests is not None):
+        raise UserError("federate needs at least one silo, and either test or tests, not both.")
+    for what, given in ("tests", tests), ("names", names):
+        if given is not None and len(given) != len(silos):
+            raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
+    if names is not None and len(set(names)) < len(names):
+        raise UserError("two silos have the same name: give each its own.")
 
 
 def _is_own(source: Any) -> bool:
