@@ -49,6 +49,23 @@ def test_a_run_that_diverged_warns(method: FedSeq | Local, blobs: FederatedData)
     assert "diverged" not in good.metrics[-1]
 
 
+class Silent(nn.Module):
+    """Trains, and answers nothing finite when it is measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out if self.training else out * nan
+
+
+def test_answers_that_are_not_finite_are_divergence(blobs: FederatedData) -> None:
+    with pytest.warns(DivergenceWarning, match="training diverged: the loss is nan, that of guessing"):
+        assert run(FedSeq(epochs=1), blobs, Silent(), training=Training(lr=1e-3)).diverged
+
+
 def plain() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
