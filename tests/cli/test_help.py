@@ -5,7 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from ekiden import Hardware, Training
+from ekiden import Hardware, Training, UserError
+from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.runs import RunOptions, overview, run_options
 from ekiden.data import Reading
 from ekiden.engine.method import Method
@@ -43,3 +44,46 @@ def test_the_help_of_run_is_one_screen_with_every_method() -> None:
 @pytest.mark.parametrize("name", ["fedelmy-parallel", "fedelmyparallel", "FedELMY_Parallel", "ot-fusion", "otfusion"])
 def test_names_with_and_without_hyphens(name: str) -> None:
     assert method_named(name).title() == name.lower().replace("-", "").replace("_", "")
+
+
+def test_former_and_internal_flags_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["run", "fedper", "--help"], ["run", "fedgram", "--on", "flower", "--help"]):
+        with pytest.raises(SystemExit):
+            call(args)
+    text = capsys.readouterr().out
+    assert "  --lr-decay FLOAT" in text
+    assert "--decay" not in text, "the former name of --lr-decay"
+    assert "--revises" not in text, "what `ekiden forget` says"
+
+
+@pytest.mark.parametrize("words", [name.split() for name in COMMANDS if name != "run"], ids="-".join)
+def test_every_command_has_its_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--help"], ["-h"], ["--no-such-flag", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            call([*words, *flags])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: ekiden {' '.join(words)} [flags]")
+        assert "  -h, --help" in text
+
+
+def test_a_group_of_commands_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    call(["silo"])
+    assert "ekiden silo start|keys|register|sums" in capsys.readouterr().out
+    with pytest.raises(UserError, match="unknown silo command 'stort': did you mean 'start'"):
+        call(["silo", "stort"])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["show"], "RUN is missing: see ekiden show --help"),
+        (["forget", "runs/a"], "--client is missing: see ekiden forget --help"),
+        (["list", "--markdown=3"], "'3' belongs to no flag: see ekiden list --help"),
+        (["export", "a", "--out"], "--out needs a value: see ekiden export --help"),
+    ],
+)
+def test_what_is_missing_is_named(args: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        call(args)
+    assert str(error.value).count("see ekiden") <= 1

@@ -7,20 +7,20 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from ekiden.base.checks import require
+from ekiden.base.checks import Checked, CountOrZero
 from ekiden.base.extras import require_extra
 from ekiden.cli.console import console
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(Checked):
     """One page to look at, without a network: tables, figures, and the numbers behind them."""
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, or folders that hold them"""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     """folder that gets index.html, figures/ and data/"""
-    details: int = 8
+    details: CountOrZero = 8
     """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
 
 
@@ -29,7 +29,6 @@ def report(options: ReportOptions) -> None:
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
     from ekiden.report import report as write  # noqa: PLC0415  (it needs an extra)
 
-    require(options.details >= 0, "details", options.details, "0 or more")
     with console.status("reading runs") as status:
         found = write(options.runs, options.out, options.details, status.update)
     for folder, why in found.left_out:

@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
+from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console, no_run
 from ekiden.cli.flags import parse, parse_some
@@ -119,21 +120,21 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Checked):
     """Who holds what: prints it and draws it."""
 
     data: Positional[str] = "digits"
     """name of a data set, folder, table or file of arrays"""
     partition: str = "auto"
     """iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural"""
-    clients: int | None = None
+    clients: Count | None = None
     """number of clients"""
-    size: int | None = None
+    size: Count | None = None
     """side of the images in pixels"""
     silos: tuple[str, ...] = ()
     """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of them"""
     reading: Reading = field(default_factory=Reading)
-    seed: int = 0
+    seed: CountOrZero = 0
     """of the partition"""
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
+from ekiden.base.checks import Checked, Count
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, no_run
@@ -26,7 +27,7 @@ from ekiden.results import tracking
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(Checked):
     """Run the table of an experiment file on all cores; the same command goes on after a kill or a failure."""
 
     file: Positional[Path]
@@ -37,7 +38,7 @@ class SweepOptions:
     """only these cells: ROW, COLUMN or ROW/COLUMN, each a label or a part of labels"""
     without: tuple[str, ...] = ()
     """all but these cells"""
-    cores: int | None = None
+    cores: Count | None = None
     """runs at a time, if not one for each core"""
     device: str = ""
     """cpu, cuda, ... instead of the file's"""
@@ -56,8 +57,6 @@ class SweepOptions:
 
 def run_sweep(options: SweepOptions) -> None:
     """`ekiden sweep FILE`."""
-    if options.cores is not None and options.cores < 1:
-        raise UserError(f"--cores {options.cores} is out of range: it must be 1 or more")
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     tracking.check(options.track, Path())

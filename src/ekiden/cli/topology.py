@@ -1,23 +1,24 @@
 """The command line for graphs of clients: `ekiden topology`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 from tyro.conf import Positional
 
-from ekiden.base.checks import require
+from ekiden.base.checks import Checked, Range
 from ekiden.cli.console import console
 from ekiden.methods.blocks import topology
 
 
 @dataclass(frozen=True)
-class TopologyOptions:
+class TopologyOptions(Checked):
     """Check a graph of clients and its mixing matrix, and say how fast gossip agrees on it."""
 
     topology: Positional[str] = "ring"
     """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
-    clients: int = 10
+    clients: Annotated[int, Range(least=1, most=1000)] = 10
     """N, number of clients"""
     matrix: bool = False
     """print the mixing matrix too"""
@@ -25,7 +26,6 @@ class TopologyOptions:
 
 def show_topology(options: TopologyOptions) -> None:
     """`ekiden topology NAME --clients N`."""
-    require(0 < options.clients <= 1000, "clients", options.clients, "1 to 1000")
     topology.check(options.topology, options.clients)
     matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))
     drawn = topology.is_drawn(options.topology)
