@@ -15,7 +15,7 @@ from tests.tools import task_table
 
 FAST = {"fedelmyparallel", "fedseq", "fedtasuki", "metafed", "ensemble", "fedavg", "scaffold", "moon", "local"}
 """what is tried each time on all tasks; all methods on language modelling, whose network is the smallest"""
-MOST = {"rounds": 3, "epochs": 6, "warmup": 6, "peers": 2, "batch": 64}
+MOST = {"rounds": 3, "epochs": 6, "warmup": 6, "peers": 2, "distill_batch_size": 64}
 LEARNS = {"training": Training(lr=0.02, batch_size=8), "hardware": Hardware(threads=1), "seed": 3}
 
 
