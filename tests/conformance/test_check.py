@@ -286,6 +286,16 @@ def test_contributings_example_runs_and_keeps_the_contract(folder: Path) -> None
     assert [finding for finding in findings if not finding.holds] == []
 
 
+@pytest.mark.parametrize("name", ["HalfSeq", "Tether"])
+def test_the_guide_s_methods_run_and_keep_the_contract(name: str, folder: Path) -> None:
+    text = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
+    (block,) = [found for found in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M) if f"class {name}(" in found]
+    (folder / "mine.py").write_text(block)
+    outside.trust(f"mine.py:{name}")
+    findings = check(method_named(f"mine.py:{name}"), checks=[one for one in CHECKS if one is not PROCESSES])
+    assert [finding for finding in findings if not finding.holds] == []
+
+
 def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command) -> None:
     code, text = command("new", "method", "half-seq")
     assert code == 0, text

@@ -27,7 +27,6 @@ from ekiden.cli.app import COMMANDS, main
 from ekiden.engine.folder import RunFolder, read_lines
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import judge, stored
-from ekiden.experiments.presets import _DATA, PRESETS, preset
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.results.result import Result
 from tests.conftest import Tiny
@@ -254,30 +253,11 @@ def test_hosts_of_spfl(call: Call) -> None:
     assert json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["hyperparameters"]["align_global"] == 1.0
 
 
-@pytest.mark.parametrize("kind", [FedELMY, FedSeq])
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("data", _DATA)
-def test_presets_are_plans(kind: type[Method], name: str, data: str) -> None:
-    plan = preset(name, kind, data)
-    assert plan.data == data
-    assert type(plan.method) is kind
-    assert (plan.training.optimizer, plan.training.batch_size) == ("adam", 128)
-    assert (plan.model == "resnet18") == (name == "paper")
-
-
-def test_presets_say_whose_settings_they_are() -> None:
-    paper, released = preset("paper", FedELMY, "cifar10"), preset("released-cnn", FedELMY, "cifar10")
-    assert (paper.training.lr, paper.method.warmup) == (5e-5, 30)  # type: ignore[attr-defined]
-    assert (released.training.lr, released.method.warmup) == (1e-3, 20)  # type: ignore[attr-defined]
-    assert preset("paper-cnn", FedELMY, "cifar10") == released, "the name it had before"
-
-
 def test_help_shows_symbols_and_defaults(call: Call) -> None:
-    done = ekiden("run", "fedelmy", "--preset", "paper", "--data", "pacs", "--help")
+    done = ekiden("run", "fedelmy", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(r"[\s│]+", " ", done.stdout)
-    assert "S, models trained at each client (default: 10)" in text
-    assert "photo,art_painting,cartoon,sketch" in text.replace(" ", "")  # it is wrapped
+    assert "S, models trained at each client (default: 5)" in text
     assert "--learning" not in text
     told = call("run", "--help")
     assert "  fedelmy, fedseq, fedtasuki" in told
@@ -388,9 +368,6 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
     assert "did you mean 'ring'" in refused("topology", "rings")
     assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
-    assert "unknown preset 'papers'" in refused("run", "fedseq", "--preset", "papers")
-    assert "knows the data sets" in refused("run", "fedseq", "--preset", "paper")
-    assert "knows the methods" in refused("run", "local", "--preset", "paper", "--data", "pacs")
     assert "name the run folders" in refused("compare")
     assert "name the run folders" in refused("export", "out.csv")
     assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
@@ -441,9 +418,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--seeds", "0", "x"], "x"),
         (["--seeds", "0", "1", "0"], "--seeds 0 1 0 names one twice"),
         (["--on"], "--on needs a value"),
-        (["--preset"], "--preset needs a value"),
         (["--on="], "unknown --on '': Known: flower, here"),
-        (["--preset="], "unknown preset '': Known: paper, released-cnn"),
         (["--seeds"], "--seeds needs a value"),
         (["--mean", "--std", "1"], "--mean needs a value"),
         (["--mean", "0.5", "--std"], "--std needs a value"),

@@ -22,7 +22,6 @@ from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.experiments import launch, summary
 from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.presets import preset
 from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
@@ -45,18 +44,13 @@ class RunOptions(Generic[M]):
     MLFLOW_TRACKING_URI says)"""
     on: Place = "here"
     """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
-    preset: str = ""
-    """settings of FedELMY's authors for --data, which other flags change: paper, those of the paper, with ResNet-18;
-    released-cnn, the small CNN, learning rate and warm-up of their code, the rest as in the paper"""
 
 
 @dataclass(frozen=True)
-class _Choices:
-    """Flags that decide which others there are, and their defaults."""
+class _Where:
+    """The flag that decides which others there are."""
 
     on: Place = "here"
-    preset: str | None = None
-    data: str | None = None
 
 
 # The flags in the order of the help, after the method's own.
@@ -74,14 +68,14 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole: seeds, folder, what is measured.",
         (
-            *("seeds", "out", "track", "on", "preset", "seed", "workers", "evaluate_every", "closing_lap"),
+            *("seeds", "out", "track", "on", "seed", "workers", "evaluate_every", "closing_lap"),
             *("tune", "keep_trained", "evaluate_on"),
         ),
     ),
 )
 
 
-def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") -> RunOptions[Any]:
+def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
     """The flags of `ekiden run METHOD`, with the values of `default` where they are not given.
 
     Raises:
@@ -90,7 +84,7 @@ def run_options(default: Plan[Any], args: Sequence[str], preset_name: str = "") 
     kind = type(default.method)
     own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
     about = f"Train by {kind.title()}. Its own flags come first."
-    return parse(own, args, f"ekiden run {kind.title()}", RunOptions(default, preset=preset_name), about, _BOXES)
+    return parse(own, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
 
 
 @dataclass(frozen=True)
@@ -167,15 +161,12 @@ def run(args: Sequence[str]) -> None:
         outside.trust(arg)
     kind = method_named(args[0])
     rest, prog = args[1:], f"ekiden run {kind.title()}"
-    chosen = parse_some(_Choices, rest, prog)
-    if chosen.on == "flower":
+    if parse_some(_Where, rest, prog).on == "flower":
         from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do without it)
 
         return cli_silos.run(kind, rest)
     default: Plan[Any] = Plan(kind())
-    if chosen.preset is not None:
-        default = preset(chosen.preset, kind, chosen.data or default.data)
-    options = run_options(default, rest, chosen.preset or "")
+    options = run_options(default, rest)
     plan: Plan[Any] = replace(
         options.plan,
         data=datasets.located(options.plan.data),

@@ -1,1 +1,1 @@
-"""Runs as the command line makes them: plans, presets, several runs at once, and tables of results."""
+"""Runs as the command line makes them: plans, several runs at once, and tables of results."""

@@ -10,10 +10,10 @@ from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import class_mean, owned
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.blocks.robust import Rule, combine, refuse
 from ekiden.methods.blocks.rounds import note_apart, shortened
 from ekiden.training.layout import Layout
@@ -23,7 +23,7 @@ Head = Literal["mean", "class-wise", "class-counts"]
 
 
 @dataclass(frozen=True)
-class Average(Method):
+class Average(OneShot):
     """One-shot averaging: every client trains once from the common initial model, the server averages.
 
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
@@ -117,10 +117,6 @@ class Average(Method):
         if self.combine_heads == "mean":
             return result
         return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N for n_i, 8·N·K for n_ic, where they are needed."""

@@ -9,14 +9,15 @@ from torch import Tensor
 from ekiden.base.checks import BelowOne, Count, Fraction
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.method import Model, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)
-class DFedAvgM(Method):
+class DFedAvgM(PersonalMethod):
     """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its neighbours.
 
     Tao Sun, Dongsheng Li, Bao Wang: Decentralized Federated Averaging. IEEE Transactions on Pattern Analysis and
@@ -50,19 +51,10 @@ class DFedAvgM(Method):
         """The graph must fit them and be connected."""
         topology.check(self.topology, len(clients))
 
-    def start(self) -> State:
-        """There is no global model."""
-        return State(model=None)
-
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step: train, then x_i = Σ_l w_il z_l over the neighbours l."""
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(fed.clients)
+            mine = own_models(fed, s)
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
             matrix = topology.mixing(self.topology, len(fed.clients), s.step, fed.generator("topology"))
             s = s.next(personal=gossip(fed, self.mix, trained, matrix))
@@ -71,7 +63,7 @@ class DFedAvgM(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training."""
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         if self.heavy_ball:
             training = replace(training, optimizer="sgd", momentum=self.theta)
         return client.fit(model, epochs=self.epochs, training=training)
@@ -80,10 +72,6 @@ class DFedAvgM(Method):
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
         """The average of the client's own model and its neighbours'."""
         return mean(models, weights)
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete graph."""

@@ -6,15 +6,16 @@ from typing import ClassVar
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State, on_client
+from ekiden.engine.method import Model, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.dfedavgm import gossip
 from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)
-class DFedSAM(Method):
+class DFedSAM(PersonalMethod):
     """Decentralised averaging of models trained towards flat minima: sharpness-aware steps, then Q gossip steps.
 
     Yifan Shi, Li Shen, Kang Wei, Yan Sun, Bo Yuan, Xueqian Wang, Dacheng Tao: Improving the Model Consistency of
@@ -48,19 +49,10 @@ class DFedSAM(Method):
         """The graph must fit them and be connected."""
         topology.check(self.topology, len(clients))
 
-    def start(self) -> State:
-        """There is no global model."""
-        return State(model=None)
-
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step: train, then Q exchanges over the same graph: x = W^Q z."""
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(fed.clients)
+            mine = own_models(fed, s)
             models: Sequence[Model] = [
                 fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)
             ]
@@ -73,18 +65,13 @@ class DFedSAM(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training: the gradient at w + ρ g / ‖g‖, the step from w."""
-        lr = client.training.lr * self.lr_decay**round
-        sam = replace(client.training, optimizer="sam", rho=self.radius, lr=lr)
+        sam = replace(training_of(client, self.lr_decay, round), optimizer="sam", rho=self.radius)
         return client.fit(model, epochs=self.epochs, training=sam)
 
     @on_client
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
         """The average of the client's own model and its neighbours'."""
         return mean(models, weights)
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """Q times M along each edge, in both directions, in each round."""

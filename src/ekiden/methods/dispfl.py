@@ -1,7 +1,7 @@
 """DisPFL: decentralised personalised models, each with a sparse mask of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, cos, pi, prod
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -12,10 +12,11 @@ from ekiden.base.checks import Count, Fraction, Range
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
 from ekiden.methods.blocks.masks import densities, move, pack, random_mask, unpack
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.training.weights import Weights, mean
 
 
@@ -35,7 +36,7 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DisPFL(Method):
+class DisPFL(PersonalMethod):
     """Personalised sparse models: clients average where their masks overlap, train, and move their masks.
 
     Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards Communication-Efficient Personalized
@@ -76,19 +77,10 @@ class DisPFL(Method):
         """The graph must fit them and be connected."""
         topology.check(self.topology, len(clients))
 
-    def start(self) -> State:
-        """There is no global model."""
-        return State(model=None)
-
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(fed.clients)
+            mine = own_models(fed, s)
             shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
             near = topology.circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
             s = s.next(
@@ -115,7 +107,7 @@ class DisPFL(Method):
         mask = client.state.current
         model = overlap(shown, len(mask))
         model = model.with_params(model.params * mask)
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         model = client.fit(model, epochs=self.epochs, training=training, penalty=Inactive(~mask))
         where = client.gradient(model) if self.regrow == "gradient" else None
         moved = move(mask, model.params, client.shapes, self.share(round), where, client.seed("regrow"))
@@ -130,10 +122,6 @@ class DisPFL(Method):
         """Number of active weights of each tensor."""
         shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
         return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
         """Along each edge 4 bytes for an active weight, a bit for each weight, and the statistics."""

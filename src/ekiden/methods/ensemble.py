@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ekiden.base.checks import Count
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import owned
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.one_shot import Init, OneShot
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
@@ -33,7 +33,7 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ensemble(Method):
+class Ensemble(OneShot):
     """Every client trains once; the result is all N models, whose answers are averaged for each sample.
 
     As a yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
@@ -90,10 +90,6 @@ class Ensemble(Method):
         """N networks side by side."""
         classes = Network(copy.deepcopy(network)).layout.classes
         return EnsembleModel([copy.deepcopy(network) for _ in range(clients)], classes, self.rule)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and N·K for the owned classes, 4·N·K for class counts, where the rule needs them."""

@@ -18,7 +18,6 @@ from ekiden.methods.blocks.rounds import (
     Weighting,
     at_server,
     combined,
-    last_iterate,
     local_training,
     momentum_step,
     participants,
@@ -84,10 +83,6 @@ class FedAvg(ParallelMethod):
     renamed: ClassVar[Mapping[str, str]] = {"server": "server_optimizer"}
     removed: ClassVar[Mapping[str, Any]] = {"server_tau": 1e-3}
 
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
-
     def check(self, clients: Sequence[str]) -> None:
         """The rule must be one for so many clients a round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
@@ -121,10 +116,6 @@ class FedAvg(ParallelMethod):
         second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else _TAU**2)
         params = model.params + self.server_lr * first / (second.sqrt() + _TAU)
         return s.next(model=target.with_params(params), momentum=first, second=second)
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round."""

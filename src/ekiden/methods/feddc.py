@@ -29,7 +29,6 @@ from ekiden.methods.blocks.rounds import (
     Proximal,
     arrived,
     at_server,
-    last_iterate,
     local_training,
     mean_size,
     participants,
@@ -106,9 +105,6 @@ class FedDC(ParallelMethod):
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True, counts=True)
     host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
     host_anchor: ClassVar[Anchor | None] = "global"
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
 
     def start(self) -> Drifting:
         """No drift yet."""
@@ -189,10 +185,6 @@ class FedDC(ParallelMethod):
             gradient = gradient + change.params / r.clients
         drift = r.kept(0) + r.answered / len(r.chains[0]) * (middle.params - r.start.params)
         return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M in place of 4M without the correction."""

@@ -25,7 +25,6 @@ from ekiden.methods.blocks.parallel import (
 from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
-    last_iterate,
     local_training,
     participants,
     sample,
@@ -77,10 +76,6 @@ class FedDisco(ParallelMethod):
 
     exchange: ClassVar[Exchange] = Exchange(numbers=2)
     host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "discrepancy")
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
-
     needs = CLASSES
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
@@ -115,10 +110,6 @@ class FedDisco(ParallelMethod):
         along = [mean_along(p, chain) for chain in r.chains]
         middle = mean(r.ends, along if any(along) else None)
         return After(middle, middle)
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 16): the model down and up, two numbers up."""

@@ -26,7 +26,6 @@ from ekiden.methods.blocks.rounds import (
     Proximal,
     arrived,
     at_server,
-    last_iterate,
     local_training,
     participants,
     sample,
@@ -78,9 +77,6 @@ class FedDyn(ParallelMethod):
     exchange: ClassVar[Exchange] = Exchange(keeps=True)
     host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
     host_anchor: ClassVar[Anchor | None] = "received"
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
 
     def start(self) -> Dynamic:
         """No memory yet."""
@@ -136,10 +132,6 @@ class FedDyn(ParallelMethod):
         moved = (middle.params - r.start.params) * len(r.closings)
         h = r.kept(0) - self.alpha / r.clients * moved
         return After(middle, middle.with_params(middle.params - h / self.alpha), (h,))
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·2M: only models move."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
 from ekiden.methods.blocks.merging import note_averaged, shares
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 
@@ -40,7 +40,7 @@ class BlockInformed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFisher(Method):
+class FedFisher(OneShot):
     """One-shot aggregation by gradient descent on the sum of the clients' losses in second order.
 
     Divyansh Jhunjhunwala, Shiqiang Wang, Gauri Joshi: FedFisher: Leveraging Fisher Information for One-Shot Federated
@@ -132,10 +132,6 @@ class FedFisher(Method):
     def average(self) -> Average:
         """The training, and the average that the server starts from."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·P) with P parameters, or N·(M + 4·Σ (d(d + 1) + o(o + 1))/2); and 8·N for n_k.

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Labels, half, kronecker, length, refuse
 from ekiden.methods.blocks.merging import note_averaged, shares
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.fedfisher import unpacked
 from ekiden.training.layout import Layout
 from ekiden.training.weights import Weights
@@ -38,7 +38,7 @@ class Posterior(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedLPA(Method):
+class FedLPA(OneShot):
     """One-shot aggregation of the posteriors that a Laplace approximation gives for each layer at each client.
 
     Xiang Liu, Liangxi Liu, Feiyang Ye, Yunheng Shen, Xia Li, Linshan Jiang, Jialin Li: FedLPA: One-shot Federated
@@ -121,10 +121,6 @@ class FedLPA(Method):
     def average(self) -> Average:
         """The training, and the average of all other layers."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·Σ (d(d + 1) + o(o + 1))/2); and 8·N for n_k.

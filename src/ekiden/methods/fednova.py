@@ -31,7 +31,6 @@ from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
     average,
-    last_iterate,
     local_training,
     momentum_step,
     participants,
@@ -89,9 +88,6 @@ class FedNova(ParallelMethod):
 
     exchange: ClassVar[Exchange] = Exchange(numbers=1)
     host_settings: ClassVar[tuple[str, ...]] = ("mu",)
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
 
     def start(self) -> ServerMomentum:
         """No momentum yet."""
@@ -142,10 +138,6 @@ class FedNova(ParallelMethod):
         parts = zip(r.ends, shares, along, strict=True)
         new = normalised(r.start, [Progress(Reply(end, p), a_j) for end, p, a_j in parts if a_j])
         return After(new, new)
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 16): the model down and up, a weight and a_i up."""

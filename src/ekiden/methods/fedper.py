@@ -1,14 +1,15 @@
 """FedPer: a shared extractor, a classifier for each client."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from ekiden.base.checks import Count, Fraction
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import OwnSamples, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.training.weights import Weights, mean
 
 BY_SERVER = "server"
@@ -22,7 +23,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(PersonalMethod):
     """Personalisation layers: clients average their extractors and keep their classifiers.
 
     Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated Learning with
@@ -55,19 +56,10 @@ class FedPer(Method):
         if self.topology != BY_SERVER:
             topology.check(self.topology, len(clients))
 
-    def start(self) -> State:
-        """There is no global model."""
-        return State(model=None)
-
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(fed.clients)
+            mine = own_models(fed, s)
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
             shares = [fed.call(self.share, k, w) for k, w in zip(fed.clients, trained, strict=True)]
             if self.topology == BY_SERVER:
@@ -85,7 +77,7 @@ class FedPer(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training of extractor and head together."""
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         return client.fit(model, epochs=self.epochs, training=training)
 
     @on_client
@@ -102,10 +94,6 @@ class FedPer(Method):
     def take(self, client: Client, model: Weights, base: Weights) -> Weights:
         """The server's extractor under the client's own head."""
         return (~client.head).put(base, model)
-
-    def steps(self, clients: int) -> int:
-        """R rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
         """M_g, the extractor's part of M, and 8 bytes for n along each edge; with a server R·N·(2·M_g + 8)."""

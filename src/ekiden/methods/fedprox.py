@@ -16,7 +16,6 @@ from ekiden.methods.blocks.rounds import (
     Weighting,
     at_server,
     combined,
-    last_iterate,
     local_training,
     participants,
     refuse_rule,
@@ -61,11 +60,7 @@ class FedProx(ParallelMethod):
     clip_update: NonNegative = 0.0
     """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
 
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
     host_settings: ClassVar[tuple[str, ...]] = ("mu",)
-
-    selection = last_iterate
 
     def check(self, clients: Sequence[str]) -> None:
         """The rule must be one for so many clients a round."""
@@ -96,10 +91,6 @@ class FedProx(ParallelMethod):
     def needs_start(self, anchor: Anchor) -> bool:
         """The centre."""
         return self.mu > 0
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg."""

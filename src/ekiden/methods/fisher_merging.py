@@ -10,13 +10,13 @@ from torch import Tensor
 from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Labels, diagonal, refuse
 from ekiden.methods.blocks.merging import shares
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 
@@ -35,7 +35,7 @@ class DiagonalInformed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FisherMerging(Method):
+class FisherMerging(OneShot):
     """One-shot averaging of each weight by the clients' Fisher information about it.
 
     Michael Matena, Colin Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
@@ -105,10 +105,6 @@ class FisherMerging(Method):
     def average(self) -> Average:
         """The training, and the average of what has no Fisher information."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·P), P trainable parameters; and 8·N for n_k."""

@@ -1,18 +1,19 @@
 """Local: every client for itself, the lower yardstick."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.base.checks import Count, Fraction
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(PersonalMethod):
     """No communication: each client trains on its own data from the common initial model, and keeps its model.
 
     The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan, Xie: UA-PDFL.
@@ -33,19 +34,10 @@ class Local(Method):
 
     renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
-    def start(self) -> State:
-        """There is no global model."""
-        return State(model=None)
-
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """One round a step."""
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(fed.clients)
+            mine = own_models(fed, s)
             trained = (fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True))
             s = s.next(personal=tuple(trained))
             yield s
@@ -53,12 +45,8 @@ class Local(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Plain training of the client's own model."""
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         return client.fit(model, epochs=self.epochs, training=training)
-
-    def steps(self, clients: int) -> int:
-        """R rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """Nothing moves."""

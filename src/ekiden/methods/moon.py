@@ -27,7 +27,6 @@ from ekiden.methods.blocks.rounds import (
     Weighting,
     at_server,
     combined,
-    last_iterate,
     local_training,
     participants,
     refuse_rule,
@@ -83,9 +82,6 @@ class MOON(ParallelMethod):
     private: ClassVar[Any] = list[Weights]
     exchange: ClassVar[Exchange] = Exchange(keeps=True)
     host_settings: ClassVar[tuple[str, ...]] = ("mu", "temperature")
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
 
     def check(self, clients: Sequence[str]) -> None:
         """The rule must be one for so many clients a round."""
@@ -129,10 +125,6 @@ class MOON(ParallelMethod):
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """It is what the next rounds are held away from."""
         return (*at.memory, *learned)[-self.earlier_models :], Closing()
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg: earlier models stay at their clients."""

@@ -14,10 +14,10 @@ from ekiden.base.errors import UserError
 from ekiden.base.extras import require_extra
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial
 from ekiden.training.objective import Work
@@ -28,7 +28,7 @@ Matching = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class OTFusion(Method):
+class OTFusion(OneShot):
     """One-shot averaging after every model's neurons were matched to those of one of them by optimal transport.
 
     Sidak Pal Singh, Martin Jaggi: Model Fusion via Optimal Transport. NeurIPS 2020. https://arxiv.org/abs/1910.05653.
@@ -116,10 +116,6 @@ class OTFusion(Method):
         fed.work.add(Work(2 * len(probe)))
         ours, theirs = (activations(fed.network(m), fed.layout, probe) for m in (model, target))
         return lambda i, a, b: transport(ours[i], theirs[i], False, *settings)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N·K of class counts for a class-wise classifier."""

@@ -10,17 +10,17 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Process, class_shares, match
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
-class PFNM(Method):
+class PFNM(OneShot):
     """One-shot: hidden units of all models are matched to common ones, as few or as many as there seem to be.
 
     Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman Khazaeni: Bayesian
@@ -135,10 +135,6 @@ class PFNM(Method):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """As wide as the matching made it, without BatchNorm."""
         return Elastic(network)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·K): models and class counts."""

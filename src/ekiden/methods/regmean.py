@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, Range
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import half, length, moments, refuse, whole
 from ekiden.methods.blocks.merging import note_averaged, shares
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.training.layout import Layout
 from ekiden.training.weights import Weights
 
@@ -35,7 +35,7 @@ class WithGrams(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RegMean(Method):
+class RegMean(OneShot):
     """One-shot merging of each linear layer by least squares on the inputs that the clients' models see.
 
     Xisen Jin, Xiang Ren, Daniel Preotiuc-Pietro, Pengxiang Cheng: Dataless Knowledge Fusion by Merging Weights of
@@ -99,10 +99,6 @@ class RegMean(Method):
     def average(self) -> Average:
         """The training, and the average of all other layers."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·Σ d(d + 1)/2), d inputs of each layer, its bias counting as one; and 8·N for n_k."""

@@ -28,7 +28,6 @@ from ekiden.methods.blocks.rounds import (
     Weighting,
     arrived,
     at_server,
-    last_iterate,
     local_training,
     participants,
     sample,
@@ -83,9 +82,6 @@ class SCAFFOLD(ParallelMethod):
 
     private: ClassVar[Any] = Tensor
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True)
-    skips: ClassVar[bool] = True  # a round has fewer replies
-
-    selection = last_iterate
 
     def start(self) -> Controlled:
         """Control variates start at exactly 0."""
@@ -143,10 +139,6 @@ class SCAFFOLD(ParallelMethod):
             control = control + closing.changes[0].params / r.clients
         model = server_step(r.start, r.middle, self.server_lr)
         return After(model, model, (control,))
-
-    def steps(self, clients: int) -> int:
-        """T rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(4M + 8): model and control variate down and up, a weight up."""

@@ -39,8 +39,9 @@ class SampleGenerator(nn.Module):
                 nn.init.normal_(part.weight, 0.0, 0.02, generator=generator)
             elif isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
                 nn.init.normal_(part.weight, 1.0, 0.02, generator=generator)
-            if isinstance(bias := getattr(part, "bias", None), Tensor):
-                nn.init.zeros_(bias)
+        for name, values in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(values)
         self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU 1.6 times as fast
 
     def forward(self, z: Tensor) -> Tensor:

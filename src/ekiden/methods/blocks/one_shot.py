@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from ekiden.engine.method import OwnSamples
+from ekiden.engine.method import Method, OwnSamples
 from ekiden.training.weights import Weights
 
 Init = Literal["same", "different"]
@@ -20,3 +20,11 @@ class Trained(NamedTuple):
 
     model: Weights
     counts: Annotated[Tensor, OwnSamples]
+
+
+class OneShot(Method):
+    """A method of one step: train at all clients, then one computation at the server."""
+
+    def steps(self, clients: int) -> int:
+        """One."""
+        return 1

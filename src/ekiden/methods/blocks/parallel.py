@@ -16,6 +16,7 @@ from torch import Tensor
 from ekiden.base.settings import Training
 from ekiden.engine.method import Method
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import last_iterate
 from ekiden.training.objective import Objective, Penalty
 from ekiden.training.weights import Weights, mean
 
@@ -142,6 +143,9 @@ class After(NamedTuple):
 class ParallelMethod(Method):
     """A method whose clients train side by side from one model; by default as FedAvg, with equal weights."""
 
+    rounds: int
+    skips: ClassVar[bool] = True  # a round has fewer replies
+
     exchange: ClassVar[Exchange] = Exchange()
     """What a round needs in addition to models."""
 
@@ -150,6 +154,12 @@ class ParallelMethod(Method):
 
     host_anchor: ClassVar[Anchor | None] = None
     """The usual anchor in SPFL's chains, where there is a choice; alone, received and global model are one."""
+
+    selection = last_iterate
+
+    def steps(self, clients: int) -> int:
+        """One a round."""
+        return self.rounds
 
     def needs_start(self, anchor: Anchor) -> bool:
         """Whether the local loss refers to w^r."""

@@ -9,9 +9,10 @@ import torch
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, OwnSamples, State, on_client
+from ekiden.engine.method import OwnSamples, State, on_client
 from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
 from ekiden.training.weights import Weights, mean
 
@@ -42,7 +43,7 @@ class Periods(State):
 
 
 @dataclass(frozen=True)
-class CriticalFL(Method):
+class CriticalFL(PersonalMethod):
     """Clients average with more peers while their gradient norms grow, and with few afterwards.
 
     Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
@@ -90,16 +91,11 @@ class CriticalFL(Method):
         """There is no global model."""
         return Periods(model=None)
 
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: Periods) -> Iterator[State]:
         """One round a step. The server learns norms, and sees no model."""
         n = len(fed.clients)
         while s.step < self.rounds:
-            mine, peers = s.personal or (INITIAL,) * n, s.peers or (self.peers,) * n
+            mine, peers = own_models(fed, s), s.peers or (self.peers,) * n
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
             draw = fed.generator("peers")
             mixed = []
@@ -129,7 +125,7 @@ class CriticalFL(Method):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
         """Local training; keeps η times the mean over epochs of the sum of squared gradient norms."""
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         squares = Squares()
         model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
         client.state = training.lr * squares.sum / self.epochs
@@ -153,10 +149,6 @@ class CriticalFL(Method):
     def most(self, clients: int) -> int:
         """The largest number of peers."""
         return max(1, int(self.cap * (clients - 1) + 1e-9))  # forgives the rounding of the cap
-
-    def steps(self, clients: int) -> int:
-        """R rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; what it was says `moved`."""

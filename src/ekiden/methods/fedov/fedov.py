@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.one_shot import Init, OneShot
 from ekiden.methods.fedov.outliers import destroy
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Objective, Work
@@ -22,7 +22,7 @@ from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)
-class FedOV(Method):
+class FedOV(OneShot):
     """Clients learn to answer "unknown" to what is none of their classes; the more certain vote for each sample.
 
     Yiqun Diao, Qinbin Li, Bingsheng He: Towards Addressing Label Skews in One-Shot Federated Learning. ICLR 2023.
@@ -89,10 +89,6 @@ class FedOV(Method):
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """N networks side by side."""
         return Vote([copy.deepcopy(network) for _ in range(clients)], self.voters)
-
-    def steps(self, clients: int) -> int:
-        """One."""
-        return 1
 
     def cost(self, clients: int, model: int) -> int:
         """N·M, where M is the size of the network with K + 1 outputs."""

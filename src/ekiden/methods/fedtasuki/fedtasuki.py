@@ -159,7 +159,13 @@ class FedTasuki(Method):
     def distil(self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool) -> TeacherHandoff:
         """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
         seen = received.seen if again else received.seen + client.n
-        factor = {"counts": (seen - client.n) / client.n, "one": 1.0, "hop": float(others)}[self.distill_weighting]
+        match self.distill_weighting:
+            case "counts":
+                factor = (seen - client.n) / client.n
+            case "one":
+                factor = 1.0
+            case "hop":
+                factor = float(others)
         invented: list[tuple[float, Invent]] = [(self.widen, lambda x, y: scrambled(x))]
         inputs, own = received.inputs, self.inputs(client)
         if inputs is not None and own is not None:

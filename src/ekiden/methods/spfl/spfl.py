@@ -141,8 +141,8 @@ class SPFL(Method):
     def check(self, clients: Sequence[str]) -> None:
         """No more chains and no longer ones than clients take part."""
         m = participants(len(clients), self.participation)
-        for name in ("chains", "length"):
-            require(getattr(self, name) <= m, name, getattr(self, name), f"at most {m}, the clients of a round")
+        for name, number in (("chains", self.chains), ("length", self.length)):
+            require(number <= m, name, number, f"at most {m}, the clients of a round")
 
     def start(self) -> Chains:
         """No round under way."""

@@ -1,7 +1,7 @@
 """UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, cast
 
 import torch
@@ -10,9 +10,10 @@ from torch import Generator, Tensor
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import topology
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.ua_pdfl.divergence import Divergence, divergence
 from ekiden.training.objective import Forward, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
@@ -56,7 +57,7 @@ class Branches(State):
 
 
 @dataclass(frozen=True)
-class UAPDFL(Method):
+class UAPDFL(PersonalMethod):
     """Unit representations decide whom a client averages with: whose whole model it takes, or whose head.
 
     Hangyu Zhu, Yuxiang Fan, Zhenping Xie: UA-PDFL: A Personalized Approach for Decentralized Federated Learning.
@@ -113,16 +114,11 @@ class UAPDFL(Method):
         """There is no global model."""
         return Branches(model=None)
 
-    @property
-    def one_model(self) -> bool:
-        """Each client has its own."""
-        return False
-
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
         """One round a step. The server learns who is near whom, and sees no model and no representation."""
         names, positions = fed.clients, range(len(fed.clients))
         while s.step < self.rounds:
-            mine = s.personal or (INITIAL,) * len(names)
+            mine = own_models(fed, s)
             edges = topology.adjacency(f"peers:{self.peers}", len(names), s.step, fed.generator("peers"))
             near = [row.nonzero().flatten().tolist() for row in edges]
             units = [fed.call(self.represent, names[i], mine[i]) for i in positions]
@@ -207,15 +203,11 @@ class UAPDFL(Method):
 
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Local training on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
-        training = replace(client.training, lr=client.training.lr * self.lr_decay**round)
+        training = training_of(client, self.lr_decay, round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
         objective = HeldNear(client, client.unit(), cast(Heard, client.state).aux, self.mu, self.average_aux)
         return client.fit(model, epochs=self.epochs, objective=objective, training=training)
-
-    def steps(self, clients: int) -> int:
-        """R rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
         """At most this: nobody takes a whole model, and all peers are near; `moved` says what it was.

@@ -1,0 +1,37 @@
+"""What methods share that end with a model for each client: who begins with which, and how a round's rate falls."""
+
+from dataclasses import replace
+
+from ekiden.base.settings import Training
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Method, Model, State
+from ekiden.engine.worker import Client
+
+
+class PersonalMethod(Method):
+    """A method of many rounds whose clients each have a model of their own; there is no global one."""
+
+    rounds: int
+
+    def start(self) -> State:
+        """The state before the first round: no model, neither a global one nor personal ones."""
+        return State(model=None)
+
+    @property
+    def one_model(self) -> bool:
+        """Each client has its own."""
+        return False
+
+    def steps(self, clients: int) -> int:
+        """One a round."""
+        return self.rounds
+
+
+def own_models(fed: Fed, s: State) -> tuple[Model, ...]:
+    """Return each client's own model, the initial one before the first round."""
+    return s.personal or (INITIAL,) * len(fed.clients)
+
+
+def training_of(client: Client, lr_decay: float, round: int) -> Training:
+    """Return the client's training at the learning rate of the round."""
+    return replace(client.training, lr=client.training.lr * lr_decay**round)
