@@ -60,9 +60,31 @@ def test_a_table_folds_into_80_columns_and_loses_nothing(terminal: bool) -> None
     assert "a_word_that_is_longer_than_its_column" in re.sub(r"\s", "", plain)
 
 
+def test_a_terminal_of_40_columns_gets_a_block_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")  # a dumb terminal has 80
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(wide(), 40, terminal=True))
+    lines = [line.rstrip() for line in plain.splitlines()]
+    assert max(map(len, lines)) <= 40
+    assert lines[:3] == ["ten clients", "client: client-0", "0: 1000"]
+    assert [line for line in lines if line.startswith("9:")] == ["9: 1009"]
+
+
+def test_numbers_are_never_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for width in range(20, 60):
+        table = Table()
+        table.add_column("what was run, in many words")
+        table.add_column("accuracy %", justify="right")
+        table.add_row("a method with a long name and settings", "64.90 ± 7.72")
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(table, width, terminal=True))
+        assert max(map(len, plain.splitlines())) <= width
+        assert "64.90 ± 7.72" in plain or width < 25, width
+
+
 def test_a_piped_table_is_plain_text() -> None:
     text = shown(wide(), 160, terminal=False)
     assert text.isascii()
+    assert not any(line.endswith(" ") for line in text.splitlines())
     assert "client-0 1000 1001" in text
 
 

@@ -8,23 +8,76 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 
+_WORD = 10  # letters that a column of text keeps, if its words are that long
+
 
 class TableConsole(Console):
-    """A console whose tables fold long cells and lose no digit; where output is piped they have no lines."""
+    """A console whose tables fold texts but never numbers; if not even that fits, each row becomes a block of lines."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print; a table loses its frame and gets narrow gaps, so that it fits 80 columns."""
-        for table in objects:
-            if isinstance(table, Table):
-                table.box = box.SIMPLE_HEAD if self.is_terminal else None
-                table.padding, table.pad_edge, table.collapse_padding = (0, 1), False, True
-                for column in table.columns:
-                    column.overflow = "fold"
-        super().print(*objects, **options)
+        """Print; a table gets narrow gaps and, if the output is piped, neither lines nor spaces at the end."""
+        if len(objects) == 1 and isinstance(objects[0], Table):
+            self._table(objects[0], options)
+        else:
+            super().print(*objects, **options)
+
+    def _table(self, table: Table, options: dict[str, Any]) -> None:
+        table.box = box.SIMPLE_HEAD if self.is_terminal else None
+        table.padding, table.pad_edge, table.collapse_padding = (0, 1), False, True
+        if not self._fitted(table):
+            self._blocks(table, options)
+        elif self.is_terminal:
+            super().print(table, **options)
+        else:
+            with self.capture() as captured:
+                super().print(table, **options)
+            self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+    def _fitted(self, table: Table) -> bool:
+        """Give the columns widths with which the table fits, and return whether there are any."""
+        columns = table.columns
+        room = self.width - (2 * len(columns) if self.is_terminal else len(columns) - 1)
+        least, most = [], []
+        for column in columns:
+            column.overflow = "fold"
+            header = self.measure(column.header)
+            cells = [self.measure(cell) for cell in column.cells]
+            longest = max((cell.maximum for cell in cells), default=0)
+            word = max((cell.minimum for cell in cells), default=0)
+            number = column.justify == "right"
+            least.append(max(header.minimum, longest if number else min(word, _WORD)))
+            most.append(max(header.maximum, longest))
+        if sum(least) > room:
+            return False
+        if sum(most) > room:
+            for column, width in zip(columns, _shared(room, least, most), strict=True):
+                column.width = width
+        return True
+
+    def _blocks(self, table: Table, options: dict[str, Any]) -> None:
+        """Print a table row by row: in each line the name of a column and its cell."""
+        for text in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
+            if isinstance(text, tuple):
+                for column, cell in zip(table.columns, text, strict=True):
+                    name = column.header if isinstance(column.header, Text) else Text(str(column.header))
+                    super().print(Text.assemble(name, ": ", cell) if name.plain else cell, **options)
+                super().print()
+            elif text is not None:
+                super().print(text, **options | {"justify": "left"})
+
+
+def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Share `room` among columns: each gets between its least and its most, the narrowest grow first."""
+    widths = list(least)
+    for _ in range(room - sum(least)):
+        growing = min((i for i in range(len(widths)) if widths[i] < most[i]), key=lambda i: widths[i])
+        widths[growing] += 1
+    return widths
 
 
 # Labels, paths and names of classes may hold square brackets and colons.
