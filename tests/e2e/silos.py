@@ -78,7 +78,7 @@ class Federation:
         for i, name in enumerate(NAMES):
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
-                f'[limits]\nmethods = ["fedelmy", "fedseq"]\n'
+                f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\n'
                 f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = "{name}.key"\npeers = "keys"\n'
                 f"port = {self.ports[1 + i]}\n"
             )
@@ -210,9 +210,10 @@ def wait_for(file: Path, text: str, seconds: float = 500) -> None:
         time.sleep(0.5)
 
 
-def expected(method: Method, folder: Path, **more: Any) -> Result:
-    """The same run in this process."""
+def expected(method: Method, folder: Path, without: Sequence[str] = (), **more: Any) -> Result:
+    """The same run in this process, without some clients."""
     data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    data = data.without(*without) if without else data
     return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, folder=folder, **more)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
-from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedSeq, MAEcho
+from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import commands, keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
@@ -56,6 +56,25 @@ def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path)
     )
     assert federation.readable(there / "model.safetensors") == 0
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
+
+
+@pytest.mark.slow
+def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federation, tmp_path: Path) -> None:
+    method = FedGram(width=120)
+    federation.run("fedgram", "--width", "120", "--out", "leaving")
+    run = federation.folder / "leaving" / "fedgram-flower-seed3"
+    said = federation.ekiden("forget", str(run), "--client", "client-0")
+    expected(method, tmp_path / "two", ["client-0"])
+    left = run.with_name(f"{run.name}-without-client-0")
+    assert_same_files(left, tmp_path / "two", said)
+    assert f"{run} still holds client-0: delete it" in " ".join(said.split())
+    said = " ".join(federation.ekiden("verify", str(left)).split())
+    assert re.search("signed: this run replaces run [0-9a-f]{16} without client-0", said)
+    assert "verified: 3 tasks" in said
+    said = federation.ekiden("join", str(left), "--client", "client-0")
+    expected(replace(method, order="client-1,client-2,client-0"), tmp_path / "three")
+    again = left.with_name(f"{left.name}-with-client-0")
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "three" / "model.safetensors").read_bytes(), said
 
 
 def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
@@ -125,7 +144,7 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
 
 def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federation) -> None:
     said = federation.run("local", "--epochs", "1")
-    first = re.search(r"silo (client-.): \1 does not allow 'local', only fedelmy, fedseq \(limits.methods", said)
+    first = re.search(r"silo (client-.): \1 does not allow 'local', only fedelmy, fedgram, fedseq \(limits", said)
     assert first, said
     assert not re.search("Traceback|Exit Code|ERROR|exception", said)
     assert len([line for line in said.splitlines() if "does not allow" in line]) == 1

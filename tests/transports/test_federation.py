@@ -233,3 +233,18 @@ def test_insecure_is_for_this_machine() -> None:
 def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
     with pytest.raises(UserError, match=r"the SuperLink at 127\.0\.0\.1:9 did not do `flwr ls`: \S+"):
         commands.runs("127.0.0.1:9", Security(made.certificate), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("fedseq-flower-seed3", "fedseq-flower-seed3"),
+        ("fedgram-flower-seed3-without-client-0", "fedgram-flower-seed3-without-cli"),
+        ("2026 run_é", "run-2026-run"),
+        ("_", "run"),
+        ("a" * 31 + "-b", "a" * 31),
+    ],
+)
+def test_flower_takes_the_name_of_any_run_folder(folder: str, name: str) -> None:
+    """It refuses apps whose name is longer than 32 characters, or begins with a digit."""
+    assert commands.app_name(folder) == name

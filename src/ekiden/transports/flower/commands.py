@@ -256,7 +256,7 @@ def write_app(app: Path, name: str = "ekiden-run") -> None:
     app.mkdir(parents=True)
     (app / "pyproject.toml").write_text(
         f"""[project]
-name = {json.dumps(re.sub("[^A-Za-z0-9]+", "-", name).strip("-"))}
+name = "{app_name(name)}"
 version = "{__version__}"
 description = "A run of Ekiden"
 license = "Apache-2.0"
@@ -277,6 +277,12 @@ link = "{{}}"
 """,
         encoding="utf-8",
     )
+
+
+def app_name(name: str) -> str:
+    """A name as Flower wants it for an app: letters, digits and hyphens, a letter first, 32 characters at most."""
+    plain = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
+    return (plain if plain[:1].isalpha() else f"run-{plain}")[:32].rstrip("-")
 
 
 def write_connection(home: Path, link: str, security: Security) -> None:
