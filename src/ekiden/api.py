@@ -182,7 +182,7 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
             or a `Metric`. Empty means the task's first metric, which is accuracy in classification.
 
     Raises:
-        UserError: something that the caller can put right; the run folder then holds the last good state.
+        UserError: something that the caller can fix; the run folder then holds the last good state.
 
     Warns:
         DivergenceWarning: the result is far worse than guessing.
@@ -205,7 +205,7 @@ def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
         After each step, the result of a run that stops there: the state, the models, and all rows of metrics so far.
 
     Raises:
-        UserError: something that the caller can put right; the run folder then holds the last good state.
+        UserError: something that the caller can fix; the run folder then holds the last good state.
     """
     return prepared.results()
 

@@ -32,6 +32,15 @@ INSTEAD = {
     r"\b(?:without|for want of) which\b": "a new sentence",
     r"\bwhat it is at\b": "what it is doing",
     r"\bnext of kin\b": "the closest relative",
+    r"\blikewise\b": "the same for ..., also",
+    r"\bin vain\b": "for nothing, lost",
+    r"\bexcepted\b": "except ...",
+    r"\bas good as none\b": "ignored",
+    r"\bat a stretch\b": "in one go, or: in one training",
+    r"\bput right\b": "fix",
+    r"\bin the place of\b": "in place of",
+    r"\bnone of this\b": "not of this",
+    r"\b(?:and|or) no (?:run folder|safetensors)": "not a ...",
 }
 GAP = r"[\s#]+"  # a phrase may run over the end of a line, and of a line of comment
 RULES = [(re.compile(words.replace(" ", GAP), re.IGNORECASE), instead) for words, instead in INSTEAD.items()]

@@ -16,6 +16,8 @@ from tests.tools.prose import findings, in_file
         "What one sends besides.",
         "Everything but\n    for the head.",
         "With the data at hand.",
+        "An error that the user can put right.",
+        "The file is damaged or no safetensors file.",
     ],
 )
 def test_a_bad_habit_is_found(text: str) -> None:

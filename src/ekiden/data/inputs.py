@@ -37,7 +37,7 @@ def from_json(values: Any) -> Inputs:
     """The inputs with these plain values.
 
     Raises:
-        UserError: they are none of this version.
+        UserError: they are not of this version.
     """
     if not isinstance(values, dict) or values.get("kind") not in _KINDS:
         name = values.get("kind") if isinstance(values, dict) else values

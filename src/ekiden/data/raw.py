@@ -24,7 +24,7 @@ class Raw:
         domain: (n,) integers or names, or None.
         group: (n,) integers or names, or None.
         classes: class names in the order of the labels, empty where the source does not say.
-        domains: domain names in their order, likewise.
+        domains: names of domains in their order.
         kind: what the samples are.
         targets: names of the columns of labels; none where there are no labels.
     """

@@ -167,7 +167,7 @@ class FederatedData:
         return replace(self, dataset=replace(self.dataset, task=task))
 
     def for_tuning(self) -> "FederatedData":
-        """With the clients' validation samples in the place of the test samples.
+        """With the clients' validation samples in place of the test samples.
 
         Raises:
             UserError: no client has any.

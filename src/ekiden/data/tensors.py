@@ -63,7 +63,7 @@ def from_tensors(
             float features or images of any shape (n, ...), which are used as they are; y: integers, or class names
             (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
             labels of another task, see `task`.
-        test: likewise; None holds out 20 % of each class, with a fixed seed.
+        test: the same for test data; None holds out 20 % of each class, with a fixed seed.
         name: of the data set.
         classes: class names in the order of the outputs; integers are places in it. None means all names in `train`
             and `test`, sorted, or 0 to the largest label, each of which must have a sample.

@@ -96,7 +96,7 @@ class Run(Generic[X]):
             What the run has at the end, with its models.
 
         Raises:
-            UserError: something that the user can put right; the folder then holds the last good state.
+            UserError: something that the user can fix; the folder then holds the last good state.
         """
         try:
             return (yield from self._go())

@@ -227,7 +227,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     """The plan in the configuration of a run.
 
     Raises:
-        UserError: there is none, or none of this version; says where.
+        UserError: there is none, or it is not of this version; the message says where.
     """
     if "plan" not in config:
         raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")

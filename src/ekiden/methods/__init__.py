@@ -187,7 +187,7 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
         reader: what to use where it cannot be read.
 
     Raises:
-        UserError: it is none of this version.
+        UserError: it is not of this version.
     """
     named = method_named(str(values.get("method")))
     with reading("the plan", reader):

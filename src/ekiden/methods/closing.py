@@ -253,7 +253,7 @@ def settled(features: Tensor) -> Scales:
 
 
 def refuse_foreign(scales: Scales, layout: Layout) -> None:
-    """Refuse scales from another party that are none of this network.
+    """Refuse scales from another party that do not belong to this network.
 
     Raises:
         UserError: says so.

@@ -159,7 +159,7 @@ class DENSE(Method):
 def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:
     """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
 
-    Of labels likewise; of numbers minus the mean squared difference, of which no more than 1 counts.
+    The same for labels; for numbers, minus the mean squared difference, of which no more than 1 counts.
     """
     if kind == "regression":
         return -(teacher - student).square().clamp(max=1).mean()

@@ -225,11 +225,11 @@ class PatchFeatures(WholeFeatures):
             shape: (C, H, W).
             width: as many features as this or a few less.
             sizes: p, sides of patches in pixels; each gets as many of the filters.
-            pool: see `Patches`, as for what follows.
-            mirror: likewise.
-            threshold: likewise.
-            root: likewise.
-            bilinear: likewise.
+            pool: see `Patches`.
+            mirror: see `Patches`.
+            threshold: see `Patches`.
+            root: see `Patches`.
+            bilinear: see `Patches`.
             candidates: how many patches are drawn for each filter, if the settling client knows its labels; fewer for
                 many filters, so that their features are 8192 at most.
 

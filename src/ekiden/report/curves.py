@@ -53,7 +53,7 @@ STEPS = Axis(
 
 
 def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
-    """The three figures of one setting, less those with nothing to see."""
+    """The three figures of one setting, without those that have nothing to see."""
     drawn = [_draw(axis, number, groups) for axis in (BYTES, COMPUTE, STEPS)]
     return [drawing for drawing in drawn if drawing]
 

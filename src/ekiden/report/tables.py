@@ -24,7 +24,7 @@ _HEADLINE = (
 )
 _ERROR = (
     "Published: the printed value, and ours minus it in standard errors √(s₁²/n₁ + s₂²/n₂): s₁ over our n₁ seeds; a "
-    "printed spread or number of runs that is not known is taken to be equal to ours; in points with one seed."
+    "printed spread or number of runs that is not known is assumed to equal ours; in points with one seed."
 )
 _PAIRED = (
     "Over the seeds that both have, ± s/√n; a number in brackets says how many if some are missing. Best other "

@@ -108,7 +108,7 @@ def forget(
         out: the new run folder; by default FOLDER-without-CLIENT.
 
     Raises:
-        UserError: something that the caller can put right; nothing is written then.
+        UserError: something that the caller can fix; nothing is written then.
     """
     run = _finished(folder)
     if client not in run.clients:
@@ -149,7 +149,7 @@ def join(
         out: the new run folder; by default FOLDER-with-CLIENT.
 
     Raises:
-        UserError: something that the caller can put right; nothing is written then.
+        UserError: something that the caller can fix; nothing is written then.
     """
     run = _finished(folder)
     if client in run.clients:

@@ -32,7 +32,7 @@ class Exchange(NamedTuple):
     Attributes:
         sent: vectors that go with w^r.
         changes: vectors that a client sends at the end of a round.
-        numbers: numbers, likewise.
+        numbers: the same for numbers.
         keeps: whether a client keeps something between rounds.
         counts: whether clients are asked once for their number of samples.
     """

@@ -98,7 +98,7 @@ class Agreement:
         shape: of one sample.
         classes: names of the classes.
         mean: how samples are scaled.
-        std: likewise.
+        std: the same for the standard deviation.
         augment: what training batches undergo.
         seed: of everything random.
         clients: names of the silos, in order.

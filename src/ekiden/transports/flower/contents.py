@@ -29,7 +29,7 @@ class Contents:
     """An opened request.
 
     Attributes:
-        arguments: of the task, encoded, with Refs in the place of values.
+        arguments: of the task, encoded, with Refs in place of values.
         values: of other silos, encoded, by owner and key.
     """
 

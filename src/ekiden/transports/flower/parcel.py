@@ -110,7 +110,7 @@ class Hello:
         shape: of one sample.
         classes: names of the classes.
         mean: per channel, how its samples are scaled.
-        std: likewise.
+        std: the same for the standard deviation.
         augment: crop, flip and rotation in training.
         samples: for training, validation and test.
         evaluations: most models of a run that it measures.

@@ -64,7 +64,7 @@ def run(
         poll: seconds between looks at the post.
 
     Raises:
-        UserError: something that the user can put right; the run folder then holds the last good state.
+        UserError: something that the user can fix; the run folder then holds the last good state.
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
