@@ -1,4 +1,4 @@
-"""Where a run's transport begins: what it is made from."""
+"""What a run's transport is made from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class Start:
-    """What a transport is made from, when a run begins or goes on.
+    """What a transport is made from when a run begins or resumes.
 
     Attributes:
         setup: what all parties agree on.
@@ -38,11 +38,11 @@ class Start:
         return initial_weights(self.setup)
 
     def worker(self, client: str) -> Worker:
-        """Make what executes tasks of one client, and holds its data alone."""
+        """Make the worker that executes tasks of one client and has only that client's data."""
         return Worker(self.setup, {client: self.clients[client]})
 
     def store(self, client: str) -> Store:
-        """Open what one client keeps: values, and its private state, from `state` on.
+        """Open the store of one client, with its values and private state, from `state` on.
 
         Where `written` does not say when its private state was written, the newest that is there counts. Otherwise it
         is the number of steps that were done then.

@@ -1,4 +1,4 @@
-"""`silo.toml`: what a silo is called, what it holds, and what it agrees to run."""
+"""`silo.toml`: a silo's name, its data, and what it agrees to run."""
 
 import importlib.util
 import sys
@@ -40,35 +40,35 @@ class Limits(Checked):
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
     methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.pools_data), CLOSING_LAP)
-    """names of the methods that may run here; and closing-lap, if they may have one, in which sums leave the silo"""
+    """names of the methods that may run here; also closing-lap, if runs may have one (sums then leave the silo)"""
     epochs: Count = 1000
-    """most epochs of training in one task"""
+    """largest number of training epochs in one task"""
     unsealed: bool = False
-    """with a key: take part also in runs whose models the SuperLink could read"""
+    """with a key: also take part in runs whose models the SuperLink could read"""
     skips: bool = True
-    """take part also in runs that go on without silos that do not answer (`--absent skip`)"""
+    """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     min_clients: Count = 2
-    """fewest silos in a run with keys: of a run of one, the result is that silo's own model"""
+    """smallest number of silos in a run with keys; the result of a run of one silo is that silo's own model"""
     clients: Count = 100
-    """most silos in a run"""
+    """largest number of silos in a run"""
     steps: Count = 2000
-    """most steps of a run: rounds, or hops"""
+    """largest number of steps (rounds or hops) of a run"""
     tasks: Count = 20_000
-    """most tasks of a run at all silos together, where the method tells them beforehand"""
+    """largest number of tasks of a run at all silos together, if the method knows it beforehand"""
     requests: Count = 20_000
-    """most requests of a run to this silo"""
+    """largest number of requests of a run to this silo"""
     evaluations: CountOrZero = 100
-    """most models of a run that are measured on this silo's test samples"""
+    """largest number of models of a run that are measured on this silo's test samples"""
     min_samples: Count = 10
-    """fewest test samples about which anything is said"""
+    """nothing is told about fewer test samples than this"""
     runs: Count = 100
-    """most runs kept; a run is kept until nobody asked for it in a month"""
+    """largest number of runs kept; a run is deleted when nobody asked for it in a month"""
     memory: Count = 16_000_000_000
-    """most bytes of memory that answering a request may take, next to the data; on Linux"""
+    """largest number of bytes of memory to answer a request, in addition to the data; on Linux"""
     run_bytes: Count = 5_000_000_000
-    """most bytes on the disk for one run"""
+    """largest number of bytes on the disk for one run"""
     disk_bytes: Count = 20_000_000_000
-    """most bytes on the disk for all runs"""
+    """largest number of bytes on the disk for all runs"""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Data(Reading):
     classes: tuple[str, ...] = ()
     """class names in the order that all silos share; by default those found here, sorted"""
     task: TaskKind = ""
-    """what the labels mean (see docs/tasks.md); by default what they look like"""
+    """what the labels mean (see docs/tasks.md); by default decided by their values"""
     val_fraction: BelowOne = 0.1
-    """part of the training data that selects epochs"""
+    """share of the training data that is used to select epochs"""
     agreed: str = ""
     """of a table, or of numbers to predict: the scaling that all silos agreed on, a file that `ekiden federation agree`
     made"""

@@ -36,7 +36,7 @@ _MODEL = "model.safetensors"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """The findings of a check.
 
     Attributes:
         hops: tasks that were signed, in order.
@@ -99,7 +99,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
 
 
 def _follows(setup: Setup) -> dict[str, Any]:
-    """What config.json must say because of the signed terms."""
+    """Return what config.json must say because of the signed terms."""
     return {
         "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),

@@ -35,19 +35,19 @@ _UNGUARDED = (
 
 
 class _Workers(SpawnContext):
-    """Makes the worker processes, and knows them."""
+    """Makes the worker processes and keeps a list of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[SpawnProcess] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        """Make one, with a name that `refuse_within_worker` knows it by in there."""
+        """Make one. Its name tells `refuse_within_worker` that it is a worker."""
         self.made.append(SpawnProcess(*args, **(kwargs | {"name": _NAME})))
         return self.made[-1]
 
     def death(self) -> UserError:
-        """What to tell when one is gone."""
+        """Return the message about a process that died."""
         gone = wait([process.sentinel for process in self.made], timeout=1)
         for process in self.made:
             if process.sentinel in gone:
@@ -95,7 +95,7 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self, job: Job, finished: "Future[tuple[bytes, bytes, Work, bytes]]", done: Future[Outcome]) -> None:
-        """Pass on what a process gave. Nobody sees what is raised here: it must reach who waits for `done`."""
+        """Pass on a process's result. Errors raised here are lost, so they are given to whoever waits for `done`."""
         try:
             value, private, work, trained = finished.result()
             _, kind = payload_types(self._setup.method, job.task)
@@ -112,7 +112,7 @@ class Processes:
 
 
 def refuse_within_worker() -> None:
-    """End this process where it is a worker that runs the user's script, which a new process does to know its classes.
+    """End this process if it is a worker that runs the user's script; a new process does so to find its classes.
 
     What started the run would start it again in there. The parent sees the exit code and says what to do.
     """
@@ -121,7 +121,7 @@ def refuse_within_worker() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, however that dies."""
+    """End this process when its parent ends, even by a kill."""
     parent = parent_process()
     assert parent is not None
 

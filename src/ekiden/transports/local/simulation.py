@@ -1,4 +1,4 @@
-"""All clients on one machine: what the in-process and the processes transport share."""
+"""All clients on one machine: the common part of the transports in one process and in several."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ class Simulation(Transport):
     def __init__(
         self, executor: Executor, start: Start, absent: Callable[[int, str], bool] = lambda step, client: False
     ) -> None:
-        """Go on from `start`.
+        """Continue from `start`.
 
         Args:
             executor: where tasks run; closed with the transport.
@@ -74,7 +74,7 @@ class Simulation(Transport):
         self._last[request.client] = ref
 
     def value(self, ref: Ref[Any]) -> Any:
-        """The value behind `ref`."""
+        """Return the value behind `ref`."""
         if ref == INITIAL:
             return self._start.initial()
         self._finish(ref)
@@ -99,15 +99,15 @@ class Simulation(Transport):
         return work
 
     def written(self) -> Mapping[str, str]:
-        """After how many steps each client's private state was last written."""
+        """Return after how many steps each client's private state was last written."""
         return self._written
 
     def trained(self) -> Mapping[str, Weights]:
-        """The model that each client trained last in this step, if the run measures it."""
+        """Return the model that each client trained last in this step, if the run measures it."""
         return self._trained
 
     def settle(self) -> None:
-        """Drop what only the state before needed."""
+        """Delete what only the state before needed."""
         for client in self._touched:
             self._store(client).settle(self._live.get(client, set()))
         self._touched = set()
@@ -146,12 +146,12 @@ def _by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:
 
 
 def _digest(*payload: Any) -> str:
-    """A name for the arguments of a task, so that progress made with others is not taken up."""
+    """Return a name for the arguments of a task, so that progress made with other arguments is not used."""
     return hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest()
 
 
 def _name(part: Any) -> bytes:
-    """A digest of one argument. Weights never change, so that a model sent to many clients is read once."""
+    """Return a digest of one argument. Weights never change, so a model sent to many clients is read once."""
     if isinstance(part, Weights) and part in _named:
         return _named[part]
     digest = hashlib.blake2b(digest_size=16)
