@@ -66,14 +66,18 @@ run distilled/dense dense --epochs 30 --distill-epochs 20 --steps-per-batch 10 -
 run distilled/coboosting coboosting --epochs 30 --distill-epochs 20 --steps-per-batch 10 --distill-batch-size 32
 draw distilled bytes distilled
 
-# Without a server, and a model for each silo: accuracy on the silos' own test data.
-own=(--rounds 20 --epochs 2 --optimizer sgd --lr 0.05 --momentum 0.9 --evaluate-on own)
-for method in local fedper uapdfl criticalfl dispfl; do run personal/"$method" "$method" "${own[@]}"; done
-draw personal clients personal
-run gossip/local local "${own[@]}"
-for method in dfedavgm dfedsam; do run gossip/"$method" "$method" "${own[@]}" --topology ring; done
-run gossip/fedelmyparallel fedelmyparallel --models 3 --epochs 10 --warmup 10 --evaluate-on own
-draw gossip clients gossip
+# A model for each silo, measured on the silo's own test data after local training.
+[ -d "$runs/personal" ] || ekiden sweep benchmarks/personal.toml --out "$runs/personal"
+draw personal steps personal/digits--{Local,FedPer,UA-PDFL,CriticalFL,DisPFL}--seed{0,1,2}
+draw gossip steps personal/digits--{Local,DFedAvgM,DFedSAM}--seed{0,1,2}
+
+# Pools of models, in a chain and in parallel; 40 epochs at each client.
+pools=(--models 3 --epochs 10 --warmup 10)
+run pools/average average --epochs 40
+run pools/fedelmy fedelmy "${pools[@]}"
+run pools/fedelmyparallel fedelmyparallel "${pools[@]}"
+run pools/fedelmyparallel-same fedelmyparallel "${pools[@]}" --init same
+draw pools bytes pools
 
 # The gallery: docs/gallery.md has the commands.
 gallery() { # METHOD FLAGS...
