@@ -60,7 +60,7 @@ run together/fens fens --epochs 30 --aggregator ridge
 run together/fedov fedov --epochs 30
 run together/fusefl fusefl --epochs 15 --adapter mean
 run together/centralized centralized --epochs 30
-draw together bytes together
+draw together compute together
 run distilled/average average --epochs 30
 run distilled/dense dense --epochs 30 --distill-epochs 20 --steps-per-batch 10 --distill-batch-size 32
 run distilled/coboosting coboosting --epochs 30 --distill-epochs 20 --steps-per-batch 10 --distill-batch-size 32
