@@ -15,6 +15,7 @@ _TITLES = (
 )
 _HEADER = f"| {' | '.join(_TITLES[:8])} |"  # that of older pages goes on with the verdict
 _VALUE = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
+_T = re.compile(r"([+-]\d+\.\d+) \((\d+\.\d+)\)")
 _ROUNDED = 0.005
 _CHANGED = "Other verdicts than by single runs: "
 _RUNS = re.compile(r"^Printed values are means of (\d+) runs?\.$", flags=re.MULTILINE)
@@ -106,7 +107,8 @@ def judged_again(section: str, experiment: Experiment | None = None) -> str:
     """A section that was written before, its lines judged as lines are today.
 
     The values of ours are the rounded ones of the section. A printed value is that of the experiment file where there
-    is one: it may have been corrected since.
+    is one: it may have been corrected since. What was judged from the values of the runs stays as long as the rounded
+    ones allow it, so that writing one section does not change another.
 
     Args:
         section: of a ledger of this version or an older one.
@@ -138,7 +140,29 @@ def _judged(line: Line, runs: int | None, experiment: Experiment | None) -> Line
         says["verdict"] = f"{' or '.join(sorted(sides))}: the rounded values do not tell"
     if says["printed"] == line.printed:
         says["difference"] = line.difference  # of values that were not rounded
+        if not reason and _may_be_exact(line, compared):
+            says |= {"t": line.t, "verdict": line.verdict, "former": line.former}
     return Line(*place, line.ours, line.seeds, line.sent, line.passes, **says)
+
+
+def _may_be_exact(line: Line, rounded: Comparison) -> bool:
+    """Whether values that round to these can have the line's t, limit and verdicts."""
+    extremes = _before_rounding(rounded)
+    ts, limits = [one.t for one in extremes if one.t is not None], [one.limit for one in extremes if one.limit]
+    said = _T.fullmatch(line.t)
+    if said is None or len(ts) < len(extremes):
+        return False
+    return (
+        _within(float(said[1]), ts)
+        and _within(float(said[2]), limits)
+        and line.verdict in {one.verdict for one in extremes}
+        and line.former in {one.former for one in extremes}
+    )
+
+
+def _within(value: float, bounds: Sequence[float]) -> bool:
+    """Whether a value of two decimals is between the bounds before it is rounded."""
+    return min(bounds) - _ROUNDED <= value <= max(bounds) + _ROUNDED
 
 
 def _before_rounding(found: Comparison) -> list[Comparison]:

@@ -30,9 +30,10 @@ seeds, in %. Printed values are from the papers.
   is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
 - **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
   is wide: "consistent" then says only that these runs show no difference. *By single runs* is the verdict of earlier
-  pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. Sections
-  whose runs are not available are judged from their rounded values; a line says so if these do not decide. A value at
-  a smaller budget, or with other settings, is not compared.
+  pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. If the
+  runs of a section are not available, it keeps what was judged from them. Where a printed value has changed since, the
+  rounded values are judged; a line says so if these do not decide. A value at a smaller budget, or with other
+  settings, is not compared.
 - *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
   plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. Time of computing is
   that of the attempts that ended their steps.
@@ -128,7 +129,9 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     lines += [f"Printed: {source}.", ""] if source else []
     lines += [f"    {sweep.command}", ""]
     lines += [_budget(sweep), ""]
-    lines += [re.sub("^#", r"\\#", fill(experiment.note, 118), flags=re.MULTILINE), ""] if experiment.note else []
+    if experiment.note:
+        note = fill(experiment.note, 118, break_on_hyphens=False)
+        lines += [re.sub("^#", r"\\#", note, flags=re.MULTILINE), ""]
     if done:
         lines += [*judged.runs(experiment), *judged.table([_line(r, sweep) for r in done])]
         lines += [
@@ -166,7 +169,7 @@ def _contrast(contrast: Contrast) -> list[str]:
         "|---" * len(contrast.header) + "|",
         *map(judged.row, contrast.rows),
         "",
-        fill(contrast.behind, 118),
+        fill(contrast.behind, 118, break_on_hyphens=False),
     ]
 
 
