@@ -402,7 +402,7 @@ def test_sizes_fits_and_windows(tmp_path: Path) -> None:
             pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
             pixels[:, : size[0] // 2] = 255
             Image.fromarray(pixels).save(tmp_path / "mixed" / label / f"{k}.png")
-    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all by --size"):
+    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all with --size"):
         load(str(tmp_path / "mixed"))
     assert load(str(tmp_path / "mixed"), size=8).shape == (1, 8, 8)
     cropped = load(str(tmp_path / "mixed"), size=8, fit="crop")
@@ -467,7 +467,7 @@ def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> Non
 
 
 def test_augmentation_is_for_images() -> None:
-    with pytest.raises(UserError, match=r"--augment-flip .* are for images, these samples have shape"):
+    with pytest.raises(UserError, match=r"--augment-flip .* are for images, but these samples have shape"):
         load(patients(), label_column="died", drop_columns=others("died"), augment_flip=True)
     with pytest.raises(UserError, match="augment_rotation"):
         load("digits", augment_rotation=200)
@@ -607,7 +607,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
     ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
-    ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, the data are a table"),
+    ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, but the data are a table"),
     ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "--pixel-window takes two values, low and high"),
     ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range|--min-count 0 is out of range"),
     ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501

@@ -422,7 +422,10 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--seeds"], "--seeds needs a value"),
         (["--mean", "--std", "1"], "--mean needs a value"),
         (["--mean", "0.5", "--std"], "--std needs a value"),
-        (["--mean", "0.5", "0.5", "--std", "1"], "--mean has 2 values and --std 1, the images have 1 channel: give"),
+        (
+            ["--mean", "0.5", "0.5", "--std", "1"],
+            "--mean has 2 values and --std 1, but the images have 1 channel: give",
+        ),
         (["--epochs"], "--epochs needs a value: see ekiden run fedelmy --help"),
         (["--model", "vgg11"], "vgg11"),
         (["--size", "0"], "--size 0 is out of range: it must be 1 or more"),

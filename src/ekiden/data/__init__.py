@@ -1,4 +1,4 @@
-"""Data sets, and who holds which part of them."""
+"""Load data sets and divide them among clients."""
 
 from ekiden.data.describe import draw, table
 from ekiden.data.federate import federate

@@ -1,4 +1,4 @@
-"""Arrays from files: `.npy`, `.npz`, safetensors."""
+"""Read arrays from `.npy`, `.npz` and safetensors files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ SUFFIXES = (".npy", ".npz", ".safetensors")
 
 @dataclass(frozen=True)
 class Arrays(Checked):
-    """Numbers of one shape: signals (channels, time), embeddings (d,), or any others; float32, used as they are."""
+    """Numbers of one shape: signals (channels, time), embeddings (d,), or others. They become float32, unscaled."""
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, ...) float32 for an array, or a path of arrays.
+        """Return (n, ...) float32 for an array, or for the path of a file of arrays.
 
         Raises:
             UserError: the samples differ in shape, or hold NaN.
@@ -32,8 +32,8 @@ def encode(raw: Any, what: str) -> Tensor:
     """Return (n, ...) float32.
 
     Args:
-        raw: an array or tensor; or a path, `.npy` or `.npz` and safetensors with the array `x`.
-        what: how messages call it.
+        raw: an array or tensor, or a path: `.npy`, or `.npz` or safetensors with the array `x`.
+        what: its name in messages.
 
     Raises:
         UserError: it cannot be read, is not an array of numbers, or holds NaN.
@@ -56,7 +56,7 @@ def encode(raw: Any, what: str) -> Tensor:
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays in a file, by their names; that of `.npy` is called x.
+    """Return the arrays in a file by their names; the array of a `.npy` file is called x.
 
     Raises:
         UserError: it cannot be read.
@@ -71,13 +71,13 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
             return dict(load_file(path))
         found = np.load(path, allow_pickle=False)
         return {name: found[name] for name in found.files} if path.suffix == ".npz" else {"x": found}
-    except Exception as error:  # of numpy, zipfile or safetensors
+    except Exception as error:  # from numpy, zipfile or safetensors
         why = "it holds Python objects" if "pickle" in str(error) else str(error).splitlines()[0][:120]
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
 
 
 def channels_first(x: NDArray[Any]) -> NDArray[Any]:
-    """Return bytes (n, H, W) or (n, H, W, 1 or 3) as images (n, C, H, W); any other array as it is."""
+    """Return bytes (n, H, W) or (n, H, W, 1 or 3) as images (n, C, H, W), and any other array unchanged."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return x
     if x.ndim == 3:

@@ -1,4 +1,4 @@
-"""Data sets of the user's files and frames: one source, or one for each silo."""
+"""Make data sets from the user's files and frames: from one source, or from one for each silo."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ekiden.data.tasks.base import IGNORED
 from ekiden.data.whose import silo_name
 
 _Piece: TypeAlias = tuple[Raw, Samples]
-"""part of a source, and its labels and owners; the samples' x is not read yet"""
+"""a part of a source, with its labels and owners; the samples' x is not read yet"""
 
 
 def assemble(
@@ -34,18 +34,18 @@ def assemble(
     like: Dataset | None = None,
     inputs: Inputs | None = None,
 ) -> Dataset:
-    """One data set of what all sources hold; each silo's samples are a group.
+    """Return one data set of what all sources hold; each silo's samples are a group.
 
-    Without a test part, 20 % of a source is held out, evenly from all (domain, group, label).
+    If a source has no test part, 20 % of it is held out, evenly from all (domain, group, label).
 
     Args:
         holdings: the sources.
         reading: how they were read.
-        name: of the data set.
+        name: name of the data set.
         size: side of images in pixels.
-        task: its name; "" for what the labels look like.
-        like: a data set whose classes, scaling and task are taken over, to measure a model on other data.
-        inputs: what samples become, where that is agreed already.
+        task: name of the task; "" infers it from the labels.
+        like: a data set whose classes, scaling and task are used, to measure a model on other data.
+        inputs: what samples become, if the silos have agreed on that.
 
     Raises:
         UserError: the sources do not go together.
@@ -87,7 +87,7 @@ def assemble(
 
 
 def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
-    """The owner of each sample, and the owners' names: the silos, if there are several."""
+    """Return the owner of each sample, and the owners' names: the silos, if there are several."""
     if len(holdings) == 1:
         return owners("group", raws)
     group = [torch.full((len(part.label),), k) for k, holding in enumerate(holdings) for part in holding.parts]
@@ -95,13 +95,13 @@ def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[Sequence[
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
-    """Names of owners as names of silos, each another."""
+    """Return the owners' names as names of silos, all different."""
     names = tuple(map(silo_name, groups))
     return names if len(set(names)) == len(names) else tuple(f"{name}-{k}" for k, name in enumerate(names))
 
 
 def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
-    """What is for training, and for the test: as the sources say, or held out."""
+    """Return the parts for training and for the test: as the sources say, or held out."""
     given = iter(pieces)
     train: list[_Piece] = []
     test: list[_Piece] = []
@@ -117,7 +117,7 @@ def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) ->
 
 
 def augmented(dataset: Dataset, reading: Reading) -> Dataset:
-    """The data set whose training images undergo what the user chose, or else what the set defines.
+    """Return the data set with the augmentation that the user chose, or else with its own.
 
     Raises:
         UserError: the samples are not images.
@@ -126,7 +126,7 @@ def augmented(dataset: Dataset, reading: Reading) -> Dataset:
         return dataset
     if len(dataset.shape) != 3:
         raise UserError(
-            "--augment-crop, --augment-flip and --augment-rotation are for images, these samples have shape "
+            "--augment-crop, --augment-flip and --augment-rotation are for images, but these samples have shape "
             f"{dataset.shape}: leave them out"
         )
     return replace(dataset, augment=reading.augment)
@@ -141,7 +141,7 @@ def _alike(raws: Sequence[Raw]) -> None:
 
 
 def _hold_out(raw: Raw, samples: Samples, task: Task) -> list[_Piece]:
-    """A training part and a test part of one source."""
+    """Divide one source into a training part and a test part."""
     strata = (provisional(task, samples.y) if isinstance(task, Regression) else task).strata(samples.y)
     rows = hold_out(samples.domain, samples.group, strata)
     return [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in rows]

@@ -1,4 +1,4 @@
-"""What batches undergo on the device: crop, flip and rotation as ONE gather of pixels, and scaling."""
+"""Augment batches on the device: crop, flip and rotation as ONE gather of pixels, and scaling."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -16,9 +16,9 @@ class Augment(Checked):
     """Random crop, flip and rotation of whole batches, in this order, each image with its own draws.
 
     The three are composed into one index map, so every output pixel is a copy of one input pixel, or
-    black (0) where it comes from outside the frame. Each call draws `torch.rand(4, B)` on the CPU: row
-    offset, column offset, flip and angle of each image; so all devices and thread counts see the same
-    transformations, and switching one of them on or off leaves the draws of the others as they were.
+    black (0) if it comes from outside the frame. Each call draws `torch.rand(4, B)` on the CPU: row
+    offset, column offset, flip and angle of each image. So all devices and thread counts see the same
+    transformations, and switching one of them on or off does not change the draws of the others.
 
     Attributes:
         crop: black pixels added at each side before an image of the original size is cut out.
@@ -33,7 +33,7 @@ class Augment(Checked):
 
     @property
     def active(self) -> bool:
-        """Whether anything is switched on."""
+        """Return whether anything is switched on."""
         return bool(self.crop or self.flip or self.rotation)
 
     def words(self) -> list[str]:
@@ -58,7 +58,7 @@ class Augment(Checked):
             return x
         if x.ndim != 4:
             raise UserError(
-                f"crop, flip and rotation need images (channels, height, width), these samples have shape "
+                f"crop, flip and rotation need images (channels, height, width), but these samples have shape "
                 f"{tuple(x.shape[1:])}: switch augmentation off"
             )
         draws = torch.rand(4, len(x), generator=generator).to(x.device)
@@ -67,8 +67,8 @@ class Augment(Checked):
         return flat.gather(2, index.expand(-1, x.shape[1], -1)).view(x.shape)
 
     def _index(self, draws: Tensor, height: int, width: int) -> Tensor:
-        """(B, 1, H·W) flat source pixel of each output pixel; H·W means black."""
-        if height * width >= 2**24:  # float32 counts no further
+        """Return the flat source pixel of each output pixel, (B, 1, H·W); H·W means black."""
+        if height * width >= 2**24:  # the largest whole number that float32 counts to
             draws = draws.double()
         # floor(u·m) < m for every odd m and u < 1, also after rounding
         dy, dx = (draws[:2] * (2 * self.crop + 1)).floor().sub(self.crop)[:, :, None]
@@ -84,7 +84,7 @@ class Augment(Checked):
             y = (cos * v + (cy + dy))[:, :, None] + (sin * u)[:, None, :]
             x = (mirror * cos * u + (cx + dx))[:, None, :] - (mirror * sin * v)[:, :, None]
             y, x = y.round_(), x.round_()
-        else:  # rows and columns stay apart: (B, H, 1) and (B, 1, W)
+        else:  # rows and columns stay separate: (B, H, 1) and (B, 1, W)
             y = (v + (cy + dy))[:, :, None]
             x = (mirror * u + (cx + dx))[:, None, :]
 
@@ -96,7 +96,7 @@ class Augment(Checked):
 
 
 def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
-    """Whether `at` lies in [0, size) and in [shift, size + shift), for each image's own shift (B, 1)."""
+    """Return whether `at` lies in [0, size) and in [shift, size + shift), for each image's own shift (B, 1)."""
     low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
     inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2  # one comparison instead of two
     return inside
@@ -106,22 +106,22 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel.
 
     Args:
-        x: (B, C, ...), uint8 or float; floats are taken as scaled already. Or int64 tokens, which stay as they are.
+        x: (B, C, ...), uint8 or float; floats are already scaled. Or int64 tokens, which stay unchanged.
         mean: one number, or one per channel.
         std: one number, or one per channel.
 
     Returns:
-        float32 tensor of the shape of `x`; `x` itself if it is float32 and mean is 0 and std 1, or holds tokens.
+        float32 tensor of the shape of `x`; `x` itself if it holds tokens, or if it is float32, mean is 0 and std is 1.
 
     Raises:
-        UserError: the numbers of means, of standard deviations and of channels do not fit.
+        UserError: the numbers of means, standard deviations and channels do not fit together.
     """
     if x.dtype == torch.int64:
         return x
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
-            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, the images have {x.shape[1]} "
-            f"channel{'s' * (x.shape[1] != 1)}: give one value or as many as channels"
+            f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the images have "
+            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value or as many as channels"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()

@@ -1,6 +1,6 @@
-"""Decoded data sets on disk, named by the contents of their sources.
+"""Keep decoded data sets on disk, named by the contents of their sources.
 
-Large ones stay there: their images are mapped into memory, so that a set larger than memory can be trained on.
+Large sets stay there: their images are mapped into memory, so a set larger than memory can be used for training.
 """
 
 import contextlib
@@ -24,38 +24,38 @@ from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
 
 LARGE = 1 << 28
-"""bytes of images from which on they stay on the disk"""
+"""images of at least this number of bytes stay on the disk"""
 _PIECE = 1 << 24  # bytes read or written at a time
-VERSION = 1  # of the decoder and of the format; a new number makes all old files unused
+VERSION = 1  # of the decoder and of the format; after a new number, old files are not used
 
 
 def folder() -> Path:
-    """`$EKIDEN_CACHE`, or `~/.cache/ekiden`."""
+    """Return `$EKIDEN_CACHE`, or else `~/.cache/ekiden`."""
     return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser()
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
-    """Hexadecimal BLAKE2b of the format version and the pieces; a path stands for what its file holds."""
+    """Return the hexadecimal BLAKE2b of the format version and the pieces; of a path, the file's contents count."""
     digest = hashlib.blake2b(f"ekiden {VERSION}".encode(), digest_size=16)
     for piece in pieces:
         if isinstance(piece, Path):
             with piece.open("rb") as file:
                 piece = hashlib.file_digest(file, hashlib.blake2b).digest()  # noqa: PLW2901
         data = piece.encode() if isinstance(piece, str) else piece
-        digest.update(len(data).to_bytes(8, "little"))  # so that no two lists of pieces run together alike
+        digest.update(len(data).to_bytes(8, "little"))  # so that two lists of pieces never give the same bytes
         digest.update(data)
     return digest.hexdigest()
 
 
 def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
-    """The decoded data set, from its cache file, or else built and then stored.
+    """Return the decoded data set from its cache file, or else build it and store it.
 
-    A damaged file is built again; a folder that cannot be written to is not an error.
+    A damaged file is built again. A folder that cannot be written to is not an error.
 
     Args:
-        name: starts the name of the file.
-        content: key of what the data set is made of.
-        build: makes it; only samples and names of classes and domains are stored.
+        name: beginning of the file's name.
+        content: key of the data set's sources.
+        build: makes the data set; only samples and names of classes and domains are stored.
     """
     path = folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
     dataset = _load(path)
@@ -69,7 +69,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def room(shape: tuple[int, ...]) -> Tensor:
-    """A uint8 tensor to write images into: in memory, or, if it is large, in a file that is gone when nobody uses it.
+    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use.
 
     Raises:
         UserError: there is no space on the disk.
@@ -84,8 +84,8 @@ def room(shape: tuple[int, ...]) -> Tensor:
             return Place(Path(file.name), 0, shape).open()
     except OSError as error:
         raise UserError(
-            f"images of {size / 1e9:.1f} GB cannot be decoded into {folder()} ({error.strerror}): make room there, or "
-            "name another folder by EKIDEN_CACHE"
+            f"images of {size / 1e9:.1f} GB cannot be decoded into {folder()} ({error.strerror}): free space there, or "
+            "set EKIDEN_CACHE to another folder"
         ) from None
 
 
@@ -112,14 +112,14 @@ def _store(path: Path, dataset: Dataset) -> None:
             file.write(_header(tensors, {"ekiden": json.dumps(names)}))
             for name in sorted(tensors):
                 file.writelines(_pieces(tensors[name]))
-        os.replace(temporary, path)  # readers see the whole file or none
+        os.replace(temporary, path)  # readers see a complete file or none
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
 def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """The beginning of a safetensors file: written piece by piece, as the library would copy all into memory."""
+    """Return the header of a safetensors file. We write the file in pieces; the library would copy all into memory."""
     described: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name in sorted(tensors):
@@ -169,19 +169,19 @@ def _load(path: Path) -> Dataset | None:
         if "task" in names:
             more["task"] = task_of(_tuples(names["task"]))
         return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
-    except Exception:  # whatever is wrong with it, the sources are there
+    except Exception:  # whatever is wrong with it, it can be built from its sources
         return None
 
 
 def _read(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The next bytes of a file: read, not mapped, so that they do not stay in memory."""
+    """Yield the next bytes of a file: read, not mapped, so that they do not stay in memory."""
     while size > 0 and (piece := file.read(min(size, _PIECE))):
         size -= len(piece)
         yield piece
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor."""
+    """Yield the bytes of a tensor."""
     flat = tensor.reshape(-1).view(torch.uint8)
     for piece in torch.split(flat, _PIECE) if len(flat) else ():
         yield piece.numpy().data
@@ -192,7 +192,7 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sum(tensors: Iterable[Iterable[memoryview]]) -> int:
-    """Checksum of all bytes."""
+    """Return the checksum of all bytes."""
     total = 0
     for pieces in tensors:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""From the columns of an Arrow table to undecoded samples, labels and owners."""
+"""Make undecoded samples, labels and owners from the columns of an Arrow table."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from ekiden.data.reading import Reading
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are called if not `image`, `label`, `domain` and `group`."""
+    """Names of columns that are not called `image`, `label`, `domain` and `group`."""
 
     image: str = "image"
     label: str = "label"
@@ -34,7 +34,7 @@ def from_table(table: Any, source: str, columns: Columns) -> Raw:
         columns: names of the columns.
 
     Raises:
-        UserError: no image or label column, or one of another type or with missing values.
+        UserError: there is no image or label column, or it has another type or missing values.
     """
     image = _column(table, ("image", columns.image), source, "an image", "bytes, or structs of bytes and path")
     label = _column(table, ("label", columns.label), source, "a label", "integers or class names")
@@ -55,7 +55,7 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
 
     Raises:
-        UserError: a column is missing, or holds what it cannot.
+        UserError: a column is missing, or holds values that it may not hold.
     """
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     for name in (*named, reading.domain_column, *reading.label_column, *reading.feature_columns):
@@ -86,7 +86,7 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
 
 
 def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:
-    """What the samples are, and they themselves."""
+    """Return what the samples are, and the samples."""
     image = reading.image_column or (None if reading.text_column or reading.array_column else _image(table, meant))
     if image is not None and not reading.feature_columns:
         return "images", images_in(table, image, source)
@@ -106,7 +106,7 @@ def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> 
 
 
 def _image(table: Any, meant: set[str | None]) -> str | None:
-    """The column of images that need not be named: of encoded bytes."""
+    """Return the column of encoded images; it is found without a name."""
     import pyarrow as pa  # noqa: PLC0415
 
     def encoded(kind: Any) -> bool:
@@ -151,12 +151,12 @@ def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:
     if (column.null_count == 0 and None not in encoded) or kind.get_field_index("path") < 0:
         return list(encoded)
     paths = pc.struct_field(column, "path").to_pylist()
-    beside = Path(source).parent  # images stored as files next to the table
+    beside = Path(source).parent  # images are stored as files next to the table
     return [b if b is not None or p is None else beside / p for b, p in zip(encoded, paths, strict=True)]
 
 
 def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Path | None]:
-    """Files next to the table.
+    """Return files next to the table.
 
     Raises:
         UserError: one is not there.
@@ -176,27 +176,27 @@ def _texts(table: Any, name: str, source: str) -> list[str]:
 
     column = table[name]
     if pa.types.is_null(column.type):
-        raise UserError(f"column {name!r} of {source} is empty: name the column of texts by --text-column")
+        raise UserError(f"column {name!r} of {source} is empty: name the column of texts with --text-column")
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise UserError(f"column {name!r} of {source} holds {column.type}, not texts: name another by --text-column")
+        raise UserError(f"column {name!r} of {source} holds {column.type}, not texts: name another with --text-column")
     return [text or "" for text in column.to_pylist()]
 
 
 def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
-    """(n, ...) numbers of a column of lists, maybe nested.
+    """Return the numbers (n, ...) of a column of lists, which may be nested.
 
     Raises:
-        UserError: it holds no lists of numbers, a missing one, or some of another length.
+        UserError: it does not hold lists of numbers, or a list is missing or of another length.
     """
     kind = table[name].type
     if not _is_list(kind):
-        raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give them one length each")
+        raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of equal length")
     rows = table[name].to_numpy()
     lengths = [-1 if row is None else len(row) for row in rows]
     odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
     if odd is not None:
         lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
-        raise UserError(f"column {name!r} of {source} has {lacks} in row {odd}: give all one length")
+        raise UserError(f"column {name!r} of {source} has {lacks} in row {odd}: give all lists the same length")
     try:
         return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
     except (ValueError, TypeError) as error:
@@ -206,10 +206,10 @@ def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
-    """(n,) labels of one column: integers, names, or float64; (n, K) float64 of several.
+    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K) float64.
 
     Raises:
-        UserError: a value is missing, or text is where numbers are expected.
+        UserError: a value is missing, or is text although a number is expected.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -245,7 +245,7 @@ def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
 
 
 def _names_of(table: Any, name: str, source: str) -> NDArray[Any]:
-    """Groups or domains: integers or names; whole numbers that are stored as floats count as integers."""
+    """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
     import pyarrow as pa  # noqa: PLC0415
 
     column = table[name]
@@ -277,7 +277,7 @@ def _values(table: Any, name: str, source: str) -> NDArray[Any]:
 
 
 def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:
-    """Names that the schema gives to the integers of a column, by our own key or by Hugging Face features."""
+    """Return the names that the schema gives to a column's integers, under our own key or in Hugging Face features."""
     metadata = table.schema.metadata or {}
     try:
         if key in metadata:

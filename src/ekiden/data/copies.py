@@ -1,4 +1,4 @@
-"""Which copies of the data results were made with: what their files hold, what is noted next to them, duplicates."""
+"""Describe the copies of the data that results were made with: their files, the notes next to them, and duplicates."""
 
 import json
 import os
@@ -28,11 +28,11 @@ _LINE = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
 
 
 def paragraph(names: Iterable[str], old: str = "") -> list[str]:
-    """The lines of a Markdown paragraph about data sets; none where there is nothing to say.
+    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say.
 
     Args:
-        names: of data sets. Only those in `$EKIDEN_DATA` are described.
-        old: a text with such a paragraph: what it says of data sets that are not there stays.
+        names: names of data sets. Only those in `$EKIDEN_DATA` are described.
+        old: a text with such a paragraph. Its lines about data sets that are not there are kept.
     """
     said = {found[1]: found[0] for found in _LINE.finditer(old)}
     for name in dict.fromkeys(names):
@@ -42,7 +42,7 @@ def paragraph(names: Iterable[str], old: str = "") -> list[str]:
 
 
 def describe(name: str) -> str:
-    """What the copy of a data set in `$EKIDEN_DATA` is; empty if there is none.
+    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none.
 
     Raises:
         UserError: it is there and cannot be read.
@@ -63,7 +63,7 @@ def describe(name: str) -> str:
 
 
 def shared(train: Tensor, test: Tensor) -> int:
-    """How many of the test images equal a training image, pixel by pixel."""
+    """Return how many of the test images equal a training image, pixel by pixel."""
     known = {_digest(image) for image in train}
     return sum(_digest(image) in known for image in test)
 
@@ -73,7 +73,7 @@ def _digest(image: Tensor) -> bytes:
 
 
 def _encoding(parts: Iterable[Raw]) -> str:
-    """Formats and sizes of the files' images, such as "JPEG of 32 x 32 pixels"."""
+    """Return formats and sizes of the files' images, such as "JPEG of 32 x 32 pixels"."""
     kinds: Counter[str] = Counter()
     for encoded in (image for part in parts for image in part.images):
         if isinstance(encoded, bytes | Path):
@@ -84,7 +84,7 @@ def _encoding(parts: Iterable[Raw]) -> str:
 
 
 def _noted(folder: Path) -> list[str]:
-    """What is noted next to the files."""
+    """Return what is noted next to the files."""
     try:
         notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""From encoded images to uint8 tensors."""
+"""Decode images to uint8 tensors."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from ekiden.base.errors import UserError
 from ekiden.data import medical
 from ekiden.data.raw import Raw
 
-CHUNK = 128  # images a thread decodes at a time
-_FEW = 64  # of the 256 levels; fewer mean that the values of 16-bit images fill a corner of their range only
+CHUNK = 128  # images that a thread decodes at a time
+_FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, ...]], Tensor]
-"""makes a uint8 tensor of this shape, its values to be written"""
+"""makes a uint8 tensor of this shape, whose values are written later"""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Images(Checked):
     """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them.
 
     Attributes:
-        size: side in pixels that all are brought to; 0: they keep theirs.
-        fit: how. stretch: both sides are scaled to `size`. crop: the shorter side is scaled to `size`, then the middle
-            is cut out.
-        window: the values of the file that become 0 and 255, for pixels of more than 8 bits; (): those of the file's
-            type.
+        size: side of all images in pixels; 0 keeps their own size.
+        fit: how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is scaled to it,
+            then the middle is cut out.
+        window: the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and largest
+            value of the file's type.
     """
 
     size: CountOrZero = 0
@@ -43,7 +43,7 @@ class Images(Checked):
     window: tuple[float, ...] = ()
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, C, H, W) uint8 for files, encoded bytes or opened pictures.
+        """Return (n, C, H, W) uint8 for files, encoded bytes or opened images.
 
         Raises:
             UserError: one cannot be decoded, or they differ in size.
@@ -53,27 +53,27 @@ class Images(Checked):
 
 
 def memory(shape: tuple[int, ...]) -> Tensor:
-    """A tensor in memory."""
+    """Make a tensor in memory."""
     return torch.empty(shape, dtype=torch.uint8)
 
 
 def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Tensor]:
     """Decode all images of a data set, in order.
 
-    All come out with one size and one number of channels: grey images become RGB if any image is RGB,
-    alpha is dropped, 16-bit grey is cut to its upper 8 bits unless a window says otherwise.
+    All get one size and one number of channels: grey images become RGB if any image is RGB, alpha is dropped, and
+    16-bit grey is cut to its upper 8 bits unless there is a window.
 
     Args:
         parts: training part and, if there is one, test part.
         images: how they come to one size (bilinear with antialias).
-        room: where they are written.
+        room: makes the tensors that they are written into.
 
     Returns:
         For each part (n, C, H, W) uint8, C = 1 or 3.
 
     Raises:
-        UserError: an image cannot be decoded, they differ in size and none is given, or 16-bit images use a small part
-            of their range and no window is given.
+        UserError: an image cannot be decoded, the images differ in size and no size is given, or 16-bit images use a
+            small part of their range and no window is given.
     """
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         looks = [list(pool.map(lambda row, raw=part: _look(raw, row), range(len(part.images)))) for part in parts]
@@ -81,7 +81,7 @@ def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Te
         sizes = {size for part in looks for _, size in part}
         if not images.size and len(sizes) > 1:
             some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
-            raise UserError(f"images in {parts[0].source} differ in size ({some}): give one size for all by --size.")
+            raise UserError(f"images in {parts[0].source} differ in size ({some}): give one size for all with --size.")
         width, height = (images.size, images.size) if images.size else next(iter(sizes))
         out, levels = [], []
         for part in parts:
@@ -100,7 +100,7 @@ def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Te
 
 
 def _look(raw: Raw, row: int) -> tuple[int, tuple[int, int]]:
-    """Channels and size (width, height) of one image, from its header where that says it."""
+    """Return channels and size (width, height) of one image, from its header if that has them."""
     image = _opened(raw, row)
     seen = (1 if _is_grey(image) else 3), image.size
     if image is not raw.images[row]:
@@ -109,12 +109,12 @@ def _look(raw: Raw, row: int) -> tuple[int, tuple[int, int]]:
 
 
 def _chunk(raw: Raw, start: int, images: Images, into: Tensor) -> int | None:
-    """Write the pixels of the images from `start` on; returns the largest value of those of more than 8 bits."""
+    """Write the pixels of the images from `start` on, and return the largest value of those of more than 8 bits."""
     deepest = None
     for row in range(start, min(start + CHUNK, len(raw.images))):
         pixels, deep = _pixels(raw, row, images)
         deepest = deep if deepest is None else max(deepest, deep or 0)
-        into[row].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # spreads one grey channel over three
+        into[row].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
     return deepest
 
 
@@ -135,7 +135,7 @@ def _opened(raw: Raw, row: int) -> Image.Image:
 
 
 def _broken(raw: Raw, row: int, error: Exception) -> UserError:
-    return UserError(f"the image in {_where(raw, row)} cannot be decoded, replace or remove it ({error})")
+    return UserError(f"the image in {_where(raw, row)} cannot be decoded ({error}): replace or remove it")
 
 
 def _where(raw: Raw, row: int) -> str:
@@ -144,7 +144,7 @@ def _where(raw: Raw, row: int) -> str:
 
 
 def _pixels(raw: Raw, row: int, images: Images) -> tuple[Pixels, int | None]:
-    """(H, W, C) pixels of one image, and its largest value where it has more than 8 bits."""
+    """Return the pixels (H, W, C) of one image, and its largest value if it has more than 8 bits."""
     image = _opened(raw, row)
     try:
         plain, deep = _plain(image, images.window)
@@ -173,7 +173,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _plain(image: Image.Image, window: tuple[float, ...]) -> tuple[Image.Image, int | None]:
-    """The image as 8-bit grey or RGB, and its largest value where it has 16 bits."""
+    """Return the image as 8-bit grey or RGB, and its largest value if it has 16 bits."""
     if image.mode in ("L", "RGB"):
         return image, None
     deep = image.mode.startswith("I") or image.mode == "F"

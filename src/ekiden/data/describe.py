@@ -1,4 +1,4 @@
-"""Who holds what, as a table and as a picture."""
+"""Show who holds what, as a table and as a picture."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from ekiden.base.extras import require_extra
 from ekiden.base.files import disk_error
 from ekiden.data.samples import FederatedData
 
-WIDE = 12  # more classes than this are summed up in the table
-LONG = 40  # more clients than this are cut short in the table
+WIDE = 12  # the table summarises more classes than this
+LONG = 40  # the table leaves out some of more clients than this
 
 
 def counts(fed: FederatedData) -> NDArray[np.int64]:
-    """(clients, K) labels of each kind that each client holds for training and validation; see `held_names`.
+    """Count the labels of each kind that each client holds for training and validation, (clients, K); see `held_names`.
 
-    Of classes, these are samples; of numbers, the samples of each target; of texts, all of them.
+    For classes these are samples, for numbers the samples of each target, and for texts all samples.
     """
     if not fed.dataset.classes:
         return np.array([[len(c.train) + len(c.val)] for c in fed.clients])
@@ -27,15 +27,15 @@ def counts(fed: FederatedData) -> NDArray[np.int64]:
 
 
 def held_names(fed: FederatedData) -> tuple[str, ...]:
-    """What the columns of `counts` are: classes, labels, targets, or texts."""
+    """Return the names of the columns of `counts`: classes, labels, targets, or texts."""
     return fed.dataset.classes or ("texts",)
 
 
 def table(fed: FederatedData) -> Table:
-    """Clients with their samples of each class (training and validation together) and the sizes of all parts.
+    """Return a table of the clients: samples of each class (training and validation together) and sizes of all parts.
 
-    With more than 12 classes the classes are summed up by their number and the three largest; of more than
-    40 clients the middle ones are left out.
+    More than 12 classes are summarised by their number and the three largest. If there are more than 40 clients, the
+    middle ones are left out.
     """
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
@@ -58,7 +58,7 @@ def table(fed: FederatedData) -> Table:
 
 
 def _kinds(fed: FederatedData) -> str:
-    """How many kinds of labels there are, in words."""
+    """Return in words how many kinds of labels there are."""
     count, task = len(held_names(fed)), fed.dataset.task.kind
     what = {"multi-label": "label", "regression": "target", "language-modelling": "kind"}.get(task, "class")
     return f"{count} {what}{'es' if what == 'class' else 's' if count != 1 else ''}"
@@ -84,7 +84,7 @@ def draw(fed: FederatedData, path: Path | str) -> None:
 
 
 def picture(fed: FederatedData) -> Any:
-    """A matplotlib figure: classes across, clients down, bubbles by number of training and validation samples."""
+    """Return a matplotlib figure: classes across, clients down, bubbles sized by training and validation samples."""
     require_extra("report", "the picture", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -98,7 +98,7 @@ def picture(fed: FederatedData) -> Any:
     row, column = np.nonzero(held)
     points = (0.95 * cell * 72) ** 2  # area of the largest bubble; a point is 1/72 inch
     area = points / held.max()
-    blue = "#0072B2"  # of the palette of Okabe and Ito, told apart by colour-blind readers
+    blue = "#0072B2"  # from the palette of Okabe and Ito, for colour-blind readers
     axes.scatter(column, row, s=held[row, column] * area, color=blue, alpha=0.85, linewidths=0)
     axes.set(
         xlim=(-0.7, classes - 0.3),
@@ -113,7 +113,7 @@ def picture(fed: FederatedData) -> Any:
     axes.set_axisbelow(True)
     sizes = sorted({max(1, int(held.max() * share)) for share in (0.1, 0.5, 1.0)})
     marks = [axes.scatter([], [], s=n * area, color=blue, alpha=0.85, linewidths=0, label=str(n)) for n in sizes]
-    wide = cell * 7  # of the largest bubble, in letters
+    wide = cell * 7  # the largest bubble's width in letters
     figure.legend(
         handles=marks,
         loc="outside right upper",
@@ -127,7 +127,7 @@ def picture(fed: FederatedData) -> Any:
 
 
 def _ticks(axes: Any, fed: FederatedData) -> None:
-    """Names where they can be read, else every fifth number."""
+    """Show names if there is room to read them, else every fifth number."""
     short = len(held_names(fed)) <= 20
     names = [c if len(c) <= 16 else f"{c[:15]}…" for c in held_names(fed)]
     places = range(len(names)) if short else range(0, len(names), 5)

@@ -1,4 +1,4 @@
-"""From undecoded samples of several sources to the tensors of one data set."""
+"""Make the tensors of one data set from undecoded samples of several sources."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ from ekiden.data.reading import Reading
 def encode(
     sides: Sequence[Sequence[Raw]], reading: Reading, size: int | None, known: Inputs | None
 ) -> tuple[list[Tensor], Inputs]:
-    """Return the samples of the training and of the test side, and what they are.
+    """Return the samples of the training side and of the test side, and what they are.
 
     Args:
         sides: what the sources hold for training, and for the test.
         reading: how they were read.
         size: side of images in pixels.
-        known: what samples become, where that is agreed already.
+        known: what samples become, if the silos have agreed on that.
 
     Raises:
         UserError: the samples of two sources differ in shape, or cannot be decoded.
@@ -45,7 +45,7 @@ def encode(
                 Images() if raws[0].images.dtype == np.uint8 and raws[0].images.ndim == 4 else Arrays()
             )
     if size:
-        raise UserError("--size is the side of images, the data are a table: leave it out")
+        raise UserError("--size is the side of images, but the data are a table: leave it out")
     if isinstance(known, Table):
         return [
             torch.cat([tables.encode(*tables.rows(raw.images, known, raw.source), known) for raw in side])
@@ -59,7 +59,7 @@ def encode(
 
 
 def _merged(side: Sequence[Raw]) -> Raw:
-    """The images of several sources as those of one."""
+    """Return the images of several sources as one source."""
     if len(side) == 1:
         return side[0]
     images = [image for raw in side for image in raw.images]
@@ -68,7 +68,7 @@ def _merged(side: Sequence[Raw]) -> Raw:
 
 
 def _padded(sides: Sequence[Sequence[Tensor]], tokens: Tokens) -> list[Tensor]:
-    """Texts of one length."""
+    """Return the texts padded to one length."""
     longest = max(part.shape[1] for side in sides for part in side)
     out = []
     for side in sides:
@@ -86,6 +86,6 @@ def _stacked(side: Sequence[Raw], first: Raw) -> Tensor:
         if raw.images.shape[1:] != first.images.shape[1:] or raw.images.dtype != first.images.dtype:
             raise UserError(
                 f"samples of {raw.source} have shape {raw.images.shape[1:]} ({raw.images.dtype}), those of "
-                f"{first.source} {first.images.shape[1:]} ({first.images.dtype}): give all one shape and type"
+                f"{first.source} {first.images.shape[1:]} ({first.images.dtype}): give all samples one shape and type"
             )
     return torch.from_numpy(np.concatenate([np.ascontiguousarray(raw.images) for raw in side]))

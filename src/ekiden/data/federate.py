@@ -1,4 +1,4 @@
-"""One data set of what several silos hold: tensors, datasets, frames or files."""
+"""Make one data set of what several silos hold: tensors, datasets, frames or files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,25 +39,26 @@ def federate(
     task: Task | str | None = None,
     **columns: Any,
 ) -> FederatedData:
-    """One data set held by several silos, each holding what is given.
+    """Return one data set held by several silos, each with the samples given for it.
 
     Args:
         silos: what each client holds for training and validation, as in `from_tensors`.
-        test: a common test set; each class of it is divided among the clients in proportion to their
+        test: a common test set. Each of its classes is divided among the clients in proportion to their
             training samples of the class.
-        tests: instead, the test set of each client. Without either, 20 % of each class of each silo.
-        names: of the clients; client-0, client-1, ... by default.
-        val_fraction: share of a client's (shuffled) samples that is for validation.
-        seed: of the shuffle.
+        tests: or else the test set of each client. Without `test` and `tests`, 20 % of each class of each silo is
+            held out.
+        names: names of the clients; client-0, client-1, ... by default.
+        val_fraction: share of a client's (shuffled) samples for validation.
+        seed: seed of the shuffle.
         classes: as in `from_tensors`; one list for all silos, so that a label means the same everywhere.
         mean: as in `from_tensors`.
         std: as in `from_tensors`.
         augment: as in `from_tensors`.
         task: as in `from_tensors`.
-        **columns: as in `ekiden.load`, where silos are frames, paths, or data sets of Hugging Face.
+        **columns: as in `ekiden.load`, if silos are frames, paths, or data sets of Hugging Face.
 
     Raises:
-        UserError: as in `from_tensors`; no silos, or not as many tests or names as silos.
+        UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as silos.
     """
     _check(silos, test, tests, names)
     if columns or any(map(_is_own, silos)):
@@ -86,7 +87,7 @@ def federate(
 
 
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
-    """Refuse what is not one thing for each silo."""
+    """Refuse arguments that do not have one entry for each silo."""
     one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(
@@ -103,7 +104,7 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
 
 
 def _is_own(source: Any) -> bool:
-    """Whether it is read like a file: a frame, a path, a dict of columns."""
+    """Return whether it is read like a file: a frame, a path, or a dict of columns."""
     if isinstance(source, str | PathLike) or type(source) is dict:
         return True
     return frames.is_frame(source) and not pairs_of_images(source)
@@ -133,13 +134,13 @@ def _from_own(
         holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
     if len(holdings) < 2:
         raise UserError(
-            "a federation needs two silos or more: give several, or divide the data by ekiden.split(ekiden.load(...))"
+            "a federation needs two silos or more: give several, or divide the data with ekiden.split(ekiden.load(...))"
         )
     dataset = augmented(assemble(holdings, how, name="own data", task=task), how)
     return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
 
 
 def _ranges(parts: list[Samples]) -> list[Rows]:
-    """Rows of each part within their concatenation."""
+    """Return the rows of each part within their concatenation."""
     ends = np.cumsum([len(p) for p in parts])
     return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
