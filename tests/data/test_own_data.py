@@ -502,7 +502,7 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     data = load(path, image_column="file", pixel_window=(0, 1000))
     assert {int(x.max()) for x in data.train.x} == {128, 255}
     assert data.classes == ("middle", "top")
-    with pytest.raises(UserError, match="it has 3 slices, there is no slice 3"):
+    with pytest.raises(UserError, match="it has 3 slices, so there is no slice 3"):
         Images().encode([tmp_path / "scan.nii.gz#3"])
 
     from pydicom.dataset import FileDataset, FileMetaDataset

@@ -75,7 +75,7 @@ def test_a_path_with_a_slip_is_said_with_the_right_one(tmp_path: Path) -> None:
 def test_a_folder_of_tables_is_no_folder_of_images(tmp_path: Path) -> None:
     for name in ("north", "south"):
         (tmp_path / f"{name}.csv").write_text("age,died\n1,yes\n2,no\n")
-    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one by --data, or the folder by --silos")
+    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one with --data, or the folder with --silos")
     fails(tmp_path, "is a folder of tables", label_column="died")
 
 

@@ -227,7 +227,7 @@ def test_integers_can_be_meant_as_numbers() -> None:
     assert torch.equal(again.train.y, data.train.y.float())
     with pytest.raises(UserError, match="are of classification, not of segmentation: leave out --task"):
         meant(data, "segmentation")
-    with pytest.raises(UserError, match="are names, regression needs numbers"):
+    with pytest.raises(UserError, match="are names, but regression needs numbers"):
         meant(from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression")
 
 

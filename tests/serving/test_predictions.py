@@ -310,7 +310,7 @@ def test_dicom_and_nifti_files_are_predicted(tmp_path: Path, command: Command, m
     assert code == 2
     code, said = command("predict", "runs/fedseq-slices-seed0", "bright.nii.gz#20")
     assert (code, said.count("\n")) == (2, 1)
-    assert "it has 20 slices, there is no slice 20" in said
+    assert "it has 20 slices, so there is no slice 20" in said
 
 
 def dicom(path: Path, value: int) -> None:

@@ -1,4 +1,4 @@
-"""From files and folders to undecoded images: Parquet files of images, and folders of class folders."""
+"""Read undecoded images from Parquet files and from folders of class folders."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -22,10 +22,10 @@ _TABLES = READABLE[:5]
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
-    """The training part and the test part, if there is one, of the data at `path`.
+    """Return the training part and, if there is one, the test part of the data at `path`.
 
     Raises:
-        UserError: there is nothing there, or a file that is not Parquet.
+        UserError: there is nothing at `path`, or a file of an unknown format.
     """
     if not path.exists():
         there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
@@ -49,9 +49,9 @@ def find(path: Path) -> tuple[Path, Path | None]:
 
 
 def files(part: Path) -> Iterator[tuple[str, Path]]:
-    """The files of one part, sorted, each with its name inside the part (which holds the class).
+    """Yield the files of one part, sorted, each with its name inside the part (which holds the class).
 
-    Those of a table are itself and the images that its rows name instead of holding them.
+    The files of a table are the table itself and the images that its rows name by path.
     """
     if part.is_file():
         yield "", part
@@ -65,7 +65,7 @@ def files(part: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _beside(table: Path) -> list[str]:
-    """Paths of images in a Parquet file; none where it cannot be read, which `read` says."""
+    """Return the paths of images in a Parquet file; none if it cannot be read, which `read` reports."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -113,18 +113,18 @@ def _folder(root: Path) -> Raw:
 
 
 def check_class_folders(parts: Sequence[Path]) -> None:
-    """Refuse a class or domain whose folders hold no image in any part: its name would vanish. And folders of tables.
+    """Refuse folders of tables, and a class or domain whose folders hold no image in any part: its name would vanish.
 
     Raises:
-        UserError: names the folder.
+        UserError: the message names the folder.
     """
     folders = [part for part in parts if part.is_dir()]
     images = [name.split("/")[:-1] for part in folders for name, _ in files(part)]
     tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
     if tables and not images:
         raise UserError(
-            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one by --data, or the folder by --silos if "
-            "each is a silo"
+            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one with --data, or the folder with --silos "
+            "if each is a silo"
         )
     depth = max((len(above) for above in images), default=0)
     for level in range(depth):

@@ -1,4 +1,4 @@
-"""Tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of Hugging Face."""
+"""Read tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of Hugging Face."""
 
 import re
 import sys
@@ -10,11 +10,11 @@ from ekiden.base.errors import UserError
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _NULLS = ["", "NA", "N/A", "#N/A", "n/a", "NaN", "nan", "NULL", "null", "?", "."]
 _DELIMITERS = ",;\t|"
-_HEAD = 1 << 16  # bytes looked at to learn how a text file is written
+_HEAD = 1 << 16  # bytes from which we learn how a text file is written
 
 
 def is_frame(source: Any) -> bool:
-    """Whether it is a table of a library, which is not imported for it."""
+    """Return whether `source` is a table of a library; the library is not imported for this."""
     kinds = (
         ("pandas", "DataFrame"),
         ("polars", "DataFrame"),
@@ -30,7 +30,7 @@ def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each l
     """Return a `pyarrow.Table` for a path, a frame, or a dict of columns.
 
     Raises:
-        UserError: it cannot be read, or has no row or two columns of one name.
+        UserError: it cannot be read, it has no row, or two columns have one name.
     """
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
@@ -69,7 +69,7 @@ def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each l
 
 
 def first(error: Exception) -> str:
-    """The first line of an error."""
+    """Return the first line of an error."""
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
@@ -102,12 +102,12 @@ def _file(path: Path) -> Any:
 
 
 def _without_index(table: Any) -> Any:
-    """Without the row numbers that pandas writes."""
+    """Return the table without the row numbers that pandas writes."""
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
 
 
 def _text(path: Path) -> Any:
-    """A table in a text file: delimiter and decimal sign are those that the file has."""
+    """Read a table from a text file; delimiter and decimal sign are found in the file."""
     from pyarrow import csv  # noqa: PLC0415
 
     with path.open("rb") as file:
@@ -115,7 +115,7 @@ def _text(path: Path) -> Any:
     try:
         head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # else a character is cut in two
+        if error.start < len(head) - 4:  # otherwise the last character is only cut in two
             raise UserError(f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8") from None
     if b"\0" in head:
         raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")

@@ -1,4 +1,4 @@
-"""Data as other libraries hold them: what can be meant is brought to tensors or pairs, the rest is refused."""
+"""Understand data as other libraries hold them: make tensors or pairs of them, and refuse what is unclear."""
 
 import sys
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ class NamedPairs:
 
 
 def recognised(source: Any, what: str) -> Any:
-    """Return `source` as (x, y) arrays or as a map-style dataset of pairs, unchanged where it is neither of these.
+    """Return `source` as (x, y) arrays or as a map-style dataset of pairs; unchanged if it is neither of these.
 
-    Understood are pairs of arrays, lists, pandas frames and series, and data sets of Hugging Face with one column of
-    images and one of classes, which are `NamedPairs`.
+    Pairs of arrays, lists, and pandas frames and series become arrays. Data sets of Hugging Face with one column of
+    images and one of classes become `NamedPairs`.
 
     Args:
         source: what the user gave.
-        what: how messages call it.
+        what: its name in messages.
 
     Raises:
-        UserError: it must be said which part of it is meant.
+        UserError: it is unclear which part of `source` is meant.
     """
     if frames.is_frame(source) and not _is(source, "datasets", "Dataset"):
         raise UserError(
@@ -53,7 +53,7 @@ def recognised(source: Any, what: str) -> Any:
     if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and not isinstance(x, int | float | np.number):
         raise UserError(
             f"{what} is one sample, not many: give (inputs, labels) with one row and one label for each sample, or "
-            "divide a data set by ekiden.split"
+            "divide a data set with ekiden.split"
         )
     if not _array_like(x) or not _array_like(y):
         return source
@@ -61,19 +61,19 @@ def recognised(source: Any, what: str) -> Any:
 
 
 def _is(source: Any, library: str, name: str) -> bool:
-    """Whether `source` is of a class of a library, which is not imported for it."""
+    """Return whether `source` is an instance of a library's class; the library is not imported for this."""
     module = sys.modules.get(library)
     return module is not None and isinstance(source, getattr(module, name, ()))
 
 
 def pairs_of_images(source: Any) -> bool:
-    """Whether it is a data set of Hugging Face with one column of images and one of classes."""
+    """Return whether `source` is a data set of Hugging Face with one column of images and one of classes."""
     kinds = [type(kind).__name__ for kind in source.features.values()] if _is(source, "datasets", "Dataset") else []
     return kinds.count("Image") == 1 and kinds.count("ClassLabel") == 1
 
 
 def _columns(table: Any, what: str) -> tuple[str, str]:
-    """The columns of images and of classes."""
+    """Return the columns of images and of classes."""
     kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
     images = [name for name, kind in kinds.items() if kind == "Image"]
     labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
@@ -86,7 +86,7 @@ def _columns(table: Any, what: str) -> tuple[str, str]:
 
 
 def _array_like(part: Any) -> bool:
-    """Whether it is an array, or a list of numbers, of names, or of lists."""
+    """Return whether `part` is an array, or a list of numbers, names, or lists."""
     if isinstance(part, list):
         return bool(part) and isinstance(part[0], int | float | str | np.number | list)
     return hasattr(part, "__array__")

@@ -1,4 +1,4 @@
-"""What one source holds, undecoded: a path, a frame, or arrays that lie side by side."""
+"""Read what one source holds, undecoded: a path, a frame, or arrays in files side by side."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class Holding:
     """What one source holds.
 
     Attributes:
-        name: of the silo; "" where the source is not one silo's.
+        name: name of the silo; "" if the source does not belong to one silo.
         train: training part.
         test: test part, if there is one.
     """
@@ -29,12 +29,12 @@ class Holding:
 
     @property
     def parts(self) -> list[Raw]:
-        """The parts that are there."""
+        """Return the training part and, if there is one, the test part."""
         return [self.train] if self.test is None else [self.train, self.test]
 
 
 def suits(path: Path) -> bool:
-    """Whether a file is one of those that hold samples."""
+    """Return whether a file can hold samples."""
     return path.suffix.lower() in files.READABLE
 
 
@@ -66,7 +66,7 @@ def _read(part: Path, reading: Reading) -> Raw:
 
 
 def _pair(folder: Path, reading: Reading) -> Raw | None:
-    """Arrays that lie side by side, as in x.npy and y.npy."""
+    """Read arrays in files side by side, as in x.npy and y.npy."""
     if not (folder / f"{reading.array_column or 'x'}.npy").is_file():
         return None
     found = {file.stem: arrays.read(file)["x"] for file in sorted(folder.glob("*.npy"))}

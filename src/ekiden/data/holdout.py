@@ -1,4 +1,4 @@
-"""A test part for data that come without one."""
+"""Hold out a test part of data that come without one."""
 
 from math import ceil, floor
 
@@ -12,12 +12,12 @@ FRACTION = 0.2  # of each stratum
 def hold_out(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split rows 80/20 so that every stratum is split 80/20.
 
-    A stratum is the set of rows that agree in all keys, such as (domain, class). What rounding takes from one
-    stratum the next one gives, so that the whole is split 80/20 too; each keeps at least one training row.
+    A stratum is the set of rows that agree in all keys, such as (domain, class). The next stratum makes up for the
+    rounding of the one before, so all rows together are also split 80/20. Each keeps at least one training row.
 
     Args:
-        keys: (n,) int64 each; a key that is None is left out.
-        seed: of the shuffle within the strata.
+        keys: (n,) int64 each; a key that is None is ignored.
+        seed: seed of the shuffle within the strata.
 
     Returns:
         Training rows and test rows, int64, each in ascending order.

@@ -1,6 +1,6 @@
-"""What samples are: images, rows of a table, tokens or arrays, each a small dataclass of plain values.
+"""Kinds of samples: images, rows of a table, tokens or arrays, each a small dataclass of plain values.
 
-A run folder keeps it, so that files given later become the same tensors (`inputs.encode`).
+A run folder keeps this dataclass, so that files given later become the same tensors (`inputs.encode`).
 """
 
 import json
@@ -24,20 +24,20 @@ _KINDS: dict[str, type[Inputs]] = {"images": Images, "table": Table, "tokens": T
 
 
 def kind(inputs: Inputs) -> str:
-    """Return what they are called: images, table, tokens or arrays."""
+    """Return the name of these inputs: images, table, tokens or arrays."""
     return type(inputs).__name__.lower()
 
 
 def to_json(inputs: Inputs) -> dict[str, Any]:
-    """As plain values."""
+    """Return the inputs as plain values."""
     return {"kind": kind(inputs), **asdict(inputs)}
 
 
 def from_json(values: Any) -> Inputs:
-    """The inputs with these plain values.
+    """Return the inputs with these plain values.
 
     Raises:
-        UserError: they are not of this version.
+        UserError: another version wrote them.
     """
     if not isinstance(values, dict) or values.get("kind") not in _KINDS:
         name = values.get("kind") if isinstance(values, dict) else values
@@ -47,26 +47,26 @@ def from_json(values: Any) -> Inputs:
 
 
 def of_tensor(x: Tensor) -> Inputs:
-    """What samples (n, ...) are of which nothing else is known."""
+    """Return what samples (n, ...) are if only their tensor is known."""
     if x.dtype == torch.int64:
         return Tokens(vocabulary=int(x.max()) + 1 if x.numel() else 1, length=x.shape[1])
     return Images() if x.dtype == torch.uint8 else Arrays()
 
 
 def terms(inputs: Inputs) -> str:
-    """What parties must agree on, as text; "" where plain. A tokenizer is known by its digest, wherever its file is."""
+    """Return what parties must agree on, as text; "" for plain inputs. A tokenizer's digest stands for its path."""
     if isinstance(inputs, Tokens) and inputs.digest:
         inputs = replace(inputs, tokenizer="model")
-    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says it, as in older runs
+    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says the same, as in older runs
         return ""
     return "" if is_plain(inputs) else json.dumps(to_json(inputs), sort_keys=True)
 
 
 def of_terms(text: str, x: Tensor) -> Inputs:
-    """The inputs in a text that `terms` wrote; where it is empty, those of samples like `x`.
+    """Return the inputs in a text that `terms` wrote; if it is empty, the inputs of samples like `x`.
 
     Raises:
-        UserError: it holds none.
+        UserError: the text holds no inputs.
     """
     try:
         return from_json(json.loads(text)) if text else of_tensor(x)
@@ -75,5 +75,5 @@ def of_terms(text: str, x: Tensor) -> Inputs:
 
 
 def is_plain(inputs: Inputs) -> bool:
-    """Whether nothing is to be told of them: images of their own size, or arrays."""
+    """Return whether the parties need not agree on them: images of their own size, or arrays."""
     return inputs in (Images(), Arrays())

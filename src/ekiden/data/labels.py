@@ -1,4 +1,4 @@
-"""One list of classes for samples that several people have labelled."""
+"""Make one list of classes for samples that several people have labelled."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ _SHOWN = 8  # labels in a message
 
 
 def by_name(names: Sequence[str], what: str) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """Return numbers (n,) for labels that are names, and the names in the order of these numbers."""
+    """Return numbers (n,) for labels that are names, and the names in the order of the numbers."""
     (numbers,), order = codes([np.array(names, dtype=np.str_)], (), "label", what)
     return numbers, order
 
@@ -25,20 +25,20 @@ def unify(
 ) -> tuple[list[Samples], tuple[str, ...]]:
     """Give all parts one meaning of each label.
 
-    Labels with names (`Samples.classes`) go by their names: in the order that all parts share, or else sorted. Labels
-    without names are numbers of classes.
+    Labels with names (`Samples.classes`) are matched by name, in the order that all parts share, or else sorted.
+    Labels without names are numbers of classes.
 
     Args:
         parts: samples of silos and test sets.
-        whats: what each part is called in messages.
+        whats: name of each part in messages.
         classes: names of all classes in their order, or None.
 
     Returns:
-        The parts with their labels as places in the names, and the names.
+        The parts with their labels as positions in the names, and the names.
 
     Raises:
-        UserError: some labels have names and others are numbers, a label is not among `classes`, or nobody has a sample
-            of one of the numbers below the largest.
+        UserError: some labels have names and others are numbers, a label is not among `classes`, or a number below the
+            largest has no sample.
     """
     if classes is not None:
         order = tuple(classes)
@@ -47,8 +47,8 @@ def unify(
             one = next(what for part, what in zip(parts, whats, strict=True) if not _numerals(part))
             other = next(what for part, what in zip(parts, whats, strict=True) if not part.classes)
             raise UserError(
-                f"the labels of {one} are names, those of {other} numbers of unknown classes: give names everywhere, "
-                "or name the classes in order by classes="
+                f"the labels of {one} are names, but those of {other} are numbers of unknown classes: use "
+                "names everywhere, or name the classes in order by classes="
             )
         first = parts[0].classes
         together = {name for part in parts for name in part.classes}
@@ -59,7 +59,7 @@ def unify(
 
 
 def meant(dataset: Dataset, task: str) -> Dataset:
-    """The data set with its labels taken as those of `task`: integers as numbers, where a regression is asked for.
+    """Return the data set with its labels as labels of `task`: for a regression, integers become numbers.
 
     Raises:
         UserError: its labels are of another task.
@@ -71,30 +71,32 @@ def meant(dataset: Dataset, task: str) -> Dataset:
     try:
         values = torch.tensor([float(name) for name in dataset.classes])
     except ValueError:
-        raise UserError(f"the labels of {dataset.name} are names, regression needs numbers: leave out --task") from None
+        raise UserError(
+            f"the labels of {dataset.name} are names, but regression needs numbers: leave out --task"
+        ) from None
     names = ("target",)
     train, test = (replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y))
 
 
 def missing(present: set[int], high: int) -> str:
-    """Return the numbers from 0 to `high` that are not present, as text for a message; empty where all are."""
+    """Return the numbers from 0 to `high` that are not present, as text for a message; empty if all are present."""
     gaps = [str(k) for k in range(high + 1) if k not in present]
     return ", ".join(gaps[:_SHOWN]) + (", ..." if len(gaps) > _SHOWN else "")
 
 
 def _numerals(part: Samples) -> bool:
-    """Whether the labels have no names, or names that are these numbers."""
+    """Return whether the labels have no names, or names that are these numbers."""
     return part.classes == tuple(str(k) for k in range(len(part.classes)))
 
 
 def _present(part: Samples) -> list[int]:
-    """The labels that occur, in order."""
+    """Return the labels that occur, in order."""
     return [int(label) for label in np.unique(part.y.cpu().numpy())]
 
 
 def _numbers(parts: Sequence[Samples]) -> tuple[str, ...]:
-    """The names of numbered classes. How many there are is known from the parts' own names, or else from the labels."""
+    """Return the names of numbered classes. Their count comes from the parts' own names, or else from the labels."""
     present = {label for part in parts for label in _present(part)}
     known = max(len(part.classes) for part in parts)
     high = max(present)

@@ -1,4 +1,4 @@
-"""Tensors that stay in a file and are mapped into memory: the system reads what is used, and lets go of it again."""
+"""Map tensors in a file into memory: the system reads what is used, and frees it again."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """Where bytes lie.
+    """Where the bytes of a tensor are.
 
     Attributes:
-        path: of the file.
-        offset: of the first byte.
-        shape: of the tensor.
+        path: path of the file.
+        offset: position of the first byte.
+        shape: shape of the tensor.
     """
 
     path: Path
@@ -23,9 +23,9 @@ class Place:
     shape: tuple[int, ...]
 
     def open(self) -> Tensor:
-        """Map them as uint8. What is written into the tensor is written into the file.
+        """Map the bytes as uint8. Writing into the tensor writes into the file.
 
-        A private mapping would be refused where it is larger than memory.
+        The system would refuse a private mapping that is larger than memory.
         """
         size = self.offset + prod(self.shape)
         whole = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
@@ -35,6 +35,6 @@ class Place:
 
 
 def place(tensor: Tensor) -> Place | None:
-    """Where a tensor lies that `Place.open` gave; None of others, and of views of it."""
+    """Return where a tensor from `Place.open` is; None for other tensors and for views of it."""
     found = vars(tensor).get("_ekiden_place")
     return found if isinstance(found, Place) else None

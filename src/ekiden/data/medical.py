@@ -1,4 +1,7 @@
-"""DICOM files, and slices of NIfTI volumes, as images: `scan.nii.gz#12` is slice 12, `scan.nii.gz` the middle one."""
+"""Read DICOM files and slices of NIfTI volumes as images.
+
+`scan.nii.gz#12` is slice 12; `scan.nii.gz` is the middle slice.
+"""
 
 from io import BytesIO
 from pathlib import Path
@@ -14,20 +17,20 @@ DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 
 
 def is_medical(item: Any) -> bool:
-    """Whether it is a DICOM or NIfTI file, by its name, or the bytes of a DICOM file."""
+    """Return whether `item` has the name of a DICOM or NIfTI file, or is the bytes of a DICOM file."""
     if isinstance(item, Path):
         return split(item)[0].name.lower().endswith((*DICOM, *NIFTI))
     return isinstance(item, bytes) and item[128:132] == b"DICM"
 
 
 def split(path: Path) -> tuple[Path, int | None]:
-    """The file, and the number of the slice that is named after #."""
+    """Return the file, and the number of the slice after #."""
     name, mark, number = path.name.rpartition("#")
     return (path.with_name(name), int(number)) if mark and number.isdigit() else (path, None)
 
 
 def image(item: Path | bytes) -> Image.Image:
-    """The slice as grey values, 8 bits where the file says which values are shown, else float.
+    """Return the slice as grey values: 8 bits if the file says which values are shown, otherwise float.
 
     Raises:
         UserError: the extra is missing, or there is no such slice.
@@ -64,7 +67,7 @@ def _dicom(file: Path | BytesIO, number: int | None) -> Image.Image:
     if values.ndim == 3:
         values = _slice(values.transpose(1, 2, 0), number)
     elif number:
-        raise UserError(f"it has one slice, there is no slice {number}")
+        raise UserError(f"it has one slice, so there is no slice {number}")
     return Image.fromarray(values)
 
 
@@ -72,8 +75,8 @@ def _slice(volume: NDArray[Any], number: int | None) -> NDArray[Any]:
     if volume.ndim == 2:
         volume = volume[:, :, None]
     if volume.ndim != 3:
-        raise UserError(f"it has {volume.ndim} dimensions: give a volume of three")
+        raise UserError(f"it has {volume.ndim} dimensions: give a volume with three")
     slices = volume.shape[2]
     if number is not None and number >= slices:
-        raise UserError(f"it has {slices} slices, there is no slice {number}: count from 0")
+        raise UserError(f"it has {slices} slices, so there is no slice {number}: count from 0")
     return volume[:, :, slices // 2 if number is None else number]

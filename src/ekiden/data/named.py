@@ -1,4 +1,4 @@
-"""The named data sets: where they come from and how the FedELMY experiments feed them to a network."""
+"""The named data sets: their origin, and how the FedELMY experiments feed them to a network."""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,16 +11,16 @@ class Named:
     """A named data set.
 
     Attributes:
-        hub: its id on the Hugging Face hub, None where no copy there is known to be complete and readable.
+        hub: its id on the Hugging Face hub; None if we know no complete and readable copy there.
         config: its configuration there.
-        columns: what its columns are called there.
-        test: the split there that is the test part, None where there is only `train` (then 20 % of
+        columns: names of its columns there.
+        test: the split there that is the test part; None if there is only `train` (then 20 % of
             every (domain, class), or of every group, is held out).
         domains: domain names in the order of the papers.
-        size: side that images are resized to, None to keep theirs.
+        size: side to which images are resized; None keeps their size.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
-        augment: what training batches undergo.
+        augment: how training batches are augmented.
     """
 
     hub: str | None = None

@@ -1,4 +1,4 @@
-"""Who holds which samples: the partitions of the literature, and the split of a data set by one of them."""
+"""Divide a data set among clients by one of the partitions of the literature."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from ekiden.data.shares import Rows, divide, numpy, share_out
 from ekiden.data.tensors import Source, from_tensors
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
-TRIES = 5_000  # of a Dirichlet partition; the published settings need fewer than 100
+TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
 
 
 class Partition(Protocol):
-    """Says which training rows each client holds."""
+    """A rule for which training rows each client holds."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """Rows of `dataset.train` for each client, shuffled; every row belongs to exactly one.
+        """Return the rows of `dataset.train` for each client, shuffled; every row belongs to exactly one client.
 
         Raises:
-            UserError: the data set cannot be divided so.
+            UserError: the data set cannot be divided in this way.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Shuffled rows, cut evenly, as by the `IidPartitioner` of flwr-datasets."""
+    """Shuffled rows in even parts, as in the `IidPartitioner` of flwr-datasets."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
@@ -45,16 +45,16 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet(Checked):
-    """Label skew as in the code of FedELMY and of the work before it.
+    """Label skew as in the code of FedELMY and of earlier work.
 
-    Class by class: its rows are shuffled and cut by proportions drawn from Dirichlet(beta, ..., beta);
-    a client that already holds n / N samples or more gets nothing, the others' shares being scaled up. All is
-    drawn again until every client holds `min_size`. `DirichletPartitioner` of flwr-datasets is not used: it
-    lets a client with exactly n / N go on, and does not shuffle within a class.
+    The rows of each class are shuffled and cut by proportions drawn from Dirichlet(beta, ..., beta). A client that
+    already holds n / N samples or more gets nothing, and the shares of the others are scaled up. All classes are drawn
+    again until every client holds `min_size` samples. We do not use `DirichletPartitioner` of flwr-datasets: it still
+    gives rows to a client with exactly n / N, and does not shuffle within a class.
 
     Attributes:
-        beta: concentration; the smaller, the fewer classes a client holds.
-        min_size: least number of samples a client may hold.
+        beta: concentration; a smaller value gives each client fewer classes.
+        min_size: least number of samples that a client may hold.
     """
 
     _flag: ClassVar[str] = "{}"
@@ -101,9 +101,9 @@ class Dirichlet(Checked):
 
 @dataclass(frozen=True)
 class Domains:
-    """One domain a client; with m times as many clients as domains, each domain is cut into m even parts.
+    """One domain for each client. With m times as many clients as domains, each domain is cut into m even parts.
 
-    Clients take the domains in turn: with four domains client 0 and client 4 share the first one.
+    Clients take the domains in turn: with four domains, client 0 and client 4 share the first one.
 
     Attributes:
         order: all domain names, in the order of the clients; the data set's own order if empty.
@@ -117,7 +117,7 @@ class Domains:
         if clients % len(names):
             n = len(names)
             raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
-        assert dataset.train.domain is not None  # names() has seen to it
+        assert dataset.train.domain is not None  # names() has checked this
         domain = numpy(dataset.train.domain)
         pieces = [
             np.array_split(
@@ -128,7 +128,7 @@ class Domains:
         return [pieces[k % len(names)][k // len(names)] for k in range(clients)]
 
     def names(self, dataset: Dataset) -> tuple[str, ...]:
-        """The domains in the order in which clients take them.
+        """Return the domains in the order in which clients take them.
 
         Raises:
             UserError: the data set has no domains, or `order` does not name each of them once.
@@ -148,11 +148,11 @@ class Domains:
 
 @dataclass(frozen=True)
 class Pathological(Checked):
-    """A few classes a client, each class cut evenly among those who hold it.
+    """A few classes for each client; each class is cut evenly among the clients that hold it.
 
-    Classes are dealt at random among those dealt least so far, so all are used, and equally often up to one.
-    `PathologicalPartitioner` of flwr-datasets is not used: it leaves out the samples of classes that no
-    client happens to draw.
+    Each draw takes a random class among those drawn least often so far. So all classes are used, and their counts
+    differ by one at most. We do not use `PathologicalPartitioner` of flwr-datasets: it leaves out the samples of
+    classes that no client draws.
 
     Attributes:
         classes_per_client: number of classes each client holds.
@@ -190,9 +190,9 @@ class Pathological(Checked):
 
 @dataclass(frozen=True)
 class Natural:
-    """One natural owner (writer, hospital) a client; with fewer clients, owners are dealt out at random.
+    """One natural owner (writer, hospital) for each client; fewer clients share the owners at random.
 
-    `NaturalIdPartitioner` of flwr-datasets gives the same rows, but takes seconds and draws a progress bar.
+    `NaturalIdPartitioner` of flwr-datasets gives the same rows, but takes seconds and shows a progress bar.
     """
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
@@ -215,12 +215,12 @@ class Natural:
 
 
 def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
-    """The partition that is spelled so; `str` of a partition gives the spelling back.
+    """Return the partition with this spelling; `str` of a partition returns the spelling.
 
     Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K, natural.
 
     Raises:
-        UserError: it is none of the spellings.
+        UserError: `text` is none of the spellings.
     """
     kind, *values = text.strip().split(":")
     with suppress(ValueError), at(f"partition {text}"):  # not a number
@@ -254,19 +254,20 @@ def split(
     """Give every sample of a data set to one client.
 
     The first `int(val_fraction * n)` of a client's n shuffled rows are for validation, the rest for training.
-    Test rows follow the training rows: those of one class (of one domain under `Domains`, of one owner under
-    `Natural` if the test part has the same owners) are divided in proportion to the training rows of it.
+    Test rows follow the training rows: the test rows of each class are divided among the clients in proportion to
+    their training rows of that class. `Domains` does this for each domain instead, and `Natural` for each owner if
+    the test part has the same owners.
 
     Args:
-        dataset: what to divide: a `Dataset`, or samples that `from_tensors` makes one of.
-        partition: says which training rows each client holds, or the spelling of one, as in "dirichlet:0.5".
+        dataset: what to divide: a `Dataset`, or samples that `from_tensors` takes.
+        partition: which training rows each client holds: a partition, or its spelling, as in "dirichlet:0.5".
         clients: number of clients; the default is the number of domains or natural owners, or else 10.
         seed: the same seed gives the same split.
-        val_fraction: from 0 to below 1.
+        val_fraction: share of each client's rows for validation, from 0 to below 1.
 
     Raises:
-        UserError: more clients than samples, a client without samples, a partition that does not fit, or arguments
-            that are not these.
+        UserError: there are more clients than samples, a client would have no samples, the partition does not fit the
+            data, or an argument is of another type.
     """
     dataset, partition = _whole(dataset, partition), parse(partition) if isinstance(partition, str) else partition
     if not callable(getattr(partition, "assign", None)) or isinstance(partition, type):
@@ -286,7 +287,7 @@ def split(
 
 
 def _whole(dataset: Any, partition: Any) -> Dataset:
-    """The data set that is meant."""
+    """Return the data set that the user means."""
     if isinstance(partition, Dataset):
         raise UserError('split takes the data set first: ekiden.split(dataset, "dirichlet:0.5", clients)')
     if isinstance(dataset, FederatedData):
@@ -305,7 +306,7 @@ def _default_clients(dataset: Dataset, partition: Partition) -> int:
 
 
 def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
-    """What training and test rows must have in common to belong to the same clients."""
+    """Return keys of training and test rows; rows with the same key belong to the same clients."""
     train, test = dataset.train, dataset.test
     if isinstance(partition, Domains) and train.domain is not None and test.domain is not None:
         return train.domain, test.domain

@@ -1,4 +1,4 @@
-"""One part of a data set as it lies in its files, nothing decoded; and its labels as numbers."""
+"""A part of a data set as its files hold it, undecoded, and its labels as numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,19 @@ from ekiden.base.errors import UserError
 
 @dataclass(frozen=True)
 class Raw:
-    """One part of a data set (training or test) as it lies in its files, nothing decoded.
+    """A part of a data set (training or test) as its files hold it, undecoded.
 
     Attributes:
         source: the file or folder, for messages.
-        images: n encoded images, files or opened images; or n texts, the columns of a table (`pyarrow.Table`), an array
-            (n, ...).
+        images: n encoded images, files or opened images; or n texts; or the columns of a table (`pyarrow.Table`); or
+            an array (n, ...).
         label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
         domain: (n,) integers or names, or None.
         group: (n,) integers or names, or None.
-        classes: class names in the order of the labels, empty where the source does not say.
+        classes: class names in the order of the labels; empty if the source has none.
         domains: names of domains in their order.
         kind: what the samples are.
-        targets: names of the columns of labels; none where there are no labels.
+        targets: names of the columns of labels; none if there are no labels.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Raw:
             raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
 
     def taken(self, rows: NDArray[np.int64]) -> "Raw":
-        """These rows."""
+        """Return these rows."""
         if isinstance(self.images, list | tuple):
             samples: Any = [self.images[row] for row in rows]
         else:
@@ -55,7 +55,7 @@ class Raw:
 
 
 def natural(name: str) -> tuple[bool, int, str]:
-    """Sort key: numbers by value, before other names."""
+    """Return a sort key: numbers by value, before other names."""
     number = name.isascii() and name.isdigit()
     return not number, int(name) if number else 0, name
 
@@ -63,14 +63,14 @@ def natural(name: str) -> tuple[bool, int, str]:
 def class_codes(
     parts: Sequence[NDArray[Any]], names: tuple[str, ...], source: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Class indices of each part, and the class names.
+    """Return the class indices of each part, and the class names.
 
-    Integers stay as they are (without names they run from 0 to the largest); names are numbered in the
-    order of `names`, or else sorted.
+    Integers stay unchanged (without names they run from 0 to the largest). Names are numbered in the order of
+    `names`, or else sorted.
 
     Raises:
-        UserError: integers below 0, beyond the names or far more than there are samples; unknown names; no sample of
-            an integer below the largest, without names.
+        UserError: an integer is below 0, beyond the names, or far above the number of samples; a name is unknown; or
+            there are no names, and an integer below the largest has no sample.
     """
     if not all(p.dtype.kind == "i" for p in parts):
         return codes(parts, names, "label", source)
@@ -95,10 +95,10 @@ def class_codes(
 def codes(
     parts: Sequence[NDArray[Any]], names: tuple[str, ...], what: str, source: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Numbers for the values of all parts: places in `names`, or else in the sorted values.
+    """Return numbers for the values of all parts: positions in `names`, or else in the sorted values.
 
     Raises:
-        UserError: a value that is not among `names`.
+        UserError: a value is not among `names`.
     """
     if names and all(p.dtype.kind == "i" for p in parts):
         parts = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in parts]
@@ -115,12 +115,12 @@ def codes(
 def owners(
     what: Literal["domain", "group"], parts: Sequence[Raw], preferred: tuple[str, ...] = ()
 ) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
-    """Numbers and names of the domains or groups, if all parts have them.
+    """Return numbers and names of the domains or groups, if all parts have them.
 
     Args:
-        what: which of both.
-        parts: of one data set.
-        preferred: their names in order, if the parts have no others and the files do not name them.
+        what: domain or group.
+        parts: parts of one data set.
+        preferred: their names in order; used if the parts have no others and the files do not name them.
     """
     values = [part.domain if what == "domain" else part.group for part in parts]
     given = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""How to read the user's files: what each column means, and how samples get one shape."""
+"""Options for reading the user's files: what each column means, and how samples get one shape."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from ekiden.data.decode import Images
 
 @dataclass(frozen=True)
 class Reading(Checked):
-    """Which columns mean what, and how samples are brought to one shape."""
+    """What each column means, and how samples get one shape."""
 
     image_column: str = ""
-    """column of images: encoded bytes, or paths relative to the table; by default `image`, where there is one"""
+    """column of images: encoded bytes, or paths relative to the table; by default `image`, if there is one"""
     text_column: str = ""
     """column of texts"""
     array_column: str = ""
@@ -28,29 +28,29 @@ class Reading(Checked):
     domain_column: str = ""
     """column of domains, such as the kind of scanner"""
     feature_columns: tuple[str, ...] = ()
-    """columns of a table that the model gets; by default all that mean nothing else"""
+    """columns of a table that the model gets; by default all columns without another meaning"""
     drop_columns: tuple[str, ...] = ()
     """columns of a table that the model does not get: names, row numbers"""
     categorical_columns: tuple[str, ...] = ()
     """columns of numbers that are codes of categories, such as postcodes"""
     min_count: Count = 10
-    """fewest rows of a silo about which anything is told when silos agree on the scaling of a table: a column with
-    fewer values, or a category with fewer rows, is not told of"""
+    """smallest number of rows that a silo reports when silos agree on the scaling of a table: a column with fewer
+    values, or a category with fewer rows, is left out"""
     fit: Literal["stretch", "crop"] = "stretch"
-    """how images come to --size: both sides are scaled, or the shorter side, and the middle is cut out"""
+    """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts out the middle"""
     pixel_window: tuple[float, ...] = ()
     """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
     tokenizer: str = ""
-    """what cuts texts into tokens: words, which needs no agreement, or a folder with the tokenizer.json of a model; by
-    default that of --model hf:FOLDER, else words"""
+    """how texts become tokens: words (silos need not agree on them), or a folder with the tokenizer.json of a model;
+    by default the tokenizer of --model hf:FOLDER, else words"""
     text_length: Annotated[int, Range(least=1, most=100_000)] = 256
-    """most tokens of a text; the rest is cut off"""
+    """largest number of tokens of a text; the rest is cut off"""
     augment_crop: CountOrZero = 0
-    """black pixels around a training image, of which a part of its size is cut out at random"""
+    """black pixels added around each training image before an image of its size is cut out at random"""
     augment_flip: bool = False
     """mirror training images left and right, at random"""
     augment_rotation: Annotated[float, Range(least=0, most=180)] = 0.0
-    """largest angle in degrees by which training images are turned, at random"""
+    """largest angle in degrees by which training images are rotated, at random"""
 
     def __post_init__(self) -> None:
         if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
@@ -66,40 +66,40 @@ class Reading(Checked):
             raise UserError(f"column {twice!r} cannot be two things: give each flag its own column")
 
     def chosen(self) -> dict[str, Any]:
-        """What differs from the defaults, as plain values."""
+        """Return the options that differ from the defaults, as plain values."""
         default = asdict(Reading())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
     @property
     def augment(self) -> Augment:
-        """What training images undergo, at the size of training."""
+        """Return how training images are augmented, at the size of training."""
         return Augment(self.augment_crop, self.augment_flip, float(self.augment_rotation))
 
     def without_augment(self) -> "Reading":
-        """How samples are read; augmentation changes none."""
+        """Return the options for reading samples; augmentation does not belong to them."""
         return replace(self, augment_crop=0, augment_flip=False, augment_rotation=0.0)
 
     @property
     def names_columns(self) -> bool:
-        """Whether any column is named."""
+        """Return whether any column is named."""
         return any(getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns")))
 
     def for_model(self, model: str) -> "Reading":
-        """With the tokenizer of the model that is trained, unless another was named."""
+        """Return these options with the tokenizer of the trained model, unless another was named."""
         folder = model.removeprefix("hf:")
         if not self.text_column or self.tokenizer or folder in (model, "") or not Path(folder).expanduser().is_dir():
             return self
         return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
 
     def images(self, size: int | None) -> Images:
-        """What images become."""
+        """Return what images become."""
         if self.fit == "crop" and not size:
-            raise UserError("--fit crop needs the --size to cut out")
+            raise UserError("--fit crop needs --size, the size to cut out")
         return Images(size or 0, self.fit, self.pixel_window)
 
 
 def reading(columns: dict[str, Any]) -> Reading:
-    """The reading with these fields; `label_column` may be one name.
+    """Return the `Reading` with these fields; `label_column` may be one name.
 
     Raises:
         UserError: there is no such field, or a value is of another type.
@@ -108,7 +108,7 @@ def reading(columns: dict[str, Any]) -> Reading:
 
 
 def listed(values: Any) -> Any:
-    """`values` of a `Reading`, in which one column may stand for a list of columns."""
+    """Return `values` of a `Reading`, in which one column may replace a list of columns."""
     if not isinstance(values, dict):
         return values
     several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
