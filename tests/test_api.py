@@ -197,7 +197,7 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert torch.equal(first, second)
     half = len(both.train) // 2
     assert torch.equal(both.train.y[:half], 1 - both.train.y[half:])
-    with pytest.raises(UserError, match="the labels of silo 0 are names, those of silo 1 numbers of unknown classes"):
+    with pytest.raises(UserError, match="silo 0 are names, but those of silo 1 are numbers of unknown"):
         federate([images(), (torch.zeros(10, 3, 8, 8), torch.arange(10) % 3)])
     with pytest.raises(UserError, match="label 'a' of silo 0 is not among the classes: x, y, z"):
         federate([images()], classes=("x", "y", "z"))

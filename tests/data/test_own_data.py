@@ -591,7 +591,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
     ("names as categories", bad(P, sex=[f"person {k}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
-    ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: say whether"),
+    ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use --task"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
     ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "row 0 .* is 0.5, no class"),
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),

@@ -227,7 +227,7 @@ def test_numerals_are_names_where_others_are() -> None:
 
 def test_names_and_numbers_do_not_mix() -> None:
     numbers = (images_of(1, 2), torch.tensor([0, 1]))
-    with pytest.raises(UserError, match=r"labels of silo 0 are names, those of silo 1 numbers of unknown classes"):
+    with pytest.raises(UserError, match=r"silo 0 are names, but those of silo 1 are numbers of unknown"):
         federate([CATS_DOGS, numbers], TEST)
     fed = federate([CATS_DOGS, numbers], TEST, classes=("dog", "cat", "bird"))  # now a number is a place in the list
     assert by_class(fed) == {"dog": {1}, "cat": {2}, "bird": set()}

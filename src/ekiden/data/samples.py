@@ -1,4 +1,4 @@
-"""Labelled samples as tensors, and who holds which of them."""
+"""Labelled samples as tensors, and which client holds which of them."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,10 +22,10 @@ class Samples:
     Attributes:
         x: (n, C, H, W) uint8 images, (n, L) int64 tokens or (n, d) float32 features; float32 of any other shape is used
             as it is.
-        y: (n,) int64 class indices; of other tasks than classification, see theirs in `ekiden.data.tasks`.
+        y: (n,) int64 class indices; for other tasks than classification, see `ekiden.data.tasks`.
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
-        classes: class names in the order of the indices; empty where they have none, or those of a `Dataset` are meant.
+        classes: class names in the order of the indices; empty if they have none, or if the names of a `Dataset` count.
     """
 
     x: Tensor
@@ -38,13 +38,13 @@ class Samples:
         return len(self.y)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes map what stays in a file; the rest travels."""
+        """Send to worker processes the place of a mapped tensor, which they map too, and all else by value."""
         at = place(self.x)
         rest = (self.y, self.domain, self.group, self.classes)
         return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
 
     def taken(self, rows: Tensor) -> "Samples":
-        """A copy of these rows."""
+        """Return a copy of these rows."""
         domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
         return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
 
@@ -55,22 +55,22 @@ def _opened(at: Place, *rest: Any) -> Samples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set: training and test samples and how to feed them to a network.
+    """A data set: training and test samples, and how to feed them to a network.
 
     Attributes:
-        name: the name the user gave.
+        name: the name that the user gave.
         train: all training samples (validation is cut from each client's share of them).
         test: all test samples.
-        classes: names of what the network's outputs stand for: classes, labels or targets.
-        domains: domain names, empty where the set has none.
+        classes: what the network's outputs mean: names of classes, labels or targets.
+        domains: domain names; empty if the set has none.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
-        augment: what training batches undergo.
+        augment: how training batches are augmented.
         task: what the labels mean.
-        inputs: what a sample is, and how raw ones become such tensors; by default what the tensor says.
-        groups: names of the natural owners, where they are to be called so.
-        least: fewest rows of a client about which it tells anything when clients agree on the scaling of tables and
-            targets; 0: nothing is left to agree on.
+        inputs: what a sample is, and how raw samples become such tensors; by default inferred from the tensor.
+        groups: names of the natural owners, if they have any.
+        least: smallest number of rows that a client reports when clients agree on the scaling of tables and targets;
+            0: nothing is left to agree on.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Dataset:
             object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
     def fed(self, training: Training) -> "Dataset":
-        """With the normalisation and augmentation that `training` asks for."""
+        """Return the data set with the normalisation and augmentation that `training` asks for."""
         return replace(
             self,
             mean=training.mean or self.mean,
@@ -106,12 +106,12 @@ class Dataset:
 
     @property
     def offers(self) -> frozenset[Need]:
-        """What methods can rely on; see `Method.needs`."""
+        """Return what methods can rely on; see `Method.needs`."""
         tokens = self.train.x.dtype == torch.int64
         return self.task.offers if tokens else self.task.offers | {"numbers"}
 
     def strata(self, samples: Samples) -> Tensor:
-        """A group (n,) int64 for each of some samples, by their labels: the class, in classification."""
+        """Return a group (n,) int64 for each of some samples, by their labels; in classification, the class."""
         return self.task.strata(samples.y)
 
     @property
@@ -137,11 +137,11 @@ class Subset:
 
     @property
     def x(self) -> Tensor:
-        """(k, ...) raw samples, gathered at each call."""
+        """(k, ...) raw samples, gathered at each access."""
         return self.samples.x[self.rows]
 
     def class_counts(self, classes: int) -> Tensor:
-        """(classes,) number of samples of each class."""
+        """Return the number of samples of each class, (classes,)."""
         return torch.bincount(self.y, minlength=classes)
 
 
@@ -157,34 +157,34 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set and who holds what. Every test row belongs to exactly one client."""
+    """A data set divided among clients. Every test row belongs to exactly one client."""
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
 
     def with_task(self, task: Task) -> "FederatedData":
-        """The same data, with another headline metric or scale."""
+        """Return the same data with another headline metric or scale."""
         return replace(self, dataset=replace(self.dataset, task=task))
 
     def for_tuning(self) -> "FederatedData":
-        """With the clients' validation samples in place of the test samples.
+        """Return the data with the clients' validation samples in place of the test samples.
 
         Raises:
-            UserError: no client has any.
+            UserError: no client has validation samples.
         """
         rows = torch.cat([client.val.rows for client in self.clients])
         if not len(rows):
-            raise UserError("there are no validation data to choose settings by: raise --val-fraction")
+            raise UserError("there are no validation data to choose settings on: raise --val-fraction")
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
         return FederatedData(replace(self.dataset, test=test), tuple(clients))
 
     def without(self, *names: str) -> "FederatedData":
-        """The same without some clients, whose test samples go with them; the other clients' data stay as they are.
+        """Return the data without some clients and their test samples; the other clients' data do not change.
 
         Raises:
-            UserError: no client is called so, or none would be left.
+            UserError: no client has such a name, or no client would be left.
         """
         for name in names:
             if name not in (known := [client.name for client in self.clients]):

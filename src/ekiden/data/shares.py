@@ -1,4 +1,4 @@
-"""Rows to clients: test rows in proportion to training rows, and the clients' validation parts."""
+"""Give rows to clients: test rows in proportion to training rows, and validation rows."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,15 @@ Rows = NDArray[np.int64]
 
 
 def numpy(values: Tensor) -> Rows:
-    """(n,) int64 on the CPU."""
+    """Return (n,) int64 on the CPU."""
     return values.cpu().numpy().astype(np.int64, copy=False)
 
 
 def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[Rows]:
-    """Divide the test rows of each key in proportion to how many training rows of that key each client holds.
+    """Divide the test rows of each key in proportion to each client's number of training rows of that key.
 
-    Proportions are met up to one row, by largest remainders; among equal remainders the client with the
-    fewest test rows so far comes first. Rows of keys that nobody holds go round robin.
+    The largest remainders round proportions to whole rows; among equal remainders the client with the fewest test
+    rows so far comes first. Rows of keys that no client holds are dealt round robin.
 
     Args:
         train_keys: (n,) int64, such as labels.
@@ -55,7 +55,7 @@ def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[
 
 
 def _shares(total: int, weights: Rows, sizes: Rows) -> Rows:
-    """`total` in whole shares proportional to `weights`, in exact integer arithmetic."""
+    """Divide `total` into whole shares proportional to `weights`, in exact integer arithmetic."""
     shares, remainder = np.divmod(total * weights, weights.sum())
     first = np.lexsort((sizes, -remainder))[: total - shares.sum()]
     shares[first] += 1
@@ -69,12 +69,12 @@ def share_out(
     test_rows: Sequence[Rows],
     val_fraction: float,
 ) -> FederatedData:
-    """Clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
+    """Make clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
 
     They agree on one scaling of tables and targets.
 
     Raises:
-        UserError: a client holds nothing, or `val_fraction` is not in [0, 1).
+        UserError: a client would hold no training samples, or `val_fraction` is not in [0, 1).
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}.")

@@ -1,4 +1,4 @@
-"""Data sets by name, or from the user's own files."""
+"""Load data sets by name, or from the user's own files."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -32,34 +32,35 @@ from ekiden.data.tensors import from_tensors
 def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
-    A name is looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
+    A name is first looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
     below, then among the named sets (`NAMED`: `digits` ships with scikit-learn, others come from the
-    Hugging Face hub), then as a path. Layouts of own data:
+    Hugging Face hub), then as a path. Layouts of your own data:
 
     - a Parquet file with columns `image` (encoded bytes, or structs of bytes and path), `label` (integers
-      or class names) and maybe `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
-    - a folder with `train.parquet` and maybe `test.parquet`;
-    - a folder of class folders, or of domain folders of class folders, maybe below `train` and `test`;
+      or class names) and optionally `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
+    - a folder with `train.parquet` and optionally `test.parquet`;
+    - a folder of class folders, or of domain folders with class folders, optionally below `train` and `test`;
     - a table: Parquet, CSV, TSV or Feather, or a frame of pandas, polars, Arrow or Hugging Face. Its rows are the
       samples, unless `text_column`, `array_column` or `image_column` says that one column holds them;
     - arrays: `.npz` or safetensors with `x` and `y`, or a folder with `x.npy` and `y.npy`.
 
     Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train, test) as
-    `ekiden.data.from_tensors` takes them. One that returns silos is for `silos`.
+    `ekiden.data.from_tensors` takes them. For a function that returns silos, use `silos`.
 
-    Without a test part, 20 % of every (domain, class), or of every group where there are groups, is held
+    Without a test part, 20 % of every (domain, class), or of every group if there are groups, is held
     out with a fixed seed.
 
     Args:
         name: a name, a path, or a frame.
-        size: side in pixels that images are resized to (bilinear with antialias); the default is the
+        size: side in pixels to which images are resized (bilinear with antialias); the default is the
             named set's, or else the images' own.
-        task: what the labels mean, by its name (`ekiden.data.tasks.KINDS`); by default what they look like.
-        like: a data set whose classes and scaling are taken over, to measure a model of it on other data.
+        task: name of the task, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default inferred from
+            the labels.
+        like: a data set whose classes and scaling are used, to measure a model trained on it on other data.
         **columns: fields of `ekiden.data.Reading`, such as label_column="died", group_column="hospital".
 
     Returns:
-        The data set. Rows of a table are scaled when clients have agreed on that, as in `ekiden.split`.
+        The data set. Rows of a table are scaled once clients agree on the scaling, as in `ekiden.split`.
 
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
@@ -89,7 +90,7 @@ def _loaded(
         dataset = _own([("", path)], name, size or spec.size, _named(how, spec), task, like)
         return dataset if name not in NAMED else _fed(dataset, spec)
     if how != Reading() or like is not None:
-        raise UserError(f"{name} comes as it is, its columns cannot be chosen: give local files of it by EKIDEN_DATA")
+        raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
     size = size or spec.size
     if path is not None:
         dataset = _from_files(name, path, spec, size)
@@ -103,7 +104,7 @@ def _loaded(
 
 
 def _fed(dataset: Dataset, spec: Named) -> Dataset:
-    """Fed to a network as the named set is."""
+    """Return the data set with the scaling and augmentation of the named set."""
     return replace(dataset, mean=spec.mean, std=spec.std, augment=spec.augment)
 
 
@@ -113,14 +114,14 @@ def join(
     """Load the files or folders of several silos as one data set, in which each silo is a natural owner.
 
     Args:
-        paths: of the silos; or of one folder that holds a file or a folder for each; or of a TOML file that names them.
+        paths: paths of the silos; or one folder with a file or a folder for each; or a TOML file that names them.
         size: as in `load`.
         task: as in `load`.
         like: as in `load`.
         **columns: as in `load`; the same for all silos.
 
     Raises:
-        UserError: as in `load`; the silos hold data that do not go together.
+        UserError: as in `load`; or the silos' data do not go together.
     """
     chosen = reading(columns)
     how = chosen.without_augment()
@@ -128,7 +129,7 @@ def join(
 
 
 def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | None) -> bool:
-    """Whether the files hold images with class labels, under the usual names."""
+    """Return whether the files hold images with class labels, under the usual names."""
     if how != Reading() or like is not None or task not in ("", "classification"):
         return False
     first, _ = find(path)
@@ -140,7 +141,7 @@ def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | N
 
     try:
         schema = pq.read_schema(first)
-    except Exception:  # `read` says what is wrong
+    except Exception:  # `read` reports what is wrong
         return True
     types = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
     pictures = {"image", spec.columns.image} & set(types)
@@ -149,7 +150,7 @@ def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | N
 
 
 def _named(how: Reading, spec: Named) -> Reading:
-    """With the columns of a named set where the user names none."""
+    """Return the options with the columns of the named set where the user names none."""
     columns = spec.columns
     return replace(
         how,
@@ -167,7 +168,7 @@ def _own(
     task: str,
     like: Dataset | None,
 ) -> Dataset:
-    """What is in these files; images are decoded once and then kept."""
+    """Load these files; images are decoded once and then kept."""
     holdings = [hold(path, how, silo) for silo, path in sources]
 
     def build() -> Dataset:
@@ -185,7 +186,7 @@ def _own(
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
-    """The silos that a function of the user's own returns; None where `name` is none of such a function.
+    """Return the silos that the user's function returns; None if `name` is not the name of such a function.
 
     The function returns what `ekiden.federate` returns, or a list that it takes.
     """
@@ -196,18 +197,18 @@ def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedDa
 
 
 def _is_function(name: str) -> bool:
-    """Whether a function makes the data: one in a file, or of another package."""
+    """Return whether a function makes the data: one in a file, or one of another package."""
     return outside.is_file(name) or name in outside.installed("ekiden.datasets")
 
 
 def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Dataset:
-    """What the user's function returned, as a data set."""
+    """Return the result of the user's function as a data set."""
     if size is not None:
         raise UserError(f"{name} makes the images itself: leave out --size")
     if isinstance(given, tuple) and len(given) == 2:
         given = from_tensors(*given, name=outside.short(name), task=task or None)
     if isinstance(given, FederatedData | list):
-        raise UserError(f"{name} returns silos, a data set is needed here: return a Dataset or (train, test)")
+        raise UserError(f"{name} returns silos, but a data set is needed here: return a Dataset or (train, test)")
     if not isinstance(given, Dataset):
         raise UserError(
             f"{name} returns {type(given).__name__}: return what ekiden.federate or ekiden.load returns, a list of "
@@ -217,9 +218,9 @@ def _dataset_of(given: Any, name: str, size: int | None, task: str = "") -> Data
 
 
 def located(name: str) -> str:
-    """Return the name of a data set so that it means the same in every folder: paths from here become absolute.
+    """Return the name of a data set so that it means the same in every folder: relative paths become absolute.
 
-    A name that means nothing stays as it is; `load` says what is wrong with it.
+    An unknown name stays unchanged; `load` reports what is wrong with it.
     """
     if outside.is_file(name):
         return outside.located(name)
@@ -231,9 +232,9 @@ def located(name: str) -> str:
 
 
 def _path(name: str) -> Path | None:
-    """Where the files of a data set are, None for a named set without local files."""
+    """Return where the files of a data set are; None for a named set without local files."""
     root = os.environ.get("EKIDEN_DATA")
-    named = name.partition("/")[0] not in ("", ".", "..")  # else it is a path from here
+    named = name.partition("/")[0] not in ("", ".", "..")  # otherwise it is a relative path
     local = Path(root).expanduser() / name if root and named else None
     if local is not None and local.exists():
         return local
@@ -243,7 +244,7 @@ def _path(name: str) -> Path | None:
     if path.exists() and name:
         return path
     if "/" in name or os.sep in name or suits(path):
-        find(path)  # says that it is not there
+        find(path)  # raises the error that it is not there
     there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
     raise unknown("data set", name, {*NAMED, *there})
 
@@ -261,7 +262,7 @@ def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset
 
 
 def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[Holding]) -> Iterator[str | Path]:
-    """All that samples are made of: the files themselves, and images that they name."""
+    """Yield all that samples are made of: the files, and the images that they name."""
     for (_, path), holding in zip(sources, holdings, strict=True):
         for part, raw in zip((p for p in find(path) if p is not None), holding.parts, strict=True):
             if part.is_file():
@@ -282,14 +283,14 @@ def _contents(parts: list[Path]) -> Iterator[str | Path]:
 def _from_hub(name: str, spec: Named, size: int | None) -> Dataset:
     place = f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
     if spec.hub is None:
-        raise UserError(f"{name!r} has to be given as local files: {place} (columns image, label, maybe domain).")
+        raise UserError(f"{name!r} is available only as local files: {place} (columns image, label, and maybe domain).")
     require_extra("hub", f"{name!r} is on the Hugging Face hub, which", "datasets")
     import datasets  # noqa: PLC0415  (seconds, and only this function needs it)
 
     splits = ["train"] + ([spec.test] if spec.test else [])
     try:
         parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
-    except Exception as error:  # of the network, the hub or the disk; all kinds
+    except Exception as error:  # from the network, the hub or the disk: any kind
         raise UserError(f"cannot get {spec.hub!r} from the Hugging Face hub ({_line(error)}): {place}.") from error
     tables = [p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata) for p in parts]
     content = cache.key([repr((spec, size)), *(b for t in tables for b in _buffers(t))])
@@ -320,13 +321,13 @@ def _digits() -> Raw:
 
 
 def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
-    """Decode one or two parts; a single one is split into training and test samples."""
+    """Decode one or two parts; a single part is split into training and test samples."""
     source = parts[0].source
     y, classes = class_codes([p.label for p in parts], parts[0].classes, source)
     domain, domains = owners("domain", parts, spec.domains)
     group, _ = owners("group", parts)
     images = Images(size or 0)
-    if len(parts) == 1:  # which rows are held out is known before anything is decoded
+    if len(parts) == 1:  # the held-out rows are known before anything is decoded
         rows = hold_out(group[0]) if group[0] is not None else hold_out(domain[0], y[0])
         if not len(rows[1]):
             raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")

@@ -1,4 +1,4 @@
-"""Rows of a table as tensors."""
+"""Make tensors of the rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,22 +22,21 @@ Names = NDArray[np.str_]
 class Table(Checked):
     """Rows of a table: (d,) float32.
 
-    A row holds the numbers, scaled; then, for each column in which numbers are missing, 1 where one is and 0 elsewhere;
-    then the code of each category. A missing number is encoded as the mean, that is 0. Code 0 is every category that is
-    not in the vocabulary; the others count from 1.
+    A row holds the scaled numbers; then, for each column in which numbers are missing, 1 if this row's is missing and
+    0 otherwise; then the code of each category. A missing number is encoded as the mean, which is 0. Code 0 means any
+    category that is not in the vocabulary; the others count from 1.
 
-    Before the silos have agreed (`Dataset.least`), rows are float64: numbers as they are, NaN where one is missing, and
-    codes of all categories that occur.
+    Before the silos have agreed (`Dataset.least`), rows are float64: unscaled numbers, NaN for a missing one, and codes
+    of all categories that occur.
 
     Attributes:
         numeric: names of the columns of numbers.
         categorical: names of the columns of categories.
         centre: per numeric column, subtracted.
         scale: per numeric column, divided by.
-        gaps: the numeric columns that say where numbers are missing.
+        gaps: the numeric columns for which a row says whether the number is missing.
         vocabularies: per categorical column, its known categories; "" is a missing one.
-        agreed: whether scaling and vocabularies are agreed. Before that, rows are float64: numbers as they are, NaN
-            where one is missing, and codes of all categories that occur.
+        agreed: whether the silos have agreed on scaling and vocabularies; see above for rows before that.
     """
 
     numeric: tuple[str, ...]
@@ -56,12 +55,12 @@ class Table(Checked):
 
     @property
     def numbers(self) -> int:
-        """How many values of a row are numbers; codes follow."""
+        """Return how many values of a row are numbers; codes follow."""
         return len(self.numeric) + len(self.gaps)
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """How many codes each categorical column has."""
+        """Return how many codes each categorical column has."""
         return tuple(len(names) + 1 for names in self.vocabularies)
 
     def encode(self, raw: Any) -> Tensor:
@@ -78,9 +77,9 @@ def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
     """Return (n, d) float32 rows.
 
     Args:
-        numbers: (n, numeric) values as they are, NaN where one is missing.
-        names: (n,) for each categorical column, "" where one is missing.
-        table: what was agreed.
+        numbers: (n, numeric) unscaled values, NaN if one is missing.
+        names: (n,) for each categorical column, "" if one is missing.
+        table: what the silos agreed on.
     """
     centre, scale = np.array(table.centre), np.array(table.scale)
     scaled = np.nan_to_num((numbers - centre) / scale) if table.numeric else numbers
@@ -91,7 +90,7 @@ def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
 
 
 def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
-    """(n, d) float64 rows that were not scaled yet, scaled."""
+    """Return unscaled rows (n, d) float64 as scaled rows."""
     rows, n = x.numpy(), len(before.numeric)
     known = [np.array(["", *names], dtype=np.str_) for names in before.vocabularies]
     names = [known[k][rows[:, n + k].astype(np.int64)] for k in range(len(known))]
@@ -101,15 +100,15 @@ def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
 def unscaled(
     parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str] = ()
 ) -> tuple[Table, list[Tensor]]:
-    """The columns of several tables together, and their rows (n, d) float64, not scaled.
+    """Return the columns of several tables together, and their rows (n, d) float64, unscaled.
 
     Args:
         parts: Arrow tables.
-        sources: what they are called in messages.
+        sources: their names in messages.
         categorical: columns of numbers that are codes of categories.
 
     Raises:
-        UserError: they have different columns, or a column holds numbers in one and text in another.
+        UserError: they have different columns, or a column holds numbers in one table and text in another.
     """
     wanted = parts[0].column_names
     for part, source in zip(parts, sources, strict=True):
@@ -120,7 +119,7 @@ def unscaled(
     kinds = {name: _kind(name, parts, sources, categorical) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
-            f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out by --drop-columns {lost[0]}"
+            f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out with --drop-columns {lost[0]}"
         )
     table = Table(*(tuple(n for n in wanted if kinds[n] == kind) for kind in ("numbers", "names")))
     read = [rows(part, table, source) for part, source in zip(parts, sources, strict=True)]
@@ -134,7 +133,7 @@ def unscaled(
 
 
 def rows(frame: Any, table: Table, source: str) -> tuple[Numbers, list[Names]]:
-    """The numbers (n, numeric), and the names (n,) of each categorical column, of an Arrow table.
+    """Return from an Arrow table the numbers (n, numeric), and the names (n,) of each categorical column.
 
     Raises:
         UserError: a column is missing, or holds text where numbers are expected.
@@ -157,12 +156,12 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
     if extra:
         raise UserError(
             f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which "
-            f"{first} has not: leave out by --drop-columns {' '.join(extra[:_SHOWN])}"
+            f"{first} does not have: use --drop-columns {' '.join(extra[:_SHOWN])}"
         )
 
 
 def _kind(name: str, parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str]) -> str:
-    """numbers, names, or "" for a column without any value."""
+    """Return numbers, names, or "" for a column without any value."""
     kinds = [_type(part[name].type, name, source) for part, source in zip(parts, sources, strict=True)]
     if name in categorical:
         return "names" if any(kinds) else ""
@@ -172,14 +171,14 @@ def _kind(name: str, parts: Sequence[Any], sources: Sequence[str], categorical: 
             text, other = (source, known[0][1]) if kind == "names" else (known[0][1], source)
             part = parts[list(sources).index(text)]
             raise UserError(
-                f"column {name!r} of {text} holds text ({_first_text(part[name])}), that of {other} numbers: "
-                f"correct it, or take it as categories everywhere by --categorical-columns {name}"
+                f"column {name!r} of {text} holds text ({_first_text(part[name])}), but that of {other} numbers: "
+                f"correct it, or take it as categories everywhere with --categorical-columns {name}"
             )
     return known[0][0] if known else ""
 
 
 def _first_text(column: Any) -> str:
-    """The first value that is not a number, with its row."""
+    """Return the first value that is not a number, with its row."""
     for row, value in enumerate(column.to_pylist()):
         try:
             float(value)
@@ -204,13 +203,13 @@ def _type(kind: Any, name: str, source: str) -> str:
     if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
         return "names"
     raise UserError(
-        f"column {name!r} of {source} holds {kind}, which is neither numbers nor text: leave it out by --drop-columns "
-        f"{name}, or name it by --image-column or --array-column"
+        f"column {name!r} of {source} holds {kind}, neither numbers nor text: leave it out with --drop-columns "
+        f"{name}, or name it with --image-column or --array-column"
     )
 
 
 def _numbers(column: Any, name: str, source: str) -> Numbers:
-    """(n,) values; days since 1970 for dates and times."""
+    """Return values (n,); dates and times become days since 1970."""
     import pyarrow as pa  # noqa: PLC0415
 
     kind = column.type
@@ -223,14 +222,14 @@ def _numbers(column: Any, name: str, source: str) -> Numbers:
                 .cast(pa.float64(), safe=False)
             )
             return np.array(stamps.to_numpy(), dtype=np.float64) * unit
-        raise UserError(f"column {name!r} of {source} holds {kind}: leave it out by --drop-columns {name}")
+        raise UserError(f"column {name!r} of {source} holds {kind}: leave it out with --drop-columns {name}")
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
     try:
         values = column.cast(pa.float64(), safe=False).to_numpy()
     except pa.ArrowException:
         raise UserError(
-            f"column {name!r} of {source} holds text ({_first_text(column)}), numbers are expected: correct it"
+            f"column {name!r} of {source} holds text ({_first_text(column)}), but numbers are expected: correct it"
         ) from None
     values = np.array(values, dtype=np.float64)
     if np.isinf(values).any():
@@ -240,7 +239,7 @@ def _numbers(column: Any, name: str, source: str) -> Numbers:
 
 
 def _texts(column: Any) -> Names:
-    """(n,) names, "" where one is missing."""
+    """Return names (n,), "" if one is missing."""
     import pyarrow as pa  # noqa: PLC0415
 
     if pa.types.is_dictionary(column.type):
@@ -249,7 +248,7 @@ def _texts(column: Any) -> Names:
 
 
 def _codes(names: Names, known: Sequence[str]) -> NDArray[np.float64]:
-    """Places in `known` from 1; 0 for other names."""
+    """Return positions in `known`, counted from 1; 0 for other names."""
     place = {name: i for i, name in enumerate(known, 1)}
     found, inverse = np.unique(names, return_inverse=True)
     return np.array([place.get(str(name), 0) for name in found], dtype=np.float64)[inverse]

@@ -1,4 +1,4 @@
-"""What silos tell one another so that tables are scaled alike: sums and counts, never a row."""
+"""Sums and counts, never a row, that silos share so that all scale tables alike."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from ekiden.data.tasks import Regression, Task
 
 @dataclass(frozen=True)
 class ColumnSums:
-    """What a silo tells of its training rows.
+    """What a silo reports about its training rows.
 
-    A column with fewer values than the least count, and a category with fewer rows, are not told of.
+    Columns with fewer values than the least count, and categories with fewer rows, are left out.
 
     Attributes:
-        values: by numeric column and by target: how many values there are, their sum, and the sum of their squares.
-        missing: by numeric column, how many values are missing.
-        categories: by categorical column, how many rows each category has.
+        values: for each numeric column and target: number of values, their sum, and the sum of their squares.
+        missing: for each numeric column, the number of missing values.
+        categories: for each categorical column, the number of rows of each category.
     """
 
     values: Mapping[str, tuple[int, float, float]]
@@ -34,7 +34,7 @@ class ColumnSums:
     categories: Mapping[str, Mapping[str, int]]
 
     def plus(self, other: "ColumnSums") -> "ColumnSums":
-        """The sums of both."""
+        """Return the sums of both."""
 
         def each(a: tuple[int, float, float], b: tuple[int, float, float]) -> tuple[int, float, float]:
             return a[0] + b[0], a[1] + b[1], a[2] + b[2]
@@ -46,17 +46,17 @@ class ColumnSums:
         )
 
     def to_json(self) -> str:
-        """As text, the same for the same sums."""
+        """Return the sums as text, the same text for the same sums."""
         return json.dumps(
             {"values": self.values, "missing": self.missing, "categories": self.categories}, indent=1, sort_keys=True
         )
 
     @staticmethod
     def from_json(text: str, where: str) -> "ColumnSums":
-        """The sums in a text.
+        """Return the sums in a text.
 
         Raises:
-            UserError: they are none.
+            UserError: the text holds no sums.
         """
         try:
             found = json.loads(text)
@@ -70,20 +70,20 @@ class ColumnSums:
         return ColumnSums(values, missing, categories)
 
     def moments(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of a column; 1 for a column that does not vary.
+        """Return mean and standard deviation of a column; the latter is 1 for a column that does not vary.
 
         Raises:
-            UserError: no silo told of it.
+            UserError: no silo reported the column.
         """
         n, total, squares = self.values[name]
         if not n:
             raise UserError(
-                f"no silo has enough values in column {name!r} to send its sums: leave it out by --drop-columns "
+                f"no silo has enough values in column {name!r} to send its sums: leave it out with --drop-columns "
                 f"{name}, or lower --min-count"
             )
         mean = total / n
         variance = squares / n - mean * mean
-        # What is left of a constant after rounding is not a scale.
+        # The rounding error that a constant leaves is not a scale.
         return mean, sqrt(variance) if variance > 1e-12 * max(mean * mean, 1e-12) else 1.0
 
 
@@ -93,7 +93,7 @@ def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> 
     Args:
         x: (n, d) float64 rows that are not scaled yet.
         table: their columns.
-        least: fewest rows about which anything is told.
+        least: smallest number of rows that is reported.
         targets: (n,) numbers to predict, by name.
     """
     rows = x.numpy()
@@ -114,15 +114,15 @@ def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> 
 
 
 def target(name: str) -> str:
-    """What a target is called among the sums, where a column may have the same name."""
+    """Return a target's name among the sums, which no column has."""
     return f"target: {name}"
 
 
 def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
-    """The scaling and the vocabularies for which all silos have told enough.
+    """Return the table with the scaling and the vocabularies that follow from the silos' sums.
 
     Raises:
-        UserError: no silo told of a column.
+        UserError: no silo reported a column.
     """
     total = told[0]
     for one in told[1:]:
@@ -132,8 +132,8 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     for name, known in zip(table.categorical, vocabularies, strict=True):
         if not known:
             raise UserError(
-                f"column {name!r} has no text that enough rows of a silo share: leave it out by --drop-columns {name}, "
-                f"read it as text by --text-column {name}, or lower --min-count"
+                f"column {name!r} has no text that enough rows of a silo share: leave it out with --drop-columns "
+                f"{name}, read it as text with --text-column {name}, or lower --min-count"
             )
     return Table(
         table.numeric,
@@ -156,12 +156,12 @@ def _counted(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
 
 
 def agreed(fed: FederatedData) -> FederatedData:
-    """The federation with one scaling for all clients, from what each tells of its training rows.
+    """Return the federation with one scaling for all clients, from what each reports about its training rows.
 
-    Scaled are the columns of a table, and the targets of a regression.
+    The columns of a table and the targets of a regression are scaled.
 
     Raises:
-        UserError: no client told of a column.
+        UserError: no client reported a column.
     """
     if not fed.dataset.least:
         return fed
@@ -172,7 +172,7 @@ def agreed(fed: FederatedData) -> FederatedData:
 
 
 def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
-    """What a client tells of its training rows."""
+    """Return what a client reports about its training rows."""
     targets: dict[str, Tensor] = {}
     if isinstance(dataset.task, Regression):
         y = client.train.y
@@ -184,7 +184,7 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
 
 
 def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) -> Task:
-    """The task with the targets' scale, for regression."""
+    """Return the task; a regression gets the targets' scale."""
     if not isinstance(task, Regression):
         return task
     total = told[0]
@@ -195,7 +195,7 @@ def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) ->
 
 
 def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
-    """The same samples, encoded as agreed."""
+    """Return the same samples, encoded as agreed."""
     dataset, before = fed.dataset, fed.dataset.inputs
     train, test = dataset.train, dataset.test
     if isinstance(before, Table) and isinstance(after, Table):

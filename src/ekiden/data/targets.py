@@ -1,4 +1,4 @@
-"""What the labels of files mean: the task, and its targets as tensors."""
+"""Find out what the labels of files mean: the task, and its targets as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +20,10 @@ KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "a
 
 
 def targets(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[Tensor], tuple[str, ...], Task]:
-    """The labels of each part, the names of the outputs, and the task.
+    """Return the labels of each part, the names of the outputs, and the task.
 
     Raises:
-        UserError: the labels are not those of the task.
+        UserError: the labels do not suit the task.
     """
     source = raws[0].source
     parts = [raw.label for raw in raws]
@@ -36,11 +36,15 @@ def targets(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[
     match chosen:
         case LanguageModelling():
             if raws[0].kind != "tokens":
-                raise UserError(f"language modelling needs texts, {source} holds {KINDS[raws[0].kind]}: --text-column")
+                raise UserError(
+                    f"language modelling needs texts, but {source} holds {KINDS[raws[0].kind]}: name a --text-column"
+                )
             return [torch.zeros(len(p), dtype=torch.int64) for p in parts], (), chosen
         case Classification():
             if any(part.ndim > 1 for part in parts):
-                raise UserError("classification has one label a sample: name one --label-column, or --task multi-label")
+                raise UserError(
+                    "classification has one label per sample: name one --label-column, or use --task multi-label"
+                )
             whole = [_whole(part, raw) for part, raw in zip(parts, raws, strict=True)]
             names = like.classes if like is not None else raws[0].classes
             if (names or raws[0].kind == "images") and (like is None or any(p.dtype.kind != "i" for p in whole)):
@@ -61,7 +65,7 @@ def targets(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[
 
 
 def _guess(raws: Sequence[Raw]) -> Task:
-    """What the labels look like."""
+    """Infer the task from the labels."""
     parts = [raw.label for raw in raws]
     if parts[0].ndim > 1:
         binary = all(np.isin(part, (0, 1)).all() for part in parts)
@@ -72,19 +76,19 @@ def _guess(raws: Sequence[Raw]) -> Task:
     if all(part.dtype.kind in "if" for part in parts) and len(different) > _MANY and not raws[0].classes:
         shown = raws[0].targets[0] if raws[0].targets else "label"
         raise UserError(
-            f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: say "
-            "whether they are numbers to predict, --task regression, or classes, --task classification"
+            f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: use "
+            "--task regression if they are numbers to predict, or --task classification if they are classes"
         )
     return Classification()
 
 
 def _whole(part: NDArray[Any], raw: Raw) -> NDArray[Any]:
-    """Labels of classes: names or integers."""
+    """Return the labels of classes: names or integers."""
     if part.dtype.kind != "f":
         return part
     if (part != np.floor(part)).any():
         row = int(np.flatnonzero(part != np.floor(part))[0])
-        raise UserError(f"the label in row {row} of {raw.source} is {part[row]}, no class: take --task regression")
+        raise UserError(f"the label in row {row} of {raw.source} is {part[row]}, not a class: use --task regression")
     return part.astype(np.int64)
 
 
@@ -102,7 +106,7 @@ def _numbers(part: NDArray[Any], raw: Raw, kind: str) -> NDArray[np.float64]:
 
 
 def provisional(task: Regression, y: Tensor) -> Regression:
-    """The task with the scale of these targets."""
+    """Return the task with the scale of these targets."""
     columns = (y[:, None] if y.ndim == 1 else y).double()
     std = columns.std(0, correction=0)
     return replace(task, mean=tuple(columns.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))

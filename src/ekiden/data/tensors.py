@@ -1,4 +1,4 @@
-"""Data that are already in Python: tensors, arrays and map-style datasets."""
+"""Make data sets from data that are already in Python: tensors, arrays and map-style datasets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -56,25 +56,26 @@ def from_tensors(
     augment: Augment | None = None,
     task: Task | str | None = None,
 ) -> Dataset:
-    """A data set from tensors or map-style datasets.
+    """Make a data set from tensors or map-style datasets.
 
     Args:
         train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
-            float features or images of any shape (n, ...), which are used as they are; y: integers, or class names
+            float features or images of any shape (n, ...), which are used unchanged; y: integers, or class names
             (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
             labels of another task, see `task`.
         test: the same for test data; None holds out 20 % of each class, with a fixed seed.
-        name: of the data set.
-        classes: class names in the order of the outputs; integers are places in it. None means all names in `train`
-            and `test`, sorted, or 0 to the largest label, each of which must have a sample.
+        name: name of the data set.
+        classes: class names in the order of the outputs; integer labels are positions in it. None means all names in
+            `train` and `test`, sorted, or 0 to the largest label, each of which must have a sample.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
-        augment: what training batches undergo.
-        task: what the labels mean, or its name; None: what they look like (`ekiden.data.tasks.inferred`). Targets of a
-            regression are standardised by the training samples' moments.
+        augment: how training batches are augmented.
+        task: the task, which says what the labels mean, or its name; None infers it from the labels
+            (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training samples' moments.
 
     Raises:
-        UserError: no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do not fit.
+        UserError: there are no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do
+            not fit.
     """
     sources = {"train": train} | ({} if test is None else {"test": test})
     parts, names, meant = labelled(sources, classes, task)
@@ -96,7 +97,7 @@ def made_of(
 ) -> Dataset:
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise UserError(
-            f"training samples are {_kind(train)}, test samples {_kind(test)}: give both one shape and type."
+            f"training samples are {_kind(train)}, but test samples {_kind(test)}: give both one shape and type."
         )
     return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment(), scaled(task, train.y))
 
@@ -116,24 +117,24 @@ def concatenated(parts: list[Samples]) -> Samples:
     kinds = [_kind(p) for p in parts]
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        raise UserError(f"silo {odd} holds {kinds[odd]}, silo 0 {kinds[0]}: all must have one shape and type.")
+        raise UserError(f"silo {odd} holds {kinds[odd]}, but silo 0 {kinds[0]}: all must have one shape and type.")
     return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), classes=parts[0].classes)
 
 
 def labelled(
     sources: Mapping[str, Source], classes: Sequence[str] | None, task: Task | str | None
 ) -> tuple[list[Samples], tuple[str, ...], Task]:
-    """The samples of all sources with labels of one meaning, what their outputs are called, and the task.
+    """Return the samples of all sources with labels of one meaning, the names of the outputs, and the task.
 
     Args:
-        sources: by what messages call them.
-        classes: names, if the user has some.
+        sources: the sources by their names in messages.
+        classes: names of the classes, if the user gave some.
         task: the task, its name, or None.
     """
     wanted = named(task) if isinstance(task, str) else task
     raw = [_samples(source, what, wanted) for what, source in sources.items()]
     if wanted is None:
-        # One silo alone may look like something else: of two labels, each sample may have one.
+        # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
         found = [Classification() if part.classes else inferred(part.y, part.x) for part in raw]
         wanted = next((one for one in found if not isinstance(one, Classification)), found[0])
     if isinstance(wanted, LanguageModelling) and not wanted.vocabulary and classes is None:
@@ -195,7 +196,7 @@ def _collect(pairs: Pairs, what: str, task: Task | None) -> tuple[Tensor, Tensor
 
 
 def _array(x: Any) -> Tensor:
-    """A sample that is not a tensor: an array, a number or list, or a PIL image (its channels come last)."""
+    """Return an array, a number, a list, or a PIL image (its channels come last) as a tensor."""
     channels_last = hasattr(x, "getbands") and len(x.getbands()) > 1
     tensor = torch.from_numpy(np.array(x))
     return tensor.permute(2, 0, 1) if channels_last else tensor
@@ -218,12 +219,12 @@ def _inputs(x: Tensor, what: str) -> Tensor:
 
 
 def _tokens(x: Tensor, y: Tensor) -> bool:
-    """Whether these are texts (n, L) for a language model, which labels them by themselves."""
+    """Return whether these are texts (n, L) for a language model: their labels are the tokens themselves."""
     return isinstance(inferred(y, x), LanguageModelling)
 
 
 def _numbers(ys: Sequence[Any], task: Task | None) -> Tensor:
-    """The labels of pairs: whole numbers as int64, other numbers and arrays as they are."""
+    """Return the labels of pairs: whole numbers as int64, other numbers and arrays unchanged."""
     if any(np.ndim(y) for y in ys):
         return torch.stack([torch.as_tensor(y) for y in ys])
     values = [y.item() if isinstance(y, Tensor) else y for y in ys]

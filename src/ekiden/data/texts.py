@@ -1,4 +1,4 @@
-"""Texts as tokens: hashed words, or what the tokenizer of a model gives."""
+"""Encode texts as tokens: hashed words, or the tokens of a model's tokenizer."""
 
 import hashlib
 import re
@@ -18,19 +18,19 @@ from ekiden.base.errors import UserError
 PAD = 0
 """the token that fills up short texts"""
 _WORD = re.compile(r"\w+|[^\w\s]")
-_VOCABULARY = 8192  # of hashed words; one of the 1000 commonest in nine shares its token with another of them
+_VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
 
 
 @dataclass(frozen=True)
 class Tokens(Checked):
-    """Texts: (L,) int64 tokens, filled up with `PAD`; batches are cut to their longest text.
+    """Texts: (L,) int64 tokens, padded with `PAD`; batches are cut to their longest text.
 
     Attributes:
-        tokenizer: words: each word's hash, which needs no agreement; or a folder with the tokenizer of a model.
-        vocabulary: how many different tokens there are.
-        length: most tokens of a text; the rest is cut off.
-        digest: of the tokenizer's file; "" for words.
-        pad: the token that fills up.
+        tokenizer: words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a model.
+        vocabulary: number of different tokens.
+        length: largest number of tokens of a text; the rest is cut off.
+        digest: digest of the tokenizer's file; "" for words.
+        pad: the padding token.
     """
 
     tokenizer: str = "words"
@@ -40,7 +40,7 @@ class Tokens(Checked):
     pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, L) int64 for a list of texts, L being that of the longest one.
+        """Return (n, L) int64 for a list of texts; L is the length of the longest one.
 
         Raises:
             UserError: the tokenizer is not there, or is another one.
@@ -48,20 +48,20 @@ class Tokens(Checked):
         return encode(list(raw), self)
 
     def mask(self, tokens: Tensor) -> Tensor:
-        """Return (b, L) bool, where there is text."""
+        """Return (b, L) bool: true where there is text."""
         return tokens != self.pad
 
     def lengths(self, tokens: Tensor) -> Tensor:
-        """Return (n,) int64, how many tokens each text has."""
+        """Return (n,) int64: the number of tokens of each text."""
         places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         return (self.mask(tokens) * places).amax(dim=1)
 
 
 def tokens_for(tokenizer: str, length: int) -> Tokens:
-    """What texts become with this tokenizer.
+    """Return the `Tokens` of this tokenizer.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such tokenizer.
     """
     if tokenizer == "words":
         return Tokens("words", _VOCABULARY, length)
@@ -71,7 +71,7 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
 
 
 def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
-    """Return (n, L) int64, L being the length of the longest text, at most `tokens.length`.
+    """Return (n, L) int64; L is the length of the longest text, at most `tokens.length`.
 
     Raises:
         UserError: the tokenizer is not there, or is another one.
@@ -95,7 +95,7 @@ def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
-    """Return each token as text; None where nobody can say: words are hashed.
+    """Return each token as text; None for hashed words, which nobody can tell.
 
     Raises:
         UserError: the tokenizer is not there.
@@ -108,14 +108,14 @@ def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
 
 @lru_cache(1 << 18)
 def _word(word: str, vocabulary: int) -> int:
-    """A token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words of another."""
+    """Return a token from 1 to vocabulary - 1, the same everywhere: no silo needs to know the words of another."""
     digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
 
 
 @cache
 def _loaded(name: str) -> tuple[Any, str]:
-    """The tokenizer in a file or folder, and the digest of its file."""
+    """Return the tokenizer in a file or folder, and the digest of its file."""
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -132,7 +132,7 @@ def _loaded(name: str) -> tuple[Any, str]:
 
 
 def _pad(made: Any) -> str:
-    """The name of the token that fills up, where the tokenizer has one."""
+    """Return the name of the padding token, if the tokenizer has one."""
     if made.padding:
         return str(made.padding["pad_token"])
     return next((name for name in ("[PAD]", "<pad>", "<|endoftext|>") if made.token_to_id(name) is not None), "")

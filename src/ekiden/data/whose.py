@@ -1,4 +1,4 @@
-"""Which file or folder is which silo's, and what the silo is called."""
+"""Find out which file or folder belongs to which silo, and the silos' names."""
 
 import re
 import tomllib
@@ -11,13 +11,13 @@ from ekiden.data.raw import natural
 
 
 def silos(given: Sequence[str]) -> dict[str, Path]:
-    """The files or folders of silos, by the silos' names.
+    """Return the files or folders of silos, by the silos' names.
 
     Args:
         given: their paths; or one folder that holds a file or a folder for each; or one TOML file that names them.
 
     Raises:
-        UserError: there is nothing there, or two have one name.
+        UserError: there is no silo there, or two have the same name.
     """
     paths = [Path(p).expanduser() for p in given]
     for path in paths:
@@ -32,7 +32,7 @@ def silos(given: Sequence[str]) -> dict[str, Path]:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
         paths = found
     if len(paths) == 1:
-        raise UserError(f"a federation needs two silos or more: give several after --silos, or {paths[0]} by --data")
+        raise UserError(f"a federation needs two silos or more: give several after --silos, or use --data {paths[0]}")
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
@@ -40,7 +40,7 @@ def silos(given: Sequence[str]) -> dict[str, Path]:
 
 
 def silo_name(text: str) -> str:
-    """`text` as a name of a silo: it becomes the name of files."""
+    """Return `text` as a name of a silo that can also be a file name."""
     return re.sub(r"[^\w.-]+", "_", text).strip("._") or "silo"
 
 
