@@ -1,4 +1,4 @@
-"""What every task says, and what a model scored on it."""
+"""The base classes of tasks, and what a model scored on one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError, unknown
 
 IGNORED = -100
-"""A label that does not count, where labels are per pixel or token; as in PyTorch."""
+"""The label of pixels and tokens that do not count, as in PyTorch."""
 
 _ROW = frozenset(
     [
@@ -23,14 +23,14 @@ _ROW = frozenset(
         *("clients", "metric", "metrics", "groups", "confusion"),
     ]
 )
-"""What else a row of metrics holds."""
+"""Names of other entries in a row of metrics."""
 
 Need = Literal["classes", "vectors", "numbers"]
 """What a method may need of the data in addition to a loss:
 
 classes: one class for each sample;
-vectors: one vector of outputs for each sample, for which labels can be drawn and least squares solved;
-numbers: inputs that are numbers (images, features, signals), which can be made, mixed and averaged; tokens are none.
+vectors: one vector of outputs for each sample, so that labels can be drawn and least squares solved;
+numbers: inputs that are numbers (images, features, signals) and can be made, mixed and averaged. Tokens cannot.
 """
 
 
@@ -40,11 +40,11 @@ class Metric:
 
     Attributes:
         name: its name in `metrics.jsonl` and for `--metric`.
-        measure: computes it; NaN where it is not defined for these samples.
+        measure: computes it; NaN if it is not defined for these samples.
         higher: whether a higher value is better.
-        share: whether it goes from 0 to 1, so that it is shown in percent.
-        full: whether it needs the probabilities of the classes and not only the answers.
-        each: its value for each class, label, or target, (K,), NaN where undefined; None where that makes no sense.
+        share: whether it is between 0 and 1, so that it is shown in percent.
+        full: whether it needs the probabilities of the classes, not only the answers.
+        each: its value for each class, label, or target, (K,), NaN if undefined; None if there is no such value.
     """
 
     name: str
@@ -55,44 +55,45 @@ class Metric:
     each: Callable[["Scores"], Tensor] | None = None
 
     def better(self, value: float) -> float:
-        """`value`, turned so that more is better."""
+        """Return `value` with the sign for which more is better."""
         return value if self.higher else -value
 
     def shown(self, value: float) -> str:
-        """`value` as tables print it, in percent where it is a share."""
+        """Return `value` as tables print it, in percent if it is a share."""
         return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
 
     @property
     def scale(self) -> int:
-        """What values are multiplied by where they are shown: 100 of shares, 1 of others."""
+        """Factor of values that are shown: 100 for shares, 1 for others."""
         return 100 if self.share else 1
 
     @property
     def unit(self) -> str:
-        """What follows the name in a heading: " %" or nothing."""
+        """Unit after the name in a heading: " %" or nothing."""
         return " %" if self.share else ""
 
 
 @dataclass(frozen=True)
 class Task(Checked, ABC):
-    """What the labels of a data set mean. K is the number of outputs; labels and outputs have the shapes said here.
+    """What the labels of a data set mean. K is the number of outputs.
 
-    A task is one of the final classes of this package; all are frozen, compare by value, and are JSON by `recorded`.
+    A task is one of the final classes of this package, whose docstrings give the shapes of labels and outputs. All are
+    frozen, compare by value, and become JSON by `recorded`.
     """
 
     kind: ClassVar[str]
     """Its name on the command line and in `config.json`."""
     offers: ClassVar[frozenset[Need]]
-    """What methods can rely on, whatever the inputs are; see `Method.needs`."""
+    """What methods can rely on, for any inputs; see `Method.needs`."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """All that can be measured; the first is the headline unless `metric` names another."""
+    """All metrics; the first is the headline unless `metric` names another."""
 
     unit: ClassVar[int] = 1
-    """What 1 in `targets` is counted as where exact sums need whole numbers."""
+    """The whole number that stands for 1 in `targets` in exact sums."""
 
     metric: str | Metric = field(default="", kw_only=True)
-    """The headline metric by its name, or one of the user's own: a `Metric`, or PATH.py:NAME of a function or of a
-    `Metric`. Empty: the task's first."""
+    """The headline metric by its name, or the user's own: a `Metric`, or PATH.py:NAME of a function or of a `Metric`.
+    Empty means the task's first metric."""
 
     @abstractmethod
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -101,7 +102,7 @@ class Task(Checked, ABC):
         Args:
             y: the labels as given.
             n: the number of samples.
-            what: how messages call them.
+            what: their name in messages.
 
         Raises:
             UserError: they are not labels of this task.
@@ -109,47 +110,47 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def outputs(self, names: Sequence[str]) -> int:
-        """K, the outputs that the network needs, for the names in `Dataset.classes`."""
+        """Return K, the number of outputs that the network needs, for the names in `Dataset.classes`."""
 
     @abstractmethod
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """The shape of the network's outputs for a batch `x` with labels `y`."""
+        """Return the shape of the network's outputs for a batch `x` with labels `y`."""
 
     @abstractmethod
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The mean loss () of a batch, differentiable: what training minimises."""
+        """Return the mean loss () of a batch, which training minimises; differentiable."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss (b,) of each sample; 0 where no label of it counts."""
+        """Return the loss (b,) of each sample; 0 if none of its labels counts."""
 
     @abstractmethod
     def units(self, y: Tensor) -> Tensor | None:
-        """How many labels of each sample count (b,), where it has several; the weights of its loss in a mean."""
+        """Return how many labels of each sample count (b,), the weight of its loss; None if each has one label."""
 
     @abstractmethod
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
-        """What the model answers (b, ...), from its outputs.
+        """Return the model's answers (b, ...) from its outputs.
 
         Args:
-            outputs: of the network, float32.
-            full: with probabilities where there are any; otherwise as little as the headline needs.
+            outputs: the network's outputs, float32.
+            full: with probabilities, if there are any; otherwise only what the headline metric needs.
         """
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        """The share of right answers of each sample (b,); None where answers are not right or wrong."""
+        """Return the share of right answers of each sample (b,); None if answers are not right or wrong."""
 
     @abstractmethod
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """The mean distance () of a batch's outputs from a teacher's, which distillation minimises, differentiable."""
+        """Return the mean distance () of outputs from a teacher's, which distillation minimises; differentiable."""
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """What least squares brings the outputs to (b, K), where there is one vector of outputs for each sample."""
+        """Return the targets (b, K) of least squares, for tasks with one vector of outputs for each sample."""
         raise self._no_vectors()
 
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """Labels (n, ...) at random, on the CPU, where there is one vector of outputs for each sample."""
+        """Draw labels (n, ...) on the CPU, for tasks with one vector of outputs for each sample."""
         raise self._no_vectors()
 
     def _no_vectors(self) -> UserError:
@@ -157,15 +158,15 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def guess(self, outputs: int) -> float:
-        """The loss of guessing."""
+        """Return the loss of guessing."""
 
     @abstractmethod
     def strata(self, y: Tensor) -> Tensor:
-        """A group (n,) int64 for each label: parts of the data are drawn evenly from all groups."""
+        """Return a group (n,) int64 for each label; parts of the data are drawn evenly from all groups."""
 
     @abstractmethod
     def counts(self, y: Tensor, outputs: int) -> Tensor:
-        """How many labels there are for each class, label or target (K,)."""
+        """Count the labels of each class, label or target (K,)."""
 
     @cached_property
     def headline(self) -> Metric:
@@ -187,12 +188,12 @@ class Task(Checked, ABC):
 
     @property
     def measures_all(self) -> bool:
-        """Whether a run ends with all metrics: not where it is a plain classification, as older runs are."""
+        """Whether a run ends with all metrics. A plain classification does not, as in older runs."""
         return bool(self.metric) or self.kind != "classification"
 
 
 class VectorTask(Task):
-    """A task with one vector of outputs for each sample, all of whose labels count."""
+    """A task with one vector of outputs for each sample. All labels count."""
 
     def outputs(self, names: Sequence[str]) -> int:
         """See `Task`."""
@@ -211,7 +212,7 @@ class PlacesTask(Task):
     """A task with one of K classes at each place of a sample; places with the label `IGNORED` do not count."""
 
     def guess(self, outputs: int) -> float:
-        """Ln K."""
+        """Return ln K."""
         return log(outputs)
 
     def counts(self, y: Tensor, outputs: int) -> Tensor:
@@ -221,14 +222,14 @@ class PlacesTask(Task):
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model answers to samples, and how good that is.
+    """A model's answers to samples, and how good they are.
 
     Attributes:
         task: what the labels mean.
         outputs: K.
         y: (n, ...) the labels.
         answers: (n, ...) see `Task.answers`.
-        loss: (n,) of each sample.
+        loss: (n,) loss of each sample.
     """
 
     task: Task
@@ -241,14 +242,14 @@ class Scores:
         return len(self.y)
 
     def at(self, rows: Tensor | None) -> "Scores":
-        """Those of some samples; all without `rows`."""
+        """Return the scores of the samples in `rows`; without `rows`, of all."""
         if rows is None:
             return self
         return replace(self, y=self.y[rows], answers=self.answers[rows], loss=self.loss[rows])
 
     @staticmethod
     def joined(parts: Sequence["Scores"]) -> "Scores":
-        """Those of all parts, in this order."""
+        """Return the scores of all parts together, in this order."""
         y, answers, loss = (
             torch.cat(values) for values in zip(*((p.y, p.answers, p.loss) for p in parts), strict=True)
         )
@@ -256,7 +257,7 @@ class Scores:
 
     @property
     def right(self) -> Tensor:
-        """The share of right answers of each sample (n,).
+        """Return the share of right answers of each sample (n,).
 
         Raises:
             UserError: the task has no right answers.
@@ -267,23 +268,23 @@ class Scores:
         return right
 
     def accuracy(self, rows: Tensor | None = None) -> float:
-        """The share of right answers, in all or in some rows; NaN where there are none."""
+        """Return the share of right answers, of all or of some rows; NaN if there are no rows."""
         return mean_right(self.at(rows))
 
     def goodness(self) -> float:
-        """The share of right answers; of numbers R²: 1 is best, and methods may compare it with a threshold."""
+        """Return the share of right answers, or R² for numbers: 1 is best; methods may compare it with a threshold."""
         if any(metric.name == "accuracy" for metric in self.task.metrics):
             return mean_right(self)
         found = {metric.name: metric for metric in self.task.metrics}["r2"]
         return found.measure(self) if len(self) else float("nan")
 
     def score(self, rows: Tensor | None = None) -> float:
-        """The headline metric, of all or of some rows; NaN where it is not defined."""
+        """Return the headline metric, of all or of some rows; NaN if it is not defined."""
         scores = self.at(rows)
         return self.task.headline.measure(scores) if len(scores) else float("nan")
 
     def mean_loss(self, rows: Tensor | None = None) -> float:
-        """The mean loss, of all or of some rows; NaN where there are none."""
+        """Return the mean loss, of all or of some rows; NaN if there are no rows."""
         scores = self.at(rows)
         units = self.task.units(scores.y)
         if not len(scores) or (units is not None and not units.any()):
@@ -292,18 +293,18 @@ class Scores:
         return float(loss.mean() if units is None else (loss * units).sum() / units.sum())
 
     def metrics(self, rows: Tensor | None = None) -> dict[str, float]:
-        """All metrics of the task and the headline; those not defined for these samples are left out."""
+        """Return all metrics of the task and the headline, except those not defined for these samples."""
         scores = self.at(rows)
         found = {m.name: m.measure(scores) for m in measured(self.task)} if len(scores) else {}
         return {name: value for name, value in found.items() if value == value}  # noqa: PLR0124  (NaN)
 
     def by_class(self) -> list[dict[str, float]]:
-        """The metrics of each class, label or target, by their names; NaN where undefined."""
+        """Return the metrics of each class, label or target, by their names; NaN if undefined."""
         found = {m.name: m.each(self).tolist() for m in measured(self.task) if m.each is not None} if len(self) else {}
         return [{name: values[k] for name, values in found.items()} for k in range(self.outputs)]
 
     def confusion(self) -> list[list[int]] | None:
-        """(K, K) samples or pixels by label and answer; None where the task has no classes, or without samples."""
+        """Return (K, K) samples or pixels by label and answer; None if there are no classes or no samples."""
         if self.task.kind not in ("classification", "segmentation") or not len(self):
             return None
         rows: list[list[int]] = confusion(self)[:, : self.outputs].tolist()
@@ -320,12 +321,12 @@ def confusion(s: Scores) -> Tensor:
 
 
 def measured(task: Task) -> tuple[Metric, ...]:
-    """All metrics of a task, with the user's own first."""
+    """Return all metrics of a task, with the user's own first."""
     return (task.headline, *(m for m in task.metrics if m.name != task.headline.name))
 
 
 def mean_right(scores: Scores) -> float:
-    """The share of right answers; NaN where there are none."""
+    """Return the share of right answers; NaN if there are no answers."""
     right, units = scores.right, scores.task.units(scores.y)
     if units is None:
         return float(right.sum()) / len(right) if len(right) else float("nan")
@@ -335,7 +336,7 @@ def mean_right(scores: Scores) -> float:
 
 @dataclass(frozen=True)
 class _Own:
-    """Calls a function of the user's own."""
+    """Calls the user's function."""
 
     name: str
     function: Callable[[Tensor, Tensor], Any]
@@ -349,7 +350,7 @@ class _Own:
 
 
 def _own_metric_of(metric: str | Metric) -> Metric | None:
-    """The metric of the user's own; None where `metric` is a name of the library's."""
+    """Return the user's own metric; None if `metric` names one of the library."""
     if isinstance(metric, Metric):
         return metric
     if not outside.is_file(metric):
@@ -361,11 +362,11 @@ def _own_metric_of(metric: str | Metric) -> Metric | None:
 
 
 def own_metric(function: Callable[[Tensor, Tensor], Any], name: str = "", *, higher: bool = True) -> Metric:
-    """A metric of the user's own.
+    """Make a metric of the user's function.
 
     Args:
-        function: (answers, labels) -> number; see docs/tasks.md for the shapes. NaN where it is not defined.
-        name: of the metric; by default the function's.
+        function: (answers, labels) -> number; see docs/tasks.md for the shapes. NaN if it is not defined.
+        name: name of the metric; by default the function's.
         higher: whether a higher value is better.
     """
     name = name or getattr(function, "__name__", "own")

@@ -1,4 +1,4 @@
-"""Tasks by their names and as plain values."""
+"""Choose tasks by name or by the labels, and write them as plain values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from ekiden.data.tasks.segmentation import Segmentation
 KINDS: Mapping[str, type[Task]] = {
     kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
 }
-"""All tasks by their names on the command line."""
+"""All tasks by their command-line names."""
 
 
 def named(kind: str) -> Task:
-    """The task of this name, with its defaults.
+    """Return the task of this name, with its defaults.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such task.
     """
     if kind not in KINDS:
         raise unknown("task", kind, tuple(KINDS))
@@ -35,11 +35,11 @@ def named(kind: str) -> Task:
 
 
 def inferred(y: Tensor, x: Tensor) -> Task:
-    """What labels mean, by how they look; Classification where they look like nothing else.
+    """Infer the task from the labels; Classification if they look like no other task.
 
-    Whole numbers are classes, other numbers are targets of a regression; rows of 0 and 1 are several labels, of which
-    more than one or none may be there; whole numbers (n, H, W) are the classes of the pixels of images; whole numbers
-    (n, L) that are the inputs themselves are tokens to predict.
+    Whole numbers are classes, and other numbers are targets of a regression. Rows of 0 and 1 are several labels for
+    each sample, of which any number may be 1. Whole numbers (n, H, W) are the classes of the pixels of images. Whole
+    numbers (n, L) that are the inputs themselves are tokens to predict.
 
     Args:
         y: the labels as given.
@@ -58,7 +58,7 @@ def inferred(y: Tensor, x: Tensor) -> Task:
 
 
 def scaled(task: Task, y: Tensor) -> Task:
-    """`task` with what it takes from the training labels: the scale of the targets, if none is given yet."""
+    """Return `task` with what follows from the training labels: the scale of the targets, if none is given yet."""
     if not isinstance(task, Regression) or (task.mean, task.std) != ((0.0,), (1.0,)):
         return task
     rows = (y if y.ndim == 2 else y[:, None]).double()
@@ -67,15 +67,15 @@ def scaled(task: Task, y: Tensor) -> Task:
 
 
 def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of labels, targets or classes of pixels: those given, or numbers.
+    """Return the names of labels, targets or classes of pixels: those given, or numbers.
 
     Args:
-        task: not classification.
+        task: any task except classification.
         y: all labels.
-        given: the names, if the user has some.
+        given: the names, if the user gave some.
 
     Raises:
-        UserError: they are too few or too many.
+        UserError: there are too few or too many names.
     """
     if isinstance(task, LanguageModelling):
         return tuple(given or ())
@@ -86,12 +86,12 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
     if given is None:
         return ("target",) if isinstance(task, Regression) and count == 1 else tuple(map(str, range(count)))
     if len(given) < count or (exact and len(given) != count):
-        raise UserError(f"{len(given)} names are given by classes=, the labels need {count}: name each")
+        raise UserError(f"{len(given)} names are given by classes=, but the labels need {count}: name each")
     return tuple(given)
 
 
 def recorded(task: Task) -> dict[str, Any]:
-    """A task as plain values; of a metric of the user's own, the name."""
+    """Return a task as plain values; they hold only the name of a user's own metric."""
     values = {field.name: getattr(task, field.name) for field in fields(task) if field.name != "metric"}
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
@@ -102,10 +102,10 @@ def recorded(task: Task) -> dict[str, Any]:
 
 
 def task_of(values: Mapping[str, Any]) -> Task:
-    """The task that `recorded` wrote. A metric of the user's own is not in it: then the task's first is the headline.
+    """Return the task that `recorded` wrote. A user's own metric is not in it; then the task's first is the headline.
 
     Raises:
-        UserError: they are not a task of this version.
+        UserError: the values are not a task of this version.
     """
     try:
         kind = KINDS[values["kind"]]
@@ -119,7 +119,7 @@ def task_of(values: Mapping[str, Any]) -> Task:
 
 
 def terms(task: Task) -> str:
-    """What parties must agree on, as text; "" for classification with its usual metric.
+    """Return what parties must agree on, as text; "" for classification with its usual metric.
 
     Raises:
         UserError: the headline metric is the user's own, which other parties do not have.
@@ -135,10 +135,10 @@ def terms(task: Task) -> str:
 
 
 def task_of_terms(text: str) -> Task:
-    """The task in a text that `terms` wrote; nothing that it names is read or executed.
+    """Return the task in a text that `terms` wrote; nothing that the text names is read or executed.
 
     Raises:
-        UserError: it holds none.
+        UserError: the text holds no task.
     """
     try:
         values = json.loads(text) if text else {"kind": Classification.kind}

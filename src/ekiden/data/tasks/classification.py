@@ -53,7 +53,7 @@ class Classification(VectorTask):
         return measures.classes(answers) == y
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """T² times the Kullback-Leibler divergence of the softened classes; see `Task`."""
+        """Return T² times the Kullback-Leibler divergence of the softened classes; see `Task`."""
         return measures.divergence(outputs, teacher, temperature)
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
@@ -61,11 +61,11 @@ class Classification(VectorTask):
         return F.one_hot(y, outputs).float()
 
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """Classes, in ascending order."""
+        """Draw classes, in ascending order."""
         return torch.randint(outputs, (n,), generator=generator).sort().values
 
     def guess(self, outputs: int) -> float:
-        """Ln K."""
+        """Return ln K."""
         return log(outputs)
 
     def counts(self, y: Tensor, outputs: int) -> Tensor:
@@ -73,12 +73,12 @@ class Classification(VectorTask):
         return torch.bincount(y, minlength=outputs)
 
     def strata(self, y: Tensor) -> Tensor:
-        """The classes."""
+        """Return the classes."""
         return y
 
 
 def _hint(y: Tensor, n: int) -> str:
-    """What else the labels may be."""
+    """Return a hint about what else the labels may be."""
     if y.shape == (n,) and y.is_floating_point():
         return '; numbers to predict need --task regression, task="regression" in Python'
     if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):

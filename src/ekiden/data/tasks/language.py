@@ -16,14 +16,14 @@ from ekiden.data.tasks.base import IGNORED, Metric, Need, PlacesTask
 
 @dataclass(frozen=True)
 class LanguageModelling(PlacesTask):
-    """The next token at each place: y (n, L) int64, the tokens themselves, outputs (b, L, K) logits, cross-entropy.
+    """The next token at each place: y (n, L) int64 are the tokens, outputs (b, L, K) are logits; cross-entropy.
 
     The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
-    may be shorter than y: what is cut off does not count. Answers are the tokens predicted for the places 1 to L - 1,
+    may be shorter than y; the tokens cut off do not count. Answers are the tokens predicted for the places 1 to L - 1,
     (n, L - 1).
 
     Attributes:
-        vocabulary: K, the number of tokens; 0: the number of names in `Dataset.classes`.
+        vocabulary: K, the number of tokens; 0 means the number of names in `Dataset.classes`.
     """
 
     kind: ClassVar[str] = "language-modelling"
@@ -80,14 +80,14 @@ class LanguageModelling(PlacesTask):
         return measures.share_right(answers, y[:, 1:])
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """T² times the mean over places of the Kullback-Leibler divergence of the softened tokens; see `Task`."""
+        """Return T² times the mean over places of the Kullback-Leibler divergence of softened tokens; see `Task`."""
         return measures.divergence(outputs.flatten(0, 1), teacher.flatten(0, 1), temperature)
 
     def strata(self, y: Tensor) -> Tensor:
-        """All texts are of one group."""
+        """Return one group for all texts."""
         return torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
 def _next(outputs: Tensor, y: Tensor) -> Tensor:
-    """The tokens that follow, as far as there are outputs."""
+    """Return the tokens that follow, as far as there are outputs."""
     return y[:, 1 : outputs.shape[1]]

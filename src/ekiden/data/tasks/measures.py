@@ -1,4 +1,4 @@
-"""The metrics of each task. Those of probabilities are computed by torchmetrics, which takes seconds to import."""
+"""The metrics of each task. torchmetrics, which takes seconds to import, computes those of probabilities."""
 
 import warnings
 from collections.abc import Callable
@@ -15,12 +15,12 @@ _BINS = 15  # of the calibration error, as is usual
 
 
 def classes(answers: Tensor) -> Tensor:
-    """The answered classes (n,), from classes or probabilities."""
+    """Return the answered classes (n,), from classes or probabilities."""
     return answers.argmax(1) if answers.ndim == 2 else answers
 
 
 def share_right(answers: Tensor, y: Tensor) -> Tensor:
-    """The share of right answers among the labels of each sample that count, (n,)."""
+    """Return the share of right answers among the labels of each sample that count, (n,)."""
     answers = F.pad(answers, (0, y.shape[-1] - answers.shape[-1]), value=-1)
     counts = (y != IGNORED).flatten(1)
     right = (answers == y).flatten(1) & counts
@@ -28,7 +28,7 @@ def share_right(answers: Tensor, y: Tensor) -> Tensor:
 
 
 def divergence(outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(teacher ‖ outputs) of softened classes (b, K), the mean over rows."""
+    """Return the mean over rows of T² KL(teacher ‖ outputs) of softened classes (b, K)."""
     wanted, found = (F.log_softmax(each / temperature, dim=1) for each in (teacher, outputs))
     return temperature**2 * F.kl_div(found, wanted, reduction="batchmean", log_target=True)
 
@@ -40,7 +40,7 @@ def _torchmetrics() -> Any:
 
 
 def _mean(values: Tensor) -> float:
-    """The mean of the values that are defined."""
+    """Return the mean of the values that are defined."""
     known = values[~values.isnan()]
     return float(known.mean()) if len(known) else nan
 
@@ -67,12 +67,12 @@ def _iou(s: Scores) -> Tensor:
 
 
 def _probabilities(s: Scores) -> Tensor:
-    """(n, K) those of the classes; a method may have outputs beyond them."""
+    """Return the probabilities of the classes (n, K); a method may have more outputs than classes."""
     return s.answers[:, : s.outputs]
 
 
 def _both(s: Scores) -> Tensor:
-    """(K,) whether some samples are of a class and some are not."""
+    """Return whether some samples are of a class and some are not, (K,)."""
     counts = torch.bincount(s.y, minlength=s.outputs)
     return (counts > 0) & (counts < len(s.y))
 
@@ -98,7 +98,7 @@ def _calibration(s: Scores) -> float:
 
 
 def _quiet(function: Callable[..., Tensor], answers: Tensor, y: Tensor, outputs: int, **options: Any) -> Tensor:
-    """Call `function`, whose warnings are about classes without samples, which are left out here."""
+    """Call `function` without its warnings about classes without samples, which we leave out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(answers, y.long(), outputs, **options)
@@ -115,7 +115,7 @@ def _label_right(s: Scores) -> Tensor:
 
 
 def _label_recall(s: Scores) -> Tensor:
-    """The mean of both recalls of each label."""
+    """Return the mean of both recalls of each label."""
     answer, there = s.answers >= 0.5, s.y > 0.5
     found = ((answer & there).sum(0) / there.sum(0) + (~answer & ~there).sum(0) / (~there).sum(0)) / 2
     return found.double()  # NaN where all or none have the label
@@ -136,7 +136,7 @@ def _label_precision(s: Scores) -> Tensor:
 
 
 def _label_calibration(s: Scores) -> float:
-    """Of the probabilities of all labels together."""
+    """Return the calibration error of the probabilities of all labels together."""
     p = s.answers.flatten()
     right = (p >= 0.5) == (s.y.flatten() > 0.5)
     return float(_torchmetrics().binary_calibration_error(torch.maximum(p, 1 - p), right.long(), n_bins=_BINS))

@@ -1,4 +1,4 @@
-"""Several labels for each sample, each there or not."""
+"""Several labels for each sample, each present or absent."""
 
 from dataclasses import dataclass
 from math import log
@@ -15,7 +15,7 @@ from ekiden.data.tasks.base import Metric, Need, VectorTask
 
 @dataclass(frozen=True)
 class MultiLabel(VectorTask):
-    """Each of K labels is there or not: y (n, K) float32 of 0 and 1, outputs (b, K) logits, binary cross-entropy.
+    """Each of K labels is present or absent: y (n, K) float32 of 0 and 1, outputs (b, K) logits, binary cross-entropy.
 
     Answers are the probabilities of the labels (n, K). The loss is the mean over the labels.
     """
@@ -50,22 +50,22 @@ class MultiLabel(VectorTask):
         return ((answers >= 0.5) == (y > 0.5)).float().mean(1)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """T² times the mean over labels of the binary Kullback-Leibler divergence, softened by T; see `Task`."""
+        """Return T² times the mean over labels of the binary Kullback-Leibler divergence, softened by T; see `Task`."""
         wanted, logits = (teacher / temperature).sigmoid(), outputs / temperature
         cross = F.binary_cross_entropy_with_logits(logits, wanted)
         own = F.binary_cross_entropy_with_logits(teacher / temperature, wanted)
         return temperature**2 * (cross - own)
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """1 and -1: the sign of the output decides."""
+        """Return 1 and -1: the sign of the output decides."""
         return 2 * y - 1
 
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """Each label with probability 1/2."""
+        """Draw each label with probability 1/2."""
         return torch.randint(2, (n, outputs), generator=generator).float()
 
     def guess(self, outputs: int) -> float:
-        """Ln 2."""
+        """Return ln 2."""
         return log(2)
 
     def counts(self, y: Tensor, outputs: int) -> Tensor:
@@ -73,6 +73,6 @@ class MultiLabel(VectorTask):
         return (y > 0.5).sum(0)
 
     def strata(self, y: Tensor) -> Tensor:
-        """The first label that is there; K without any."""
+        """Return the first label that is present; K if there is none."""
         none = torch.ones(len(y), 1, device=y.device)
         return torch.cat([y, none], dim=1).argmax(1)

@@ -12,19 +12,19 @@ from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import Metric, Need, VectorTask
 
 _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2816)
-"""of the normal distribution"""
+"""boundaries of the normal distribution's deciles"""
 
 
 @dataclass(frozen=True)
 class Regression(VectorTask):
-    """K numbers for each sample: y (n,) or (n, K) float32 in their own unit, squared error.
+    """K numbers for each sample: y (n,) or (n, K) float32 in their own unit; squared error.
 
     The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K). The loss is
-    the squared error of standardised numbers, so that guessing the mean has a loss of about 1.
+    the squared error of standardised numbers, so guessing the mean has a loss of about 1.
 
     Attributes:
-        mean: of each target, or one for all.
-        std: of each target, or one for all.
+        mean: mean of each target, or one for all.
+        std: standard deviation of each target, or one for all.
     """
 
     kind: ClassVar[str] = "regression"
@@ -66,21 +66,21 @@ class Regression(VectorTask):
         return None
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """The mean squared difference; the temperature has no meaning here. See `Task`."""
+        """Return the mean squared difference; the temperature is not used. See `Task`."""
         return (outputs - teacher).square().mean()
 
     def targets(self, y: Tensor, outputs: int) -> Tensor:
-        """The standardised numbers."""
+        """Return the standardised numbers."""
         return self.standardised(y)
 
     def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
-        """Normal, with the mean and the standard deviation of the targets."""
+        """Draw normal numbers with the mean and the standard deviation of the targets."""
         values = torch.randn(n, outputs, generator=generator)
         mean, std = self._scale(values)
         return values * std + mean
 
     def guess(self, outputs: int) -> float:
-        """1, the variance of standardised targets."""
+        """Return 1, the variance of standardised targets."""
         return 1.0
 
     def counts(self, y: Tensor, outputs: int) -> Tensor:
@@ -88,12 +88,12 @@ class Regression(VectorTask):
         return torch.full((outputs,), len(y))
 
     def strata(self, y: Tensor) -> Tensor:
-        """The decile of the first target, if it were normal."""
+        """Return the decile of the first target, as if it were normal."""
         first = self.standardised(y)[:, 0].contiguous()
         return torch.bucketize(first, torch.tensor(_DECILES, device=y.device))
 
     def standardised(self, y: Tensor) -> Tensor:
-        """Targets as the network gives them, (b, K)."""
+        """Return targets as the network gives them, (b, K)."""
         y = y if y.ndim == 2 else y[:, None]
         mean, std = self._scale(y)
         return (y - mean) / std

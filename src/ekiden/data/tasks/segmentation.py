@@ -68,12 +68,12 @@ class Segmentation(PlacesTask):
         return measures.share_right(answers, y)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """T² times the mean over pixels of the Kullback-Leibler divergence of the softened classes; see `Task`."""
+        """Return T² times the mean over pixels of the Kullback-Leibler divergence of softened classes; see `Task`."""
         student, taught = (each.movedim(1, -1).flatten(0, -2) for each in (outputs, teacher))
         return measures.divergence(student, taught, temperature)
 
     def strata(self, y: Tensor) -> Tensor:
-        """The most frequent class."""
+        """Return the most frequent class."""
         pixels = y.flatten(1)
         most = max(int(y.max()), 0) + 1
         counts = torch.zeros(len(y), most, dtype=torch.int64, device=y.device)
