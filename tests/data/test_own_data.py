@@ -694,7 +694,7 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     fails("a federation needs two silos or more", north)
     fails("two silos are called 'a-north'", north, north)
     fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
-    fails("b.csv has the column 'extra', which .* has not", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
+    fails("b.csv has the column 'extra', which .* does not have", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
     fails(
         "'age' of .*b.csv holds text .'old' in row 0.*numbers",
         north,

@@ -1,4 +1,4 @@
-"""What silos say of their work, checked before it counts: numbers, and accounts that their keys signed."""
+"""Check what silos report about their work before it counts: numbers, and accounts that their keys signed."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def check_answer(ref: Ref[Any], answer: Answer) -> None:
     """Refuse numbers that no task can have.
 
     Raises:
-        UserError: names the silo.
+        UserError: the message names the silo.
     """
     if min(answer.size, answer.forward, answer.backward) < 0:
         raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
@@ -25,10 +25,10 @@ def check_answer(ref: Ref[Any], answer: Answer) -> None:
 
 
 def counts_in(body: memoryview, client: str, models: int) -> list[Count]:
-    """What a silo counted for each of some models.
+    """Return what a silo counted for each of some models.
 
     Raises:
-        UserError: it cannot be so; names the silo.
+        UserError: the counts are impossible; the message names the silo.
     """
     try:
         found: list[Count] = wire.decode(body, list[Count])
@@ -50,10 +50,10 @@ def tally(
     digests: tuple[str, ...],
     counts: tuple[Count, ...],
 ) -> SignedTally:
-    """A silo's account of what it measured, for the chain of custody.
+    """Return a silo's account of what it measured, for the chain of custody.
 
     Raises:
-        UserError: it is not signed by the silo, or is of something else.
+        UserError: the silo did not sign it, or it is about something else.
     """
     found = custody.parse_measured(line)
     said = Tally(agreed.run, agreed.digest, client, step, results, digests, counts, found.tally.data)
@@ -63,10 +63,10 @@ def tally(
 
 
 def record(agreed: Agreement, ref: Ref[Any], answer: Answer) -> Record:
-    """A silo's account of what it did, for the chain of custody.
+    """Return a silo's account of what it did, for the chain of custody.
 
     Raises:
-        UserError: it is not signed by the silo, or is of something else than the silo says in its answer.
+        UserError: the silo did not sign it, or it differs from what the silo says in its answer.
     """
     record = custody.parse(answer.record)
     hop = record.hop
@@ -78,5 +78,5 @@ def record(agreed: Agreement, ref: Ref[Any], answer: Answer) -> Record:
 
 
 def unusable(client: str, what: str, why: str) -> UserError:
-    """The error for something of a silo's that cannot be."""
+    """Return the error for something impossible that a silo sent."""
     return UserError(f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it")

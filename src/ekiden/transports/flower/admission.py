@@ -1,7 +1,7 @@
-"""Which runs a silo takes part in: under which terms each began, and how much it may still ask for.
+"""Admit runs at a silo: keep the terms under which each began, and limit its requests.
 
-The folder of a run id is bound to the terms that the id first came with, before anything else of the run is stored or
-answered. The same id under other terms is another run, and is refused.
+Before anything else of a run is stored or answered, the folder of its id is bound to the terms of the first request.
+The same id under other terms is another run, and is refused.
 """
 
 import re
@@ -15,13 +15,13 @@ from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.silo_file import SiloFile
 
 TERMS = "terms.json"
-"""file in a run's folder that holds the terms that it is bound to"""
+"""file in a run's folder with the terms to which the run is bound"""
 _COUNT = "requests"
 _DATA = "data"
 
 
 class Admission:
-    """The folder of one run at a silo, from outside."""
+    """Admission of one run at a silo, with the run's folder."""
 
     def __init__(self, file: SiloFile, terms: Agreement) -> None:
         self._name = file.name
@@ -31,7 +31,7 @@ class Admission:
         self.folder = self._runs / terms.run
 
     def bind(self) -> None:
-        """Bind the run to its terms at first contact, on the disk; later, refuse any others.
+        """Bind the run to its terms on the disk at first contact; later, refuse any others.
 
         Raises:
             UserError: the run has other terms here, or the silo keeps too many runs.
@@ -42,7 +42,7 @@ class Admission:
         self.check()
 
     def check(self) -> None:
-        """Refuse other terms than those that the run is bound to, if it is; stores nothing.
+        """Refuse terms that differ from those to which the run is bound, if it is; store nothing.
 
         Raises:
             UserError: the run has other terms here.
@@ -52,13 +52,13 @@ class Admission:
             raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse to go on with other samples or labels than those that the run began with here.
+        """Refuse to continue with other samples or labels than those with which the run began here.
 
         Args:
-            fingerprint: of the silo's data, `custody.fingerprint`.
+            fingerprint: fingerprint of the silo's data, see `custody.fingerprint`.
 
         Raises:
-            UserError: they are others.
+            UserError: the data have changed.
         """
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
@@ -71,7 +71,7 @@ class Admission:
         """Count a request of the run.
 
         Raises:
-            UserError: it has sent more than the silo answers.
+            UserError: the run has sent more requests than the silo answers.
         """
         file, most = self.folder / _COUNT, self._limits.requests
         try:
@@ -86,20 +86,20 @@ class Admission:
         write(file, [str(before + 1).encode()], sync=False)
 
     def show(self, key: str, digest: str) -> None:
-        """Note that the server reads a result, before it does; it reads only one from this silo's step and task.
+        """Note that the server reads a result, before it does. It may read one result for each step and task.
 
         Raises:
-            UserError: it has read another one.
+            UserError: the server has read another one.
         """
         step, _, task = key.split("-", 2)
         if write_once(self.folder / f"shown-{step}-{task}", digest.encode()) != digest.encode():
             raise UserError(f"{self._name} has shown the server another result of run {self._terms.run}: refused")
 
     def check_disk(self) -> None:
-        """Refuse to store more than the silo has place for.
+        """Refuse to store more than the silo allows.
 
         Raises:
-            UserError: says which limit is reached.
+            UserError: the message names the limit that is reached.
         """
         for what, folder, limit in (("run_bytes", self.folder, "this run"), ("disk_bytes", self._runs, "all runs")):
             used, most = sum(_sizes(folder)), getattr(self._limits, what)
@@ -110,7 +110,7 @@ class Admission:
                 )
 
     def _make(self) -> None:
-        """Make the folder; `lock` says how old it is."""
+        """Make the folder; the age of `lock` is its age."""
         if not self.folder.exists():
             kept, most = sum(1 for _ in _folders(self._runs)), self._limits.runs
             if kept >= most:

@@ -1,4 +1,4 @@
-"""From a plan and what silos say of themselves to the terms of the run, or why there are none."""
+"""Make the terms of a run from a plan and what silos report about themselves, or say why there are none."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -23,10 +23,10 @@ from ekiden.transports.flower.remote_plan import RemotePlan
 def agree(
     plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
 ) -> Agreement:
-    """The terms of the run, from the plan and from what the silos hold.
+    """Return the terms of the run, from the plan and from what the silos hold.
 
     Raises:
-        UserError: the silos hold data that do not go together, or no validation data that the method needs.
+        UserError: the silos' data do not go together, or lack the validation data that the method needs.
     """
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
@@ -64,7 +64,7 @@ def agree(
 
 
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
-    """What one silo says, if the others' data go together with its own."""
+    """Return what one silo reports, if the others' data go together with its own."""
     for name, hello in hellos.items():
         if plan.method.needs_validation and not hello.samples[1]:
             raise UserError(
@@ -95,10 +95,10 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
 
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
-    """Refuse to measure models on the way that nobody but silos may read.
+    """Refuse to measure intermediate models that only silos may read.
 
     Raises:
-        UserError: says what to change.
+        UserError: the message says what to change.
     """
     if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
         return
@@ -112,7 +112,7 @@ def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> No
     """Refuse to measure more often than a silo allows, before the run starts.
 
     Raises:
-        UserError: names the silo.
+        UserError: the message names the silo.
     """
     steps = plan.whole.steps(len(plan.names))
     often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1

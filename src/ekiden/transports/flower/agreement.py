@@ -1,4 +1,4 @@
-"""What all parties of a run agree on; it goes with every request, and a silo refuses what it cannot agree to."""
+"""The terms that all parties of a run agree on. Every request carries them, and a silo refuses terms it rejects."""
 
 import hashlib
 import json
@@ -39,13 +39,13 @@ _MOST_TEXT = 1 << 18
 
 @dataclass(frozen=True)
 class Revision:
-    """Which run this one replaces, and who left or joined.
+    """Which run this one replaces, and which client left or joined.
 
     Attributes:
-        run: id of the run before.
+        run: id of the replaced run.
         terms: digest of its agreement.
         change: "without" or "with".
-        client: who left or joined.
+        client: the client that left or joined.
     """
 
     run: str
@@ -54,19 +54,19 @@ class Revision:
     client: str
 
     def text(self) -> str:
-        """As in an agreement."""
+        """Return the revision as an agreement writes it."""
         return f"{self.run} {self.terms} {self.change} {self.client}"
 
     def told(self) -> str:
-        """For people."""
+        """Return the revision for people to read."""
         return f"run {self.run} {self.change} {self.client}"
 
 
 def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
-    """What the terms of a run among `clients` say of the run that it replaces; None: nothing.
+    """Return the revision in the terms of a run among `clients`; None if the run replaces no other.
 
     Raises:
-        UserError: it cannot be read, or is not so.
+        UserError: the revision cannot be read, or does not fit `clients`.
     """
     if not text:
         return None
@@ -88,30 +88,31 @@ class Agreement:
     """The terms of a run.
 
     Attributes:
-        run: its id, the same before and after a crash.
-        version: of Ekiden.
-        method: its name.
+        run: id of the run, the same before and after a crash.
+        version: version of Ekiden.
+        method: name of the method.
         hyperparameters: the method's fields.
         training: fields of `Training`.
         model: name of a network of the library.
         dataset: name of the data set, for the record.
-        shape: of one sample.
+        shape: shape of one sample.
         classes: names of the classes.
-        mean: how samples are scaled.
-        std: the same for the standard deviation.
-        augment: what training batches undergo.
-        seed: of everything random.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
+        augment: how training batches are augmented.
+        seed: seed of everything random.
         clients: names of the silos, in order.
-        keys: the public key of each; none, where names are not proved.
-        sealed: whether values are sealed for who reads them.
-        skips: whether the run goes on without silos that do not answer.
+        keys: public key of each silo; none if names are not proved.
+        sealed: whether values are sealed for their readers.
+        skips: whether the run continues without silos that do not answer.
         closing_lap: whether the classifier is refitted after the method's last step.
-        train: what of the network is trained.
-        pretrained: name of the file with the network's values; empty: none.
-        values: digest of the network's frozen and pretrained values, which each silo has itself; empty: none.
+        train: the part of the network that is trained.
+        pretrained: name of the file with the network's values; empty if there is none.
+        values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
+            none.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
-        revises: the run that this one replaces, as `Revision.text` gives it; empty: none.
+        revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
     """
 
     run: str
@@ -156,12 +157,12 @@ class Agreement:
 
     @property
     def digest(self) -> str:
-        """Names these terms."""
+        """Return the digest that names these terms."""
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     @property
     def silos(self) -> dict[str, str]:
-        """The public key of each silo; empty where names are not proved."""
+        """Return the public key of each silo; empty if names are not proved."""
         return dict(zip(self.clients, self.keys, strict=False))
 
     @property
@@ -170,14 +171,14 @@ class Agreement:
         return self.train != "all" or bool(self.pretrained) or models.is_pretrained(self.model)
 
     def text(self) -> str:
-        """As JSON, the same text for the same terms."""
+        """Return the terms as JSON, the same text for the same terms."""
         return json.dumps(plain(self, _LATER), separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
-        """The method with its hyperparameters.
+        """Return the method with its hyperparameters.
 
         Raises:
-            UserError: there is no such method, or hyperparameters that it cannot have.
+            UserError: there is no such method, or it cannot have these hyperparameters.
         """
         kind = method_named(self.method)
         default = kind()
@@ -191,22 +192,22 @@ class Agreement:
         return ClosingLap(kind(**values)) if self.closing_lap else kind(**values)
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
-        """What a worker needs, at a party that holds `dataset`; `pretrained` as in `builder`."""
+        """Return what a worker needs at a party that holds `dataset`; `pretrained` as in `builder`."""
         with reading("the run's training settings", "the same Ekiden at all parties"):
             training = made(Training, self.training)
         method = self.build_method()
         return Setup(method, self.builder(method, pretrained), dataset, training, hardware, self.seed)
 
     def builder(self, method: Method, pretrained: Path | None = None) -> Callable[[], nn.Module]:
-        """What makes the initial network of a run of `method`, the same at every call.
+        """Return a function that makes the initial network of a run of `method`, the same at every call.
 
         Args:
             method: the method.
             pretrained: folder in which a silo looks for networks and files with values, by the last part of their
-                names; None: where the names say, as the coordinator does.
+                names; None, as at the coordinator, takes the names as paths.
 
         Raises:
-            UserError: what is trained is not a part of a network, or not one that the method can treat.
+            UserError: `train` does not name a part of the network, or names one that the method cannot treat.
         """
         training_part.check(self.train, method.title(), averages=method.averages)
         model, weights = self.model, self.pretrained
@@ -220,10 +221,10 @@ class Agreement:
 
 
 def parse(text: str) -> Agreement:
-    """The agreement that `text` says.
+    """Return the agreement in `text`.
 
     Raises:
-        UserError: it is none, or of another version of Ekiden.
+        UserError: the text is not an agreement, or is of another version of Ekiden.
     """
     if len(text) > _MOST_TEXT:
         raise UserError(f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} at most")
@@ -250,17 +251,17 @@ def parse(text: str) -> Agreement:
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuse names of silos that mean somebody else in messages: what the server seals, nobody signs.
+    """Refuse names of silos that mean another party in messages, such as the server, whose seals nobody signs.
 
     Raises:
-        UserError: says to choose another.
+        UserError: the message asks for another name.
     """
     if name in (SERVER, EVERYONE):
         raise UserError(f"{where}: no silo can be called {name!r}, which means another party; give it another name")
 
 
 def no_samples(agreed: Agreement) -> Dataset:
-    """What the coordinator holds: nothing."""
+    """Return the coordinator's data set, which has no samples."""
     inputs = of_terms(agreed.inputs, torch.empty(0, *agreed.shape))
     kind = torch.int64 if isinstance(inputs, Tokens) else torch.float32
     none = Samples(torch.empty(0, *agreed.shape, dtype=kind), torch.empty(0, dtype=torch.int64))
@@ -269,10 +270,10 @@ def no_samples(agreed: Agreement) -> Dataset:
 
 
 def own_network(name: str, folder: Path) -> str:
-    """Return the name of a silo's own copy of a network; others never say which files it reads, or what it executes.
+    """Return the name of a silo's own copy of a network. No other party chooses the files it reads or the code it runs.
 
     Raises:
-        UserError: it has none, would have to fetch it, or it is code in a file.
+        UserError: the silo has no copy, would have to fetch it, or it is code in a file.
     """
     if outside.is_file(name):
         raise UserError(NO_CODE)
@@ -300,11 +301,11 @@ NO_CODE = (
 )
 _ABSENT = object()
 _LATER = ("closing_lap", "train", "pretrained", "values", "inputs", "task", "revises")
-"""fields that the terms of older runs do not have"""
+"""fields that are missing from the terms of older runs"""
 
 
 def _same_kind(value: object, example: object) -> bool:
-    """Whether `value` can stand where `example` does: no text for a number, no number for a switch."""
+    """Return whether `value` can replace `example`: not text for a number, not a number for a switch."""
     if example is None or value is None:
         return value is None or isinstance(value, (bool, int, float, str))
     if isinstance(example, float):

@@ -1,4 +1,4 @@
-"""The arguments of a task at a silo: from the message, from the silo's own values, and the initial model."""
+"""Gather a task's arguments at a silo: from the message, the silo's own values, and the initial model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from ekiden.transports.flower.custody import Taken
 
 @dataclass(frozen=True)
 class GivenArguments:
-    """What a task gets.
+    """The arguments that a task gets.
 
     Attributes:
-        args: its arguments.
-        taken: which values are among them.
-        own: those of them that are this silo's own, encoded, by their keys.
+        args: the arguments.
+        taken: the values among them.
+        own: this silo's own values among them, encoded, by their keys.
     """
 
     args: tuple[Any, ...]
@@ -38,18 +38,18 @@ def gather(
     kept: Callable[[str], Encoded],
     own: Mapping[str, Encoded],
 ) -> GivenArguments:
-    """Put a task's arguments together, each checked and with its digest.
+    """Gather a task's arguments, each checked and with its digest.
 
     Args:
         worker: executes the task.
-        silo: the name of the silo that it is at.
-        task: which one.
+        silo: name of this silo.
+        task: name of the task.
         contents: what the request holds.
-        kept: gives an encoded value of the silo's own by its key.
-        own: those that are here.
+        kept: returns one of the silo's own values, encoded, by its key.
+        own: own values that are already at hand.
 
     Raises:
-        UserError: they are not what the task takes.
+        UserError: the task does not take these arguments.
     """
     method = worker.setup.method
     taken: dict[Taken, None] = {}

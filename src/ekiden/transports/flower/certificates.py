@@ -1,4 +1,4 @@
-"""A certificate authority for one SuperLink, and that SuperLink's certificate."""
+"""Make a certificate authority for one SuperLink, and that SuperLink's certificate."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,15 +16,15 @@ _DAYS = 3650
 def make(folder: Path, host: str) -> None:
     """Write `ca.crt`, `link.crt` and `link.key` into `folder`.
 
-    The certificate is for `host` and for this machine by loopback, where the coordinator reaches the SuperLink. The
-    authority's own key is not kept, so nobody can have it sign anything else.
+    The certificate is for `host`, and for loopback, where the coordinator reaches the SuperLink. The authority's own
+    key is not kept, so it can never sign anything else.
 
     Args:
         folder: an existing folder.
-        host: name or IP address under which silos reach the SuperLink.
+        host: name or IP address at which silos reach the SuperLink.
 
     Raises:
-        UserError: the extra `flower` is missing, `host` is neither a name nor an address, or a file exists.
+        UserError: the extra `flower` is missing, `host` is neither a name nor an address, or a file already exists.
     """
     try:
         from cryptography import x509  # noqa: PLC0415

@@ -13,7 +13,7 @@ from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import Held, SiloFile, read
 
 NODE_CONFIG = "silo"
-"""Key of the node's configuration that names its silo.toml."""
+"""Key in the node's configuration that names its silo.toml."""
 
 app = ClientApp()
 _held: tuple[SiloFile, Held] | None = None
@@ -40,7 +40,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def _report() -> None:
-    """Show whoever runs the silo what it does."""
+    """Show the person who runs the silo what it does."""
     log = logging.getLogger("ekiden")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""The Flower commands that Ekiden wraps. Each is printed before it is run, and works when typed by hand."""
+"""Run Flower's commands. Each is printed before it is run, and also works when typed by hand."""
 
 import ipaddress
 import json
@@ -29,34 +29,34 @@ _CONNECTION = "ekiden"
 
 @dataclass(frozen=True)
 class Security:
-    """How to know the SuperLink.
+    """How to authenticate the SuperLink.
 
     Attributes:
-        certificate: PEM file of the authority that signed its certificate; None: the system's authorities.
-        insecure: no TLS at all.
+        certificate: PEM file of the authority that signed its certificate; None trusts the system's authorities.
+        insecure: use no TLS.
     """
 
     certificate: Path | None = None
     insecure: bool = False
 
     def flags(self) -> list[str]:
-        """For Flower's commands."""
+        """Return the flags for Flower's commands."""
         if self.insecure:
             return ["--insecure"]
         return ["--root-certificates", str(self.certificate.absolute())] if self.certificate else []
 
 
 def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
-    """Refuse what would be unsafe, and warn of what is.
+    """Refuse unsafe connections, and warn about insecure ones that are allowed.
 
     Args:
         address: HOST:PORT.
-        security: how it is reached.
-        say: tells the user.
-        anywhere: whether the user said that a plain connection to another machine is meant.
+        security: how the SuperLink is authenticated.
+        say: shows a line to the user.
+        anywhere: whether the user allows a plain connection to another machine.
 
     Raises:
-        UserError: no address, no certificate file, or a plain connection to another machine.
+        UserError: there is no address or no certificate file, or the connection to another machine is plain.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -76,14 +76,14 @@ def register(public_key: Path, link: str, security: Security, say: Say, *, again
     """Let the holder of a key connect to the SuperLink.
 
     Args:
-        public_key: its file.
+        public_key: file of the public key.
         link: HOST:PORT of the SuperLink, for the coordinator.
-        security: how it is reached.
-        say: tells the user.
-        again: whether it may be registered already.
+        security: how the SuperLink is authenticated.
+        say: shows a line to the user.
+        again: whether the key may be registered already.
 
     Raises:
-        UserError: the SuperLink did not take it.
+        UserError: the SuperLink did not accept the key.
     """
     arguments = ["supernode", "register", str(public_key.absolute()), _CONNECTION]
     try:
@@ -104,10 +104,10 @@ def run(
     public_keys: Mapping[str, str],
     say: Say,
 ) -> str:
-    """Submit a run to the SuperLink and show what it says until it ends; Ctrl-C and SIGTERM end it.
+    """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
     Returns:
-        Why it ended before its time; empty where all went well.
+        Why it ended early; empty if all went well.
     """
     signal.signal(signal.SIGTERM, interrupt)
     heard = _Heard(say)
@@ -145,7 +145,7 @@ def run(
 
 
 class _Heard:
-    """What `flwr run --stream` says: Ekiden's lines go on to the user, Flower's own are kept in case of trouble."""
+    """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's for an error."""
 
     def __init__(self, say: Say) -> None:
         self.run = ""
@@ -154,7 +154,7 @@ class _Heard:
         self._say = say
 
     def __call__(self, line: str) -> None:
-        """Take in a line."""
+        """Read a line."""
         if found := re.search(r"Successfully started run (\d+)", line):
             self.run = found[1]
             self._say(f"run {self.run} at the SuperLink")
@@ -177,10 +177,10 @@ def stop(run_id: str, link: str, security: Security, say: Say) -> None:
 
 
 def runs(link: str, security: Security, say: Say) -> list[dict[str, Any]]:
-    """The runs that the SuperLink knows, as Flower describes them; the newest first.
+    """Return the runs that the SuperLink knows, as Flower describes them; the newest first.
 
     Raises:
-        UserError: it cannot be asked.
+        UserError: the SuperLink did not answer.
     """
     found: list[dict[str, Any]] = _ask(["ls", _CONNECTION], link, security, say)["runs"]
     return found
@@ -191,10 +191,10 @@ class Refused(UserError):
 
 
 def _ask(arguments: Sequence[str], link: str, security: Security, say: Say) -> dict[str, Any]:
-    """What a short command of Flower's answers.
+    """Return the answer of a short Flower command.
 
     Raises:
-        Refused: it failed; says why.
+        Refused: the command failed; the message says why.
     """
     with TemporaryDirectory(prefix="ekiden-") as home:
         command, environment = _command([*arguments, "--format", "json"], Path(home), link, security, say)
@@ -210,15 +210,15 @@ def _ask(arguments: Sequence[str], link: str, security: Security, say: Say) -> d
 
 
 def _flwr(arguments: Sequence[str], link: str, security: Security, say: Say, hear: Say | None = None) -> None:
-    """Run a command of Flower's that talks to the SuperLink, and pass on what it prints, line by line.
+    """Run a Flower command that talks to the SuperLink, and pass on its output, line by line.
 
     Raises:
-        Refused: it failed.
+        Refused: the command failed.
     """
     with TemporaryDirectory(prefix="ekiden-") as home:
         command, environment = _command(arguments, Path(home), link, security, say)
         pipe = subprocess.PIPE
-        # In a session of its own, so that Ctrl-C ends the run by what follows it here, not the command alone.
+        # The command gets its own session, so Ctrl-C does not end only the command: our handler ends the run.
         with subprocess.Popen(
             command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
         ) as process:
@@ -239,7 +239,7 @@ def _flwr(arguments: Sequence[str], link: str, security: Security, say: Say, hea
 def _command(
     arguments: Sequence[str], home: Path, link: str, security: Security, say: Say
 ) -> tuple[list[str], dict[str, str]]:
-    """A command of Flower's for this SuperLink, and its environment."""
+    """Return a Flower command for this SuperLink, and its environment."""
     write_connection(home, link, security)
     command = [flower("flwr"), *arguments]
     say(f"$ FLWR_HOME={home} {shlex.join(command)}")
@@ -247,12 +247,12 @@ def _command(
 
 
 def interrupt(number: int, frame: object) -> None:
-    """What SIGTERM does: the same as Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def write_app(app: Path, name: str = "ekiden-run") -> None:
-    """A Flower app of no code: it names the two ends that are installed with Ekiden."""
+    """Write a Flower app without code: it names the two ends that are installed with Ekiden."""
     app.mkdir(parents=True)
     (app / "pyproject.toml").write_text(
         f"""[project]
@@ -280,13 +280,13 @@ link = "{{}}"
 
 
 def app_name(name: str) -> str:
-    """A name as Flower wants it for an app: letters, digits and hyphens, a letter first, 32 characters at most."""
+    """Return a valid name of a Flower app: letters, digits and hyphens, a letter first, 32 characters at most."""
     plain = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
     return (plain if plain[:1].isalpha() else f"run-{plain}")[:32].rstrip("-")
 
 
 def write_connection(home: Path, link: str, security: Security) -> None:
-    """A Flower configuration with one connection, `ekiden`."""
+    """Write a Flower configuration with one connection, `ekiden`."""
     lines = ["[superlink]", 'default = "ekiden"', "", "[superlink.ekiden]", f"address = {json.dumps(link)}"]
     if security.insecure:
         lines.append("insecure = true")
@@ -296,7 +296,7 @@ def write_connection(home: Path, link: str, security: Security) -> None:
 
 
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """The public keys NAME.pub of all silos.
+    """Return the public keys NAME.pub of all silos.
 
     Raises:
         UserError: one is missing.
@@ -312,12 +312,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def path() -> str:
-    """The path with this Python's commands first, also where its environment is not activated."""
+    """Return the path with this Python's commands first, even if its environment is not activated."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def flower(command: str) -> str:
-    """Where a command of Flower's is.
+    """Return the path of a Flower command.
 
     Raises:
         UserError: it is not installed.

@@ -1,4 +1,4 @@
-"""What a request holds: arguments and the values of other silos, opened and checked before anything is executed."""
+"""Open and check what a request holds, arguments and other silos' values, before anything is executed."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -29,29 +29,29 @@ class Contents:
     """An opened request.
 
     Attributes:
-        arguments: of the task, encoded, with Refs in place of values.
-        values: of other silos, encoded, by owner and key.
+        arguments: the task's arguments, encoded, with Refs in place of values.
+        values: values of other silos, encoded, by owner and key.
     """
 
     arguments: Encoded
     values: Mapping[tuple[str, str], Encoded]
 
     def digest(self, terms: str, task: str, private: Any) -> str:
-        """Names what was asked, under which terms and from which private state, however it was sealed."""
+        """Return a digest of the request, its terms and the private state before it; sealing does not change it."""
         asked = (terms, task, self.arguments.digest, *((name, value.digest) for name, value in self.values.items()))
         return custody.digest([repr(asked).encode(), *wire.chunks(private)])[:32]
 
 
 def arguments_key(ask: Ask) -> str:
-    """The name under which a task's arguments are sealed; what the silo is to forget with it is part of it."""
+    """Return the name under which a task's arguments are sealed. It includes what the silo forgets with the request."""
     forget = custody.digest([wire.encode((ask.settled, ask.keep, ask.absent))])[:16]
     return f"arguments of {ask.step}-{ask.call}-{ask.task}, {forget}"
 
 
 def value_key(key: str, absent: Collection[Absence]) -> str:
-    """The name under which a value is sealed: who was missing before it was made is part of it.
+    """Return the name under which a value is sealed. It includes the clients that were missing before it was made.
 
-    So a silo that uses it was told of the same ones as the silo that made it, or the seal does not open.
+    So the seal opens only if the silo that uses the value was told of the same absences as the silo that made it.
     """
     step = int(key.split("-", 1)[0])
     before = tuple(sorted(one for one in absent if one[0] < step))
@@ -59,16 +59,16 @@ def value_key(key: str, absent: Collection[Absence]) -> str:
 
 
 def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absence] = ()) -> Contents:
-    """What the body of a request for a task holds.
+    """Return what the body of a request for a task holds.
 
     Args:
         ask: the request.
-        body: what came with it.
-        sealer: opens it.
-        absent: who was missing, where values are sealed under that too.
+        body: the bytes that came with it.
+        sealer: opens the seals.
+        absent: which clients were missing, if values are sealed under that too.
 
     Raises:
-        WireError: it is shorter or longer than announced, or a seal is broken.
+        WireError: the body is shorter or longer than announced, or a seal is broken.
     """
     values: dict[tuple[str, str], Encoded] = {}
     offset = ask.length
@@ -92,12 +92,12 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
     """Refuse models that do not fit and numbers that are not finite, before anything is executed.
 
     Args:
-        value: what came.
-        network: what models must fit.
-        whole: whether parts of a model, such as the extractor alone, do not count as models either.
+        value: the value that came.
+        network: the network that models must fit.
+        whole: whether parts of a model, such as only the extractor, are refused too.
 
     Raises:
-        WireError: says which.
+        WireError: the message says which it is.
     """
     own = (network.params, network.buffers, network.counters)
     for part in _records(value):
@@ -112,14 +112,14 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
 
 
 def check_claims(value: Any, samples: int) -> None:
-    """Refuse a sender that says to have another number of training samples than when the run began.
+    """Refuse a sender that reports another number of training samples than when the run began.
 
     Args:
-        value: what it sent; the fields of its records are marked by `OwnSamples`.
-        samples: how many it said to have.
+        value: what it sent; `OwnSamples` marks the fields of its records.
+        samples: the number that it reported first.
 
     Raises:
-        WireError: it says another number.
+        WireError: it reports another number.
     """
     for record in _records(value):
         for name, hint in _hints(type(record)).items():
@@ -135,19 +135,19 @@ def check_claims(value: Any, samples: int) -> None:
 
 
 def _hints(kind: type) -> Mapping[str, Any]:
-    """The annotations of a record's fields; none of other values."""
+    """Return the annotations of a record's fields; other values have none."""
     record = hasattr(kind, "_fields") or is_dataclass(kind)
     return get_type_hints(kind, include_extras=True) if record else {}
 
 
 def _finite(values: Tensor) -> bool:
     if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
-        return True  # any NaN or infinity would have reached the sum, which takes a tenth of the time
+        return True  # NaN and infinity always reach the sum, and it takes a tenth of the time
     return bool(torch.isfinite(values).all())
 
 
 def _records(value: Any) -> Iterator[Any]:
-    """Every value within `value`, itself included."""
+    """Yield every value within `value`, including itself."""
     yield value
     if isinstance(value, (list, tuple)):
         for part in value:
