@@ -152,7 +152,7 @@ def test_inputs_are_plain_values_and_encode_new_rows(tmp_path: Path) -> None:
     assert torch.equal(table.encode(parquet(tmp_path / "new.parquet", given)), x)
     with pytest.raises(UserError, match="has no column 'dose', which"):
         table.encode({"age": [1.0], "sex": ["male"]})
-    with pytest.raises(UserError, match=r"column 'age' .* holds text \('old' in row 0\), numbers are expected"):
+    with pytest.raises(UserError, match=r"column 'age' .* holds text \('old' in row 0\), but numbers are expected"):
         table.encode(given | {"age": ["old", "60"]})
 
 
@@ -593,7 +593,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
     ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use --task"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
-    ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "row 0 .* is 0.5, no class"),
+    ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "row 0 .* is 0.5, not a class"),
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
      "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
     ("text among several labels", P, {"label_column": ("died", "age")}, "'died' .* holds string: with several"),
@@ -694,7 +694,11 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     fails("a federation needs two silos or more", north)
     fails("two silos are called 'a-north'", north, north)
     fails("column 'dose', which .*north.csv has", north, csv(tmp_path / "b.csv", bad(rows, dose=None)))
-    fails("b.csv has the column 'extra', which .* does not have", north, csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}))
+    fails(
+        "b.csv has the column 'extra', which .* does not have",
+        north,
+        csv(tmp_path / "b.csv", rows | {"extra": [1] * 40}),
+    )
     fails(
         "'age' of .*b.csv holds text .'old' in row 0.*numbers",
         north,
