@@ -593,7 +593,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
     ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use --task"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
-    ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "row 0 .* is 0.5, not a class"),
+    ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "is 0.5, not a class"),
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
      "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
     ("text among several labels", P, {"label_column": ("died", "age")}, "'died' .* holds string: with several"),
