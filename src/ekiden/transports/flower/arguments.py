@@ -46,7 +46,7 @@ def gather(
         task: name of the task.
         contents: what the request holds.
         kept: returns one of the silo's own values, encoded, by its key.
-        own: own values that are already at hand.
+        own: own values that the silo already has encoded.
 
     Raises:
         UserError: the task does not take these arguments.
