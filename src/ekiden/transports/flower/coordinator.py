@@ -1,7 +1,7 @@
-"""The transport between machines: tasks, values and evaluations as messages.
+"""The transport between machines, which sends tasks, values and evaluations as messages.
 
-A value travels from its owner to its user through the coordinator as bytes that the coordinator does not read, and
-cannot where they are sealed, unless the method itself brings it to the server (`fed.get`) or it is the result.
+A value travels from its owner to its user through the coordinator, which does not read its bytes; if they are sealed,
+it cannot. The exceptions are the result, and values that the method itself brings to the server (`fed.get`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +30,11 @@ from ekiden.transports.flower.parcel import Answer, Ask, Count, ParcelPart
 from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[Ref[Any], str, int]
-"""A value for a reader in a step; ("", 0) where nothing is sealed, step 0 for the server."""
+"""A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server."""
 
 
 class Remote(Transport):
-    """A transport whose clients are silos elsewhere."""
+    """A transport whose clients are silos on other machines."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Remote(Transport):
         held: Mapping[str, int] | None = None,
         written: Mapping[str, str] | None = None,
     ) -> None:
-        """Go on from `state`.
+        """Continue from `state`.
 
         Args:
             courier: carries messages.
             setup: what the run agrees on, without samples.
-            agreed: the same as text for the silos.
+            agreed: the same terms, for the silos.
             initial: makes the model behind `INITIAL`.
-            state: to go on from.
-            note: takes the records of the chain of custody.
-            void: steps in which a client was missing.
-            held: numbers of training samples, as silos said them; not compared for those that are not in it.
-            written: the places of the tasks that left each silo's private state; None where the run does not know.
+            state: the state to continue from.
+            note: stores the records of the chain of custody.
+            void: for each client, the steps in which it was missing.
+            held: numbers of training samples, as silos reported them; those of other silos are not compared.
+            written: places of the tasks that left each silo's private state; None if the run does not know them.
         """
         self._courier = courier
         self._method = setup.method
@@ -116,12 +116,12 @@ class Remote(Transport):
         self._last[request.client] = result
 
     def value(self, ref: Ref[Any]) -> Any:
-        """The value behind `ref`, brought here."""
+        """Fetch the value behind `ref`."""
         if ref == INITIAL:
             return self._initial()
         task = ref.key.split("-", 2)[2]
         if ref in self._running:
-            self._read_by_server.add(task)  # the next ones may send it at once
+            self._read_by_server.add(task)  # silos send the next ones with their answers
         try:
             lock, data = self._fetch(ref, self._server())
         except ClientMissing:
@@ -140,7 +140,7 @@ class Remote(Transport):
         return value
 
     def size(self, ref: Ref[Any]) -> int:
-        """Its content in bytes, as its owner says."""
+        """Return the size of the value's content in bytes, as its owner reports it."""
         if ref == INITIAL:
             return wire.size(self._initial())
         self._finish(ref)
@@ -150,7 +150,7 @@ class Remote(Transport):
         return self._sizes[ref]
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
-        """Wait for all tasks: their outcomes are on the silos' disks by then."""
+        """Wait for all tasks. Then their outcomes are on the silos' disks."""
         for ref in list(self._running):
             try:
                 self._finish(ref)
@@ -171,7 +171,7 @@ class Remote(Transport):
         self._states = {}
         self._live = live
         self._last = {}
-        self._settled = (self._settled[0], self._settled[1] | live)  # until the state is written, keep both
+        self._settled = (self._settled[0], self._settled[1] | live)  # keep both until the state is written
         self._step = step
         self._values = {slot: value for slot, value in self._values.items() if slot[0] in live}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
@@ -179,18 +179,18 @@ class Remote(Transport):
         return work
 
     def written(self) -> Mapping[str, str] | None:
-        """The places of the tasks that left each silo's private state, those of silos that have one."""
+        """Return the places of the tasks that left the private states, for the silos that have one."""
         return None if self._written is None else {name: place for name, place in self._written.items() if place}
 
     def settle(self) -> None:
-        """From now on silos may drop what only the state before needed; the next request tells them."""
+        """Let silos drop what only the state before needed; the next request tells them."""
         self._settled = (self._step, self._live)
 
     def close(self) -> None:
-        """Nothing to release: silos keep what a resumed run would ask for."""
+        """Release nothing: silos keep what a resumed run would ask for."""
 
     def evaluate(self, clients: Sequence[str], models: Sequence[Weights], results: int) -> list[list[Count]]:
-        """What each silo counts for each model on its own test samples. No part of the method's communication.
+        """Return what each silo counts for each model on its own test samples. The ledger does not include this.
 
         A silo that may be skipped and does not answer counts nothing.
         """
@@ -237,12 +237,12 @@ class Remote(Transport):
 
     @property
     def _absences(self) -> frozenset[Absence]:
-        """Who was missing in which step."""
+        """Return which clients were missing in which step."""
         return frozenset((step, client) for client, steps in self._void.items() for step in steps)
 
     @property
     def _outline(self) -> Outline | None:
-        """What the method asks for without those that were missing so far, where that is known."""
+        """Return what the method asks for without the clients missing so far, if that is known."""
         return self._plan_without(self._absences) if self._full else None
 
     def _plan_without(self, absent: frozenset[Absence]) -> Outline | None:
@@ -255,7 +255,7 @@ class Remote(Transport):
         return value_key(ref.key, self._absences if self._full else ())
 
     def _vouched(self) -> tuple[str, ...]:
-        """Their owners' word that models are the run's result; empty where silos measure others too."""
+        """Return their owners' signed word that models are the run's result; empty if silos measure others too."""
         plan = self._outline
         if plan is None or not self._agreed.sealed:
             return ()
@@ -265,12 +265,12 @@ class Remote(Transport):
         return Reader(SERVER, self._step, self._key)
 
     def _reader(self, client: str, step: int) -> Reader:
-        """A silo as a reader; waits for it to introduce itself."""
+        """Return a silo as a reader; wait until it introduces itself."""
         found = self._courier.sealing_key(client, wait=True) if self._agreed.sealed else None
         return Reader(client, step, *(found or ("", "")))
 
     def _readers(self, ref: Ref[Any], *, server: bool = False) -> tuple[Reader, ...]:
-        """Who is going to use a value, as far as that is known."""
+        """Return who is going to use a value, as far as that is known."""
         plan = self._outline
         if plan is None:
             return (self._server(),) if server else ()
@@ -290,7 +290,7 @@ class Remote(Transport):
         return ref, name, 0 if name == SERVER else step
 
     def _order(self, ref: Ref[Any], *readers: Reader) -> None:
-        """Ask for a value without waiting for it, so that several come at once."""
+        """Ask for a value without waiting for it, so that several can come at the same time."""
         self._finish(ref)
         if ref in self._asked:
             self._receive(ref)
@@ -299,7 +299,7 @@ class Remote(Transport):
             self._asked[ref] = self._courier.send(ref.owner, ask)
 
     def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock | None, memoryview]:
-        """The value behind `ref` as its owner encoded and sealed it."""
+        """Return the value behind `ref` as its owner encoded and sealed it."""
         slot = self._slot(ref, reader.name, reader.step)
         if slot not in self._values:
             if ref not in self._asked:
@@ -313,12 +313,12 @@ class Remote(Transport):
         return self._values[slot]
 
     def _receive(self, ref: Ref[Any]) -> None:
-        """Take in a value that was asked for."""
+        """Receive a value that was asked for."""
         if ref in self._asked:
             self._keep(ref, *self._courier.wait(self._asked.pop(ref)))
 
     def _finish(self, ref: Ref[Any]) -> None:
-        """Wait for the task behind `ref`, if it runs."""
+        """Wait for the task behind `ref` if it is running."""
         message = self._running.get(ref)
         if message is None:
             return
@@ -335,10 +335,10 @@ class Remote(Transport):
             self._states[ref.owner] = answer.state
 
     def _missed(self, client: str) -> None:
-        """Let nothing count that the client did in this step, as the ledger will say and a resumed run reads there.
+        """Ignore all that the client did in this step. The ledger records this, and a resumed run reads it there.
 
         Raises:
-            UserError: the run's result is what it would have done; no other silo shows the server a model.
+            UserError: the run's result is what the client would have made; no other silo shows the server a model.
         """
         last = any(_made(ref) == (client, self._step) for ref in self._full.result) if self._full else False
         if last and self._agreed.sealed and self._agreed.skips:
@@ -362,10 +362,10 @@ class Remote(Transport):
 
     @cached_property
     def _network(self) -> Network:
-        """What the silos' models must fit."""
+        """The network that the silos' models must fit."""
         return Network(self._build())
 
 
 def _made(ref: Ref[Any]) -> tuple[str, int]:
-    """By whom and in which step a value was made."""
+    """Return by which client and in which step a value was made."""
     return ref.owner, int(ref.key.split("-", 1)[0])

@@ -1,4 +1,4 @@
-"""Messages to silos, sent again where they were lost, and waited for as long as the user says."""
+"""Send messages to silos, repeat lost ones, and wait for answers as long as the user allows."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,49 +12,49 @@ from ekiden.transports.flower.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
 _PROBE = 60.0
-"""seconds without an answer, after which a silo is asked whether it works; then twice as many, up to ten times"""
+"""seconds without an answer before a silo is asked whether it works; doubled each time, up to tenfold"""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A message that will not be answered.
+    """A message that will get no answer.
 
     Attributes:
-        why: one line.
+        why: the reason, one line.
     """
 
     why: str
 
 
 class SealingKey(NamedTuple):
-    """A silo's X25519 key of a run, and its silo key's signature of that; in hexadecimal."""
+    """A silo's X25519 key of a run, and the signature of it by the silo's key; in hexadecimal."""
 
     key: str
     proof: str
 
 
 class Post(Protocol):
-    """Carries byte strings to silos and their answers back. May lose them, but says so."""
+    """Carries byte strings to silos and their answers back. It may lose them, but reports that."""
 
     def send(self, client: str, data: bytes) -> str | Lost:
-        """Send a message; returns the name of its ticket."""
+        """Send a message, and return the name of its ticket."""
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
-        """The answers that are there by now."""
+        """Return the answers that have come."""
 
     def sealing_key(self, client: str) -> SealingKey | None:
-        """What the silo gave when it introduced itself; None where it is not there."""
+        """Return the key that the silo gave when it introduced itself; None if it is not connected."""
 
     def anyone(self) -> bool:
-        """Whether any silo is connected."""
+        """Return whether any silo is connected."""
 
     def overhead(self, length: int) -> int:
-        """Bytes that the engine adds to a byte string of that length."""
+        """Return the number of bytes that the engine adds to a byte string of this length."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """One message and its answer between SuperLink and silo: a row of network.jsonl.
+    """A message from SuperLink to silo and its answer: a row of network.jsonl.
 
     Attributes:
         client: the silo.
@@ -62,7 +62,7 @@ class Crossing:
         sent: bytes to the silo.
         received: bytes from it.
         engine: bytes that Flower put around both.
-        waited: seconds for which the silo was away meanwhile.
+        waited: seconds for which the silo was away in between.
     """
 
     client: str
@@ -78,9 +78,10 @@ class Patience:
     """How long to wait for silos that do not answer.
 
     Attributes:
-        seconds: since the last sign of life, before a client counts as missing.
-        poll: most seconds between looks at the post; at first a tenth of it, so that a quick answer is taken at once.
-        absent: what follows then: wait without end, skip it, or stop the run.
+        seconds: time since the last sign of life after which a client counts as missing.
+        poll: longest time in seconds between two looks at the post. It begins at a tenth, so that a quick answer is
+            seen at once.
+        absent: what to do about a missing client: wait without end, skip it, or stop the run.
     """
 
     seconds: float = 3600.0
@@ -88,25 +89,25 @@ class Patience:
     absent: Absent = "stop"
 
     def pause(self, since: float) -> float:
-        """Seconds until the next look at the post for an answer awaited since then: a fortieth of the time so far."""
+        """Return the seconds until the next look for an answer awaited since then: a fortieth of the time so far."""
         return min(self.poll, max(self.poll / 10, (time.monotonic() - since) / 40))
 
     def ended(self, since: float) -> bool:
-        """Whether a client that was last heard of at that time counts as missing."""
+        """Return whether a client whose last sign of life was at `since` counts as missing."""
         return self.absent != "wait" and time.monotonic() - since > self.seconds
 
 
 @dataclass
 class Message:
-    """A request under way."""
+    """A request without an answer so far."""
 
     client: str
     kind: str
     data: bytes
     ticket: str | Lost
-    since: float | None = None  # since when nothing but losses
-    waited: float = 0.0  # seconds of nothing but losses before
-    probe: str = ""  # ticket of the question whether the silo works on it
+    since: float | None = None  # time since which all attempts were lost
+    waited: float = 0.0  # seconds of such times before
+    probe: str = ""  # ticket of the question whether the silo is working on it
     probe_after: float = field(default_factory=lambda: _PROBE)
     probed: float = field(default_factory=time.monotonic)
     answer: tuple[Answer, memoryview] | ClientMissing | None = None
@@ -115,8 +116,8 @@ class Message:
 class Courier:
     """Sends messages until they are answered or patience ends. Sending again is harmless: silos do nothing twice.
 
-    The engine tells of messages to silos that are gone, but not of those that broke off on the way. So a silo that does
-    not answer for long is asked now and then whether it works; one that does not, gets the message again.
+    The engine reports messages to silos that are gone, but not messages that were cut off on the way. So a silo that
+    does not answer for long is asked from time to time whether it is working. If not, it gets the message again.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Courier:
         self._note = note
         self._warn = warn
         self._open: list[Message] = []
-        self._silent: dict[str, float] = {}  # since when there were losses only, and no sign of life
+        self._silent: dict[str, float] = {}  # time of the last sign of life; since then all was lost
 
     def send(self, client: str, ask: Ask, body: Sequence[bytes | memoryview] = ()) -> Message:
         """Send a request; `wait` gives the answer."""
@@ -137,7 +138,7 @@ class Courier:
         return message
 
     def wait(self, message: Message) -> tuple[Answer, memoryview]:
-        """The answer and what came with it; other messages are answered meanwhile.
+        """Wait for the answer, and return it with its body; answers to other messages are received in the meantime.
 
         Raises:
             ClientMissing: patience ended.
@@ -155,11 +156,11 @@ class Courier:
         return answer, body
 
     def sealing_key(self, client: str, *, wait: bool) -> SealingKey | None:
-        """The key to seal for a silo with.
+        """Return the key for sealing values for a silo.
 
         Args:
             client: the silo.
-            wait: for it to introduce itself, if it is not there.
+            wait: if the silo is not connected, wait until it introduces itself.
 
         Raises:
             ClientMissing: patience ended.
@@ -174,7 +175,7 @@ class Courier:
         return found
 
     def _look(self) -> bool:
-        """Take in what has come and send again what was lost; whether anything has come."""
+        """Receive what has come, send again what was lost, and return whether anything has come."""
         came = self._post.receive([m.ticket for m in self._open if isinstance(m.ticket, str)])
         for message in list(self._open):
             got = message.ticket if isinstance(message.ticket, Lost) else came.get(message.ticket)
@@ -187,7 +188,7 @@ class Courier:
         return any(isinstance(got, bytes) for got in came.values())
 
     def _probe(self, message: Message) -> None:
-        """Find out whether a message that nothing is heard of broke off on the way."""
+        """Find out whether a message without an answer was cut off on the way."""
         if message.probe:
             got = self._post.receive([message.probe]).get(message.probe)
             if got is not None:
@@ -197,7 +198,7 @@ class Courier:
                 if not _read(message.client, got)[0].busy:
                     self._warn(f"{message.client} does not work on what it was asked: sending again")
                     message.ticket = self._post.send(message.client, message.data)
-        if time.monotonic() - message.probed > message.probe_after:  # the question before may have broken off as well
+        if time.monotonic() - message.probed > message.probe_after:  # the last question may have been cut off too
             ask, _ = unpack(message.data, Ask)
             ticket = self._post.send(message.client, pack(Ask("status", ask.agreement)))
             message.probe = ticket if isinstance(ticket, str) else ""
@@ -216,7 +217,7 @@ class Courier:
     def _lost(self, message: Message, lost: Lost) -> None:
         if message.since is None:
             message.since = time.monotonic()
-        message.probe_after = _PROBE  # to hear soon of a silo that is back
+        message.probe_after = _PROBE  # to learn soon that a silo is back
         try:
             self._gone(message.client, lost.why)
         except ClientMissing as missing:
@@ -229,7 +230,7 @@ class Courier:
             self._alive(message.client)  # it is connected again
 
     def _alive(self, client: str) -> None:
-        """Patience with a silo restarts: it gave a sign of life."""
+        """Restart patience with a silo: it gave a sign of life."""
         self._silent.pop(client, None)
         for message in self._open:
             if message.client == client and message.since is not None:
@@ -237,11 +238,11 @@ class Courier:
                 message.since = None
 
     def _gone(self, client: str, why: str) -> None:
-        """Be patient with a silo that gives no sign of life.
+        """Wait for a silo that gives no sign of life, as long as patience lasts.
 
         Raises:
             ClientMissing: patience ended.
-            UserError: it ended, and nobody is there at all: no client is missing, the SuperLink is.
+            UserError: patience ended, and no silo at all is connected: the SuperLink is missing, not a client.
         """
         if client not in self._silent:
             self._silent[client] = time.monotonic()
@@ -257,10 +258,10 @@ class Courier:
 
 
 def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
-    """What a silo said.
+    """Return a silo's answer.
 
     Raises:
-        UserError: it is unreadable, or of another silo.
+        UserError: it cannot be read, or is from another silo.
     """
     try:
         answer, body = unpack(data, Answer)

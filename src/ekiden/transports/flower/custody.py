@@ -1,7 +1,7 @@
 """The chain of custody: what each silo did with which values and what it measured, signed by its silo key.
 
-A record names values by owner and key, and what they are by SHA-256 of their encoding, so that records chain: what one
-silo took is what another gave. `custody.jsonl` in the run folder holds one record a line.
+A record names values by owner and key, and identifies their contents by SHA-256 of their encoding. So records form a
+chain: what one silo took is what another gave. `custody.jsonl` in the run folder holds one record per line.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from ekiden.transports.flower.sealing import Sign
 T = TypeVar("T")
 FILE = "custody.jsonl"
 FORMAT = 2
-"""of the records; 1 had neither sizes, compute and fingerprints of data, nor what was measured"""
+"""format of the records; format 1 had no sizes, compute, fingerprints of data, or measurements"""
 SALT = "custody.salt"
 """file in a run's folder at a silo"""
 _SALT_BYTES = 32
 _ROWS = 4096
-"""samples that a fingerprint takes in at once"""
+"""number of samples that a fingerprint reads at once"""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Taken:
     """A value that a task used.
 
     Attributes:
-        owner: who gave it.
+        owner: the client that gave it.
         key: its name there.
-        digest: of its encoding.
-        size: `wire.size` of it, as the silo that used it found.
+        digest: digest of its encoding.
+        size: its `wire.size`, as found by the silo that used it.
     """
 
     owner: str
@@ -55,28 +55,28 @@ class Taken:
 
 @dataclass(frozen=True)
 class Hop:
-    """What a silo did.
+    """A task that a silo did.
 
     Attributes:
         run: id of the run.
-        terms: digest of its agreement, thus of hyperparameters, training and the silos' keys.
-        method: its name.
-        client: who did it.
-        samples: that it trains on.
+        terms: digest of its agreement, and so of hyperparameters, training and the silos' keys.
+        method: name of the method.
+        client: the silo that did the task.
+        samples: number of its training samples.
         validation: number of its validation samples.
         test: number of its test samples.
-        data: fingerprint of all these, see `fingerprint`.
-        step: of the run.
+        data: fingerprint of all these samples, see `fingerprint`.
+        step: step of the run.
         call: number of the task among those of the client in this step.
-        task: its name.
-        arguments: digest of what the server said, names of values instead of these.
-        taken: the values used.
-        given: digest of the value that came out.
+        task: name of the task.
+        arguments: digest of the server's arguments, with names in place of values.
+        taken: the values that the task used.
+        given: digest of the value that it returned.
         size: `wire.size` of that value.
-        model: digest of the model in it; empty where there is none.
+        model: digest of the model in that value; empty if there is none.
         forward: samples that went forward through a network.
         backward: samples that went backward.
-        format: of the record.
+        format: format of the record.
     """
 
     run: str
@@ -106,16 +106,16 @@ class Hop:
 
     @property
     def key(self) -> str:
-        """The name of what came out, at the client."""
+        """Name of the returned value, at the client."""
         return f"{self.step}-{self.call}-{self.task}"
 
     @property
     def ref(self) -> Ref[Any]:
-        """What came out."""
+        """Reference to the returned value."""
         return Ref(self.client, self.key)
 
     def text(self) -> bytes:
-        """What is signed."""
+        """Return the bytes that are signed."""
         return b"ekiden custody\n" + _json(asdict(self)).encode()
 
 
@@ -126,13 +126,13 @@ class Tally:
     Attributes:
         run: id of the run.
         terms: digest of its agreement.
-        client: who measured.
-        step: number of steps that were done.
-        results: how many of the models, the first ones, are the run's and not a client's own.
-        models: digest of each.
-        counts: what the silo said of each, as coarse as it left the silo.
+        client: the silo that measured.
+        step: number of steps done before the measurement.
+        results: number of models that are the run's, not a client's own; they come first.
+        models: digest of each model.
+        counts: what the silo reported about each model, as coarse as it left the silo.
         data: fingerprint of the silo's samples.
-        format: of the record.
+        format: format of the record.
     """
 
     run: str
@@ -146,7 +146,7 @@ class Tally:
     format: int = FORMAT
 
     def text(self) -> bytes:
-        """What is signed."""
+        """Return the bytes that are signed."""
         return b"ekiden tally\n" + _json(asdict(self)).encode()
 
 
@@ -158,11 +158,11 @@ class Record:
     signature: str
 
     def line(self) -> str:
-        """As a line of text."""
+        """Return the record as a line of text."""
         return _json(asdict(self))
 
     def signed_by(self, public: str) -> bool:
-        """Whether the holder of the key to `public` signed it."""
+        """Return whether the holder of the key to `public` signed it."""
         return bool(public) and keys.proves(public, self.hop.text(), self.signature)
 
 
@@ -174,29 +174,29 @@ class SignedTally:
     signature: str
 
     def line(self) -> str:
-        """As a line of text."""
+        """Return the record as a line of text."""
         return _json(asdict(self))
 
     def signed_by(self, public: str) -> bool:
-        """Whether the holder of the key to `public` signed it."""
+        """Return whether the holder of the key to `public` signed it."""
         return bool(public) and keys.proves(public, self.tally.text(), self.signature)
 
 
 def record(hop: Hop, sign: Sign) -> Record:
-    """`hop`, signed."""
+    """Sign `hop`."""
     return Record(hop, sign(hop.text()))
 
 
 def measured(tally: Tally, sign: Sign) -> SignedTally:
-    """`tally`, signed."""
+    """Sign `tally`."""
     return SignedTally(tally, sign(tally.text()))
 
 
 def parse(line: str) -> Record:
-    """The record of a task in a line.
+    """Return the record of a task in a line.
 
     Raises:
-        UserError: there is none.
+        UserError: the line holds no such record.
     """
     try:
         hop, signature = _parts(line, "hop")
@@ -207,10 +207,10 @@ def parse(line: str) -> Record:
 
 
 def parse_measured(line: str) -> SignedTally:
-    """The record of a measurement in a line.
+    """Return the record of a measurement in a line.
 
     Raises:
-        UserError: there is none.
+        UserError: the line holds no such record.
     """
     try:
         tally, signature = _parts(line, "tally")
@@ -227,7 +227,7 @@ def check_format(row: Mapping[str, Any], file: Path) -> None:
     """Refuse a record of another version.
 
     Raises:
-        UserError: says which, and of which file.
+        UserError: the message names the version and the file.
     """
     said = row.get("hop", row.get("tally"))
     found = said.get("format", 1) if isinstance(said, dict) else FORMAT
@@ -238,10 +238,10 @@ def check_format(row: Mapping[str, Any], file: Path) -> None:
 
 
 def step_of(row: Mapping[str, Any]) -> int:
-    """The step that a line of the file belongs to, counted from 0.
+    """Return the step of a line of the file, counted from 0.
 
     Raises:
-        UserError: it is not a record.
+        UserError: the line is not a record.
     """
     try:
         return int(row["hop"]["step"]) if "hop" in row else int(row["tally"]["step"]) - 1
@@ -250,9 +250,9 @@ def step_of(row: Mapping[str, Any]) -> int:
 
 
 def fingerprint(data: ClientData, salt: bytes) -> str:
-    """Names a silo's samples and labels, and tells nothing of them to who does not have the salt (HMAC-SHA256).
+    """Return a fingerprint of a silo's samples and labels that tells nothing to those without the salt (HMAC-SHA256).
 
-    Who has the salt can check a guess of all the samples, and of no less: so it stays at the silo.
+    With the salt, one can check a guess, but only a guess of all samples together. So the salt stays at the silo.
     """
     found = hmac.new(salt, digestmod=hashlib.sha256)
     for part in (data.train, data.val, data.test):
@@ -265,7 +265,7 @@ def fingerprint(data: ClientData, salt: bytes) -> str:
 
 
 def kept_salt(folder: Path) -> bytes:
-    """The salt of a run at a silo, drawn at the first call; readable by its owner only.
+    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read it.
 
     Raises:
         UserError: the file is damaged.
@@ -282,7 +282,7 @@ def kept_salt(folder: Path) -> bytes:
 
 
 def digest(chunks: Iterable[bytes | memoryview]) -> str:
-    """SHA-256 of some bytes, in hexadecimal."""
+    """Return the SHA-256 of some bytes, in hexadecimal."""
     found = hashlib.sha256()
     for chunk in chunks:
         found.update(chunk)
@@ -290,7 +290,7 @@ def digest(chunks: Iterable[bytes | memoryview]) -> str:
 
 
 def model_digest(value: Any, given: str) -> str:
-    """Of the model that `value`, whose own digest is `given`, is or has; empty where there is none."""
+    """Return the digest of the model in `value`, or `given` if `value` is the model; empty if there is none."""
     if isinstance(value, Weights):
         return given
     model = getattr(value, "model", None)
@@ -302,7 +302,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, 
 
 
 def _parts(line: str, name: str) -> tuple[dict[str, Any], str]:
-    """What was signed, as plain values, and the signature."""
+    """Return what was signed, as plain values, and the signature."""
     values = json.loads(line)
     said, signature = values[name], values["signature"]
     if set(values) != {name, "signature"} or type(signature) is not str or not isinstance(said, dict):
@@ -312,7 +312,7 @@ def _parts(line: str, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _checked(said: T) -> T:
-    """`said`, whose plain values are of the types announced."""
+    """Return `said` if its plain values are of the declared types."""
     for f in fields(said):  # type: ignore[arg-type]
         if f.type in _KINDS and type(getattr(said, f.name)) not in _KINDS[f.type]:
             raise TypeError

@@ -1,4 +1,4 @@
-"""A byte string as the content of a Flower message: one array, which Flower carries whatever its size."""
+"""Put a byte string into a Flower message, as one array, which Flower carries at any size."""
 
 import os
 from functools import cache
@@ -12,13 +12,13 @@ _PIECE = int(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
 
 
 def wrap(data: bytes) -> RecordDict:
-    """The content of a message that carries `data`."""
+    """Return the content of a message that carries `data`."""
     array = Array("uint8", (len(data),), "ekiden", data)
     return RecordDict({_NAME: ArrayRecord({_NAME: array})})
 
 
 def content(message: Message) -> bytes:
-    """What a message carries; nothing where it is not from Ekiden."""
+    """Return the bytes that a message carries; none if it is not from Ekiden."""
     record = message.content.get(_NAME)
     if not isinstance(record, ArrayRecord) or _NAME not in record:
         return b""
@@ -27,10 +27,10 @@ def content(message: Message) -> bytes:
 
 
 def overhead(length: int) -> int:
-    """Bytes that Flower's objects and their list have beyond the byte string of that length that they carry.
+    """Return how many bytes Flower's objects and their list need in addition to a byte string of this length.
 
-    Flower cuts a byte string into pieces; the first makes the overhead of a message, each other adds the same to it.
-    What gRPC, HTTP and TLS add is not in it.
+    Flower cuts a byte string into pieces. The first has the overhead of a message, and each other piece adds the same
+    amount. The bytes that gRPC, HTTP and TLS add are not counted.
     """
     first, each = _measured()
     return first + each * max(0, -(-length // _PIECE) - 1)

@@ -26,10 +26,10 @@ class Federation(Checked):
 
     Attributes:
         folder: holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to each silo.
-        host: name or IP address under which silos reach the SuperLink.
-        port: for silos; it answers nobody else.
-        control_port: on loopback, for the coordinator.
-        silos: their names, in the order that methods see.
+        host: name or IP address at which silos reach the SuperLink.
+        port: port for silos only.
+        control_port: port on loopback, for the coordinator.
+        silos: names of the silos, in the order that methods see.
     """
 
     folder: Path
@@ -54,17 +54,17 @@ class Federation(Checked):
 
     @property
     def link(self) -> str:
-        """Where the coordinator reaches the SuperLink, on its own machine only."""
+        """Address at which the coordinator reaches the SuperLink, on its own machine only."""
         return f"127.0.0.1:{self.control_port}"
 
     @property
     def address(self) -> str:
-        """Where silos reach it."""
+        """Address at which silos reach the SuperLink."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def certificate(self) -> Path:
-        """Of the authority that signed the SuperLink's certificate."""
+        """Certificate of the authority that signed the SuperLink's certificate."""
         return self.folder / "ca.crt"
 
     @property
@@ -73,7 +73,7 @@ class Federation(Checked):
         return self.folder / "keys"
 
     def silo(self, name: str) -> Path:
-        """The folder to give to a silo."""
+        """Return the folder to give to a silo."""
         return self.folder / "silos" / name
 
 
@@ -82,10 +82,10 @@ def init(federation: Federation, data: str) -> None:
 
     Args:
         federation: what to make.
-        data: of each silo: a path (relative to its `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
+        data: each silo's data: a path (relative to its `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
 
     Raises:
-        UserError: the folder exists, or cannot be written; then nothing of it is left.
+        UserError: the folder exists, or cannot be written; then no part of it is left.
     """
     folder = federation.folder
     if folder.exists():
@@ -110,10 +110,10 @@ def init(federation: Federation, data: str) -> None:
 
 
 def read(folder: Path) -> Federation:
-    """The federation in `folder`.
+    """Return the federation in `folder`.
 
     Raises:
-        UserError: there is none, or its file is damaged.
+        UserError: there is no federation, or its file is damaged.
     """
     file = folder / FILE
     try:
@@ -154,7 +154,7 @@ peers = "peers"
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Return the names in a text, which commas separate."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 

@@ -1,8 +1,8 @@
-"""Stands in for `flwr-clientapp` at a silo: runs Ekiden's own ClientApp, never code that came with a run.
+"""Replace `flwr-clientapp` at a silo: run Ekiden's own ClientApp, never code that came with a run.
 
-A SuperNode starts `flwr-clientapp` for each message, which unpacks and imports the app that the coordinator sent, after
-seconds of importing PyTorch. `ekiden silo start` puts a command of that name before it on the path. It asks the process
-`serve`, which has imported everything and holds the data, to fork: the child answers the message and ends.
+A SuperNode starts `flwr-clientapp` for each message. It imports PyTorch, which takes seconds, then unpacks and imports
+the app that the coordinator sent. `ekiden silo start` puts a command of that name first on the path. That command asks
+the process `serve`, which has imported everything and holds the data, to fork. The child answers the message and ends.
 """
 
 import json
@@ -24,7 +24,7 @@ from ekiden.transports.flower import client_app, silo_file
 
 
 def run(arguments: list[str]) -> None:
-    """Answer one message with Ekiden's app, whatever app it came with."""
+    """Answer one message with Ekiden's app; ignore the app that came with it."""
     run_clientapp.install_from_fab = lambda *args, **kwargs: None
     run_clientapp.get_load_client_app_fn = lambda *args, **kwargs: _own
     sys.argv = ["flwr-clientapp", *arguments]
@@ -52,7 +52,7 @@ def serve(address: str, file: Path) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             code = 1
             try:
-                with suppress(UserError):  # whoever answers says it
+                with suppress(UserError):  # the child that answers reports it
                     limit_memory(silo_file.read(file).limits.memory)
                 run(json.loads(link.makefile().readline()))
                 code = 0
@@ -65,7 +65,7 @@ def serve(address: str, file: Path) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Let this process allocate so many bytes more, where the system can tell; what exceeds it fails."""
+    """Let this process allocate at most `most` bytes more, on systems that can limit it; further allocations fail."""
     status = Path("/proc/self/status")
     if status.exists():
         import resource  # noqa: PLC0415  (Linux alone has both)
@@ -77,7 +77,7 @@ def limit_memory(most: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End when the parent does, however that dies."""
+    """End when the parent ends, however that happens."""
     while os.getppid() == parent:
         threading.Event().wait(1)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Silo keys: elliptic-curve key pairs that Flower's SuperNodes identify themselves with, and proofs of names."""
+"""Silo keys: elliptic-curve key pairs with which Flower's SuperNodes identify themselves, and proofs of names."""
 
 import base64
 import hashlib
@@ -38,13 +38,13 @@ def generate(private: Path) -> Path:
 
 
 def write_secret(path: Path, secret: bytes) -> None:
-    """Write a file that its owner alone can read; it must not exist."""
+    """Write a new file that only its owner can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
 
 
 def sign(private: Path, text: bytes) -> str:
-    """The signature of `text` in hexadecimal.
+    """Return the signature of `text` in hexadecimal.
 
     Raises:
         UserError: the key cannot be read.
@@ -67,7 +67,7 @@ def _load_private(private: Path) -> Any:
 
 
 def public_of(private: Path) -> str:
-    """The public key to a private one, as one line of text.
+    """Return the public key of a private key, as one line of text.
 
     Raises:
         UserError: the key cannot be read.
@@ -79,21 +79,21 @@ def public_of(private: Path) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two lines hold the same public key; what follows it is a comment."""
+    """Return whether two lines hold the same public key; the rest of a line is a comment."""
     return one.split()[:2] == other.split()[:2]
 
 
 def fingerprint(public: str) -> str:
-    """A short name of a public key, as `ssh-keygen -l` shows it."""
+    """Return a short name of a public key, as `ssh-keygen -l` shows it."""
     data = base64.b64decode(public.split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
 def read_public(path: Path) -> str:
-    """A public key as one line of text.
+    """Return a public key from a file, as one line of text.
 
     Raises:
-        UserError: there is none in the file.
+        UserError: the file holds none.
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -104,7 +104,7 @@ def read_public(path: Path) -> str:
 
 
 def proves(public: str, text: bytes, signature: str) -> bool:
-    """Whether the holder of the key to `public` signed `text`."""
+    """Return whether the holder of the key to `public` signed `text`."""
     ec, _, hashes, invalid = _cryptography()
     try:
         _load(public).verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
@@ -117,7 +117,7 @@ def check(public: str) -> None:
     """Refuse text that is not a public key.
 
     Raises:
-        UserError: says so.
+        UserError: `public` is not an elliptic-curve key.
     """
     _load(public)
 
@@ -134,7 +134,7 @@ def _load(public: str) -> Any:
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:
-    """The package comes with the extra `flower`, so it is imported only where it is used."""
+    """Import cryptography only when it is needed: it comes with the extra `flower`."""
     try:
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
         from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415

@@ -1,8 +1,8 @@
-"""Flower's SuperLink with two ports: one for silos, and one on loopback for the coordinator.
+"""Run Flower's SuperLink with two ports: one for silos, and one on loopback for the coordinator.
 
 Flower 1.41 serves everything on one port: the Fleet API, which SuperNodes need; the Control API, which registers keys,
-submits runs and shows their logs; and the Runtime API of the submitted apps. Whoever reaches one reaches all. Here
-`flower-superlink` itself stays on loopback, and a second port passes requests to the Fleet API on, and no others.
+submits runs and shows their logs; and the Runtime API of the submitted apps. Anyone who reaches one of them reaches
+all. Here `flower-superlink` itself stays on loopback, and a second port forwards only requests to the Fleet API.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FLEET = "/v1/fleet/"
-"""what the paths of the Fleet API begin with"""
+"""prefix of the Fleet API's paths"""
 
 
 class FleetOnly:
-    """Pass requests to the Fleet API on to an app; answer all others with 404, whether or not the app knows them."""
+    """Forwards requests to the Fleet API to an app, and answers all others with 404, even if the app knows them."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
-        if scope["type"] != "http":  # no web sockets, and no start or end of the app: the other port sees to that
+        if scope["type"] != "http":  # no web sockets, and no start or end of the app: the other port handles those
             return
         if str(scope["path"]).startswith(FLEET):
             await self._app(scope, receive, send)
@@ -44,7 +44,7 @@ class FleetOnly:
 
 def serve(fleet: str) -> None:
     """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at `fleet`, HOST:PORT."""
-    # By name: in its package a function of the same name hides the module.
+    # We import by name: in its package, a function of the same name hides the module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     superlink.uvicorn = SimpleNamespace(run=partial(run, fleet))
     sys.argv[0] = "flower-superlink"
@@ -52,7 +52,7 @@ def serve(fleet: str) -> None:
 
 
 def run(fleet: str, app: App, host: str, **options: Any) -> None:
-    """Serve `app` at `host`, as `uvicorn.run` does, and its Fleet API at `fleet` too; exit if `host` is reachable."""
+    """Serve `app` at `host`, like `uvicorn.run`, and its Fleet API also at `fleet`; exit if `host` is not loopback."""
     if not ipaddress.ip_address(host).is_loopback:
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")

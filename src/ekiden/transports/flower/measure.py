@@ -1,4 +1,4 @@
-"""Measures models on the test samples of all silos, which stay where they are."""
+"""Measure models on the test samples of all silos; the samples stay at the silos."""
 
 from collections.abc import Sequence
 from math import exp, isnan, sqrt
@@ -15,7 +15,7 @@ from ekiden.transports.flower.parcel import Count
 
 
 class SiloTests:
-    """Measures models on the test samples of all silos, which stay where they are."""
+    """Measures models on the test samples of all silos; the samples stay at the silos."""
 
     def __init__(self, remote: Remote, clients: Sequence[str], task: Task, outputs: int) -> None:
         self._remote = remote
@@ -24,7 +24,7 @@ class SiloTests:
         self._outputs = outputs
 
     def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
-        """The row of metrics, as `ekiden.engine.evaluation.TestSet` gives it on one machine."""
+        """Return the row of metrics, as `ekiden.engine.evaluation.TestSet` does on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
         if not models:
@@ -36,11 +36,11 @@ class SiloTests:
 
 
 def row_of(counts: Sequence[Sequence[Count]], results: int, task: Task, outputs: int) -> dict[str, Any]:
-    """What the counts of all silos give; without what only the models tell.
+    """Return the metrics that follow from the counts of all silos, without those that need the models.
 
     Args:
-        counts: of each silo, for each model.
-        results: how many of the models, the first ones, are the run's and not a client's own.
+        counts: counts of each silo for each model.
+        results: number of models that are the run's, not a client's own; they come first.
         task: what the labels mean.
         outputs: K.
     """
@@ -75,12 +75,12 @@ def row_of(counts: Sequence[Sequence[Count]], results: int, task: Task, outputs:
 
 
 def _far_off(count: Count, guess: float) -> bool:
-    """Whether a model must have diverged, by what a silo told of it.
+    """Return whether a model must have diverged, from what a silo reported about it.
 
-    On one machine its mean loss would be above 30, see `ekiden.engine.evaluation.diverged`. A silo counts no sample for
-    more than `MOST`: so nearly all wrong answers cost that much, and the mean is far above the loss of guessing. A
-    global model must be so at all silos, since one that forgets is so at most of them. With more than 20,000 classes
-    or tokens guessing itself costs about `MOST`, and nothing is noticed.
+    On one machine its mean loss would be above 30; see `ekiden.engine.evaluation.diverged`. A silo counts no sample for
+    more than `MOST`, so nearly all wrong answers cost that much, and the mean is far above the loss of guessing. A
+    global model must be like this at all silos, because one that forgets is like this at most of them. With more than
+    20,000 classes or tokens, guessing itself costs about `MOST`, and divergence is not noticed.
     """
     loss = count.loss / count.samples
     wrong = 1 - count.right / count.samples
@@ -88,10 +88,10 @@ def _far_off(count: Count, guess: float) -> bool:
 
 
 def headline(task: Task) -> Metric | None:
-    """The metric by which runs between machines are shown: one that follows from what silos tell, if there is any.
+    """Return the metric shown for runs between machines: one that follows from what silos report, if there is one.
 
-    The accuracy, the perplexity of tokens, the RMSE of one target. That of several needs each one's errors, and other
-    metrics need the answers to single samples.
+    These are the accuracy, the perplexity of tokens, and the RMSE of one target. The RMSE of several targets needs the
+    errors of each, and other metrics need the answers to single samples.
     """
     names = {metric.name: metric for metric in task.metrics}
     if isinstance(task, Regression):
@@ -100,7 +100,7 @@ def headline(task: Task) -> Metric | None:
 
 
 def _values(models: Sequence[Count], task: Task) -> dict[str, Any]:
-    """Accuracy, loss and headline metric of some models on all samples, the mean of each."""
+    """Return mean accuracy, mean loss and mean headline metric of some models on all samples."""
 
     def mean(name: str) -> float:
         return sum(_value(name, task, count) for count in models) / len(models)
@@ -114,7 +114,7 @@ def _values(models: Sequence[Count], task: Task) -> dict[str, Any]:
 
 
 def _value(name: str, task: Task, count: Count) -> float:
-    """A metric of one model, from what was told of it."""
+    """Return a metric of one model, from what was reported about it."""
     loss = count.loss / count.samples
     match task:
         case _ if name == "accuracy":
