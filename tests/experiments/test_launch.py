@@ -46,6 +46,16 @@ def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
     assert [e.step for e in heard if isinstance(e, Event) and e.run == 2 and e.step][-1] == 2
 
 
+def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Path) -> None:
+    job = LaunchedRun(Plan(FedSeq(epochs=1), clients=2), tmp_path / "run")
+    for _ in ("the run", "the same again"):
+        printed = io.StringIO()
+        execute([job], Lines(Console(file=printed), [job]), cores=1)
+        first, *_, last = printed.getvalue().splitlines()
+        assert first == "run, seed 0: 2 steps"
+        assert last.startswith("run, seed 0: step 2 of 2, accuracy ")
+
+
 def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     now = [0.0]

@@ -191,6 +191,7 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
     except UserError as error:
         report(Event(run, "failed"))
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
+    begin()  # a run that was finished before took no step
     row = result.metrics[-1] if result.metrics else {}
     report(Event(run, _measured(data.dataset.task.headline, row), result.state.step))
     return RunEnd(run, job.folder)
