@@ -52,5 +52,5 @@ def test_plan_and_terms_survive_their_text() -> None:
     assert isinstance(terms.build_method(), ClosingLap)
     assert "closing_lap" not in TERMS.text()
     assert "closing_lap" not in remote_plan.RemotePlan(CHAIN).to_json()
-    with pytest.raises(UserError, match="another type than announced"):
+    with pytest.raises(UserError, match="closing_lap 1 is of the wrong type"):
         parse(json.dumps(json.loads(TERMS.text()) | {"closing_lap": 1}))

@@ -240,6 +240,7 @@ BOMBS: list[tuple[dict[str, Any], str]] = [
     ({"model": "resnet18", "train": "head"}, "the network with its frozen part has 44"),
     ({"model": "resnet18"}, "the model has 44"),
     ({"inputs": "[" * 100_000}, "the terms of the run cannot be read"),
+    ({"task": "[" * 100_000}, "the terms of the run cannot be read (the task"),
     ({"inputs": " " * 300_000}, "the terms of the run cannot be read: they have 301"),
     ({"seed": 10**4000}, "1"),
 ]

@@ -70,7 +70,7 @@ def of_terms(text: str, x: Tensor) -> Inputs:
     """
     try:
         return from_json(json.loads(text)) if text else of_tensor(x)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError("the inputs cannot be read: they are not valid JSON") from None
 
 

@@ -143,7 +143,7 @@ def task_of_terms(text: str) -> Task:
     try:
         values = json.loads(text) if text else {"kind": Classification.kind}
         known = {metric.name for metric in KINDS[values["kind"]].metrics}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"the task cannot be read ({type(error).__name__}): use the same Ekiden at all parties"
         ) from None
