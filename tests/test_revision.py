@@ -282,7 +282,7 @@ def gone(folder: Path) -> None:
         ("forget", gone, ("client-2",), "value-4-0-add.safetensors is gone, the totals of the run"),
         ("forget", lambda run: edited(run, on="flower"), ("client-2",), "is a run between machines"),
         ("forget", lambda run: edited(run, seed=4), ("client-2",), "config.json was changed after the run began"),
-        ("forget", lambda run: (run / "model.safetensors").unlink(), ("client-2",), "is not finished: run `ekiden resume"),
+        ("forget", lambda run: (run / "model.safetensors").unlink(), ("client-2",), "is not finished: run"),
         ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is not a run folder"),
         ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "exists already"),
         ("join", None, ("client-2",), "client-2 is in .* already"),
