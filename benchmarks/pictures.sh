@@ -64,7 +64,7 @@ draw together compute together
 run distilled/average average --epochs 30
 run distilled/dense dense --epochs 30 --distill-epochs 20 --steps-per-batch 10 --distill-batch-size 32
 run distilled/coboosting coboosting --epochs 30 --distill-epochs 20 --steps-per-batch 10 --distill-batch-size 32
-draw distilled bytes distilled
+draw distilled compute together/ensemble distilled
 
 # A model for each silo, measured on the silo's own test data after local training.
 [ -d "$runs/personal" ] || ekiden sweep benchmarks/personal.toml --out "$runs/personal"
