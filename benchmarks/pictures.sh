@@ -67,7 +67,7 @@ run distilled/coboosting coboosting --epochs 30 --distill-epochs 20 --steps-per-
 draw distilled compute together/ensemble distilled
 
 # A model for each silo, measured on the silo's own test data after local training.
-[ -d "$runs/personal" ] || ekiden sweep benchmarks/personal.toml --out "$runs/personal"
+ekiden sweep benchmarks/personal.toml --out "$runs/personal"
 draw personal steps personal/digits--{Local,FedPer,UA-PDFL,CriticalFL,DisPFL}--seed{0,1,2}
 draw gossip steps personal/digits--{Local,DFedAvgM,DFedSAM}--seed{0,1,2}
 
