@@ -1,7 +1,7 @@
-"""What a silo says about models on its own test samples, and about how many of them.
+"""What a silo reports about models on its own test samples, and for how many models.
 
-Each answer tells something about the samples. So it is coarse, the same models get the same answer again, and the
-number of models that a run may have measured is limited.
+Each answer reveals something about the samples. So answers are coarse, the same models get the same answer again, and
+a run may have only a limited number of models measured.
 """
 
 import math
@@ -25,15 +25,15 @@ class _Answer:
 
 
 def coarse(scores: Scores, least: int) -> Count:
-    """What is said of a model: how many answers are right, and a mean loss that one sample moves by one step at most.
+    """Return what is reported about a model: the number of right answers, and a coarse mean loss.
 
-    Of samples with several labels (labels, pixels, tokens), each counts the same, with the share of its answers that
-    are right; the sum is rounded to whole samples. One without any label that counts is left out. In the mean loss no
-    sample counts for more than 10.
+    One sample moves this mean loss by one step at most. A sample with several labels (labels, pixels, tokens) counts
+    with the share of its right answers; the sum is rounded to whole samples. Samples without labels that count are left
+    out. No sample counts for more than 10 in the mean loss.
 
     Args:
-        scores: of the test samples.
-        least: so many samples there must be; of fewer nothing is said.
+        scores: scores of the test samples.
+        least: smallest number of samples about which anything is reported.
     """
     task = scores.task
     units = task.units(scores.y) if len(scores) else None
@@ -49,7 +49,7 @@ def coarse(scores: Scores, least: int) -> Count:
 
 
 def _rounded(mean: float, samples: int) -> float:
-    """To two significant digits, or to steps of 10/n, rounded up to one digit, where these are larger."""
+    """Round to two significant digits, or to steps of 10/n, rounded up to one digit, if these are larger."""
     share = MOST / samples
     digit = 10.0 ** math.floor(math.log10(share))
     step = max(math.ceil(share / digit) * digit, 10.0 ** (math.floor(math.log10(mean)) - 1) if mean > 0 else 0.0)
@@ -68,12 +68,12 @@ class Measured:
         return sum(len(_read(path)) for path in self._folder.glob("measured-*.parcel"))
 
     def find(self, digest: str) -> tuple[Count, ...] | None:
-        """What was said of these very models before."""
+        """Return what was reported about exactly these models before."""
         path = self._file(digest)
         return _read(path) if path.exists() else None
 
     def put(self, digest: str, counts: Sequence[Count]) -> None:
-        """Keep an answer before it leaves."""
+        """Store an answer before it is sent."""
         write(self._file(digest), marked([pack(_Answer(tuple(counts)))]))
 
     def _file(self, digest: str) -> Path:

@@ -1,4 +1,4 @@
-"""What travels between coordinator and silos: a typed header and a body, as one byte string."""
+"""The messages between coordinator and silos: a typed header and a body, as one byte string."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,30 +25,31 @@ class ParcelPart:
 
 @dataclass(frozen=True)
 class Ask:
-    """What the coordinator wants of a silo.
+    """A request of the coordinator to a silo.
 
     Attributes:
         kind: hello, task, value, evaluate or status.
-        agreement: of the run, see `Agreement`; empty in a hello that only asks what a silo holds.
+        agreement: terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds.
         nonce: random text that the answer to a hello must sign.
-        step: of the task.
+        step: step of the task.
         call: number of the task among those of this client in this step.
-        task: its name.
-        key: of the value that is wanted.
-        state: the place of the task that left the private state to start from, step and call; empty if there is none,
-            None where the coordinator does not know it.
-        settled: steps of the run that are done for good.
+        task: name of the task.
+        key: key of the requested value.
+        state: place (step and call) of the task that left the private state to start from; empty if there is none,
+            None if the coordinator does not know it.
+        settled: number of steps of the run that are final.
         keep: keys of the values from those steps that are still needed.
-        absent: who was missing in which step, so that nothing counts that it did there: all of them where the method
-            tells beforehand what it asks for, else this silo's own steps.
+        absent: which clients were missing in which step; what they did there does not count. All absences if the
+            method knows beforehand what it asks for, otherwise only this silo's own.
         parts: what the body holds after the arguments.
         length: bytes of the arguments in the body.
-        lock: to the arguments, or to the models to measure.
+        lock: lock of the arguments, or of the models to measure.
         eager: send the value with the answer.
-        readers: whom to seal the value for.
-        results: how many of the models to measure, the first ones, are the run's result and not a client's own.
-        clients: number of clients of the run, which the network of a result may depend on.
-        records: of the chain of custody, one for each model to measure: its owner's word that it is the run's result.
+        readers: parties for which to seal the value.
+        results: number of models to measure that are the run's result, not a client's own; they come first.
+        clients: number of clients of the run, on which the network of a result may depend.
+        records: records of the chain of custody, one for each model to measure: its owner signs that it is the run's
+            result.
     """
 
     kind: str
@@ -74,18 +75,18 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a silo says to it.
+    """A silo's answer to a request.
 
     Attributes:
-        silo: its name.
-        error: why not; empty where all went well.
+        silo: name of the silo.
+        error: why the silo refused or failed; empty if all went well.
         size: `wire.size` of the value.
         forward: samples that went forward through a network.
         backward: samples that went backward.
-        locks: to the value, one for each reader.
-        record: of the task or the measurement in the chain of custody, signed; see `custody`.
-        busy: to a status: whether the silo works on something for this run.
-        state: to a task: the place of the task that left the private state that the silo has after this one.
+        locks: locks of the value, one for each reader.
+        record: signed record of the task or the measurement in the chain of custody; see `custody`.
+        busy: in answer to a status: whether the silo is working on this run.
+        state: in answer to a task: place of the task that left the private state that the silo has after this one.
     """
 
     silo: str
@@ -105,18 +106,18 @@ class Hello:
 
     Attributes:
         name: from its `silo.toml`.
-        version: of Ekiden.
+        version: version of Ekiden.
         dataset: name of its data set.
-        shape: of one sample.
+        shape: shape of one sample.
         classes: names of the classes.
-        mean: per channel, how its samples are scaled.
-        std: the same for the standard deviation.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
         augment: crop, flip and rotation in training.
-        samples: for training, validation and test.
-        evaluations: most models of a run that it measures.
-        signature: of nonce and name by the silo's key, in hexadecimal; empty without a key.
-        sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty where it seals nothing.
-        proof: signature of that by the silo's key.
+        samples: numbers of samples for training, validation and test.
+        evaluations: largest number of a run's models that it measures.
+        signature: signature of nonce and name by the silo's key, in hexadecimal; empty without a key.
+        sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing.
+        proof: signature of `sealing` by the silo's key.
         inputs: what the samples are, see `ekiden.data.inputs.terms`.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
     """
@@ -140,11 +141,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Count:
-    """What a model does on the test samples of a silo; all 0 where these are too few to say anything of them.
+    """How well a model does on a silo's test samples; all 0 if they are too few for the silo to report anything.
 
     Attributes:
-        right: number of right answers; where a sample has several labels, the sum of the shares of right ones, as a
-            whole number; 0 where answers are not right or wrong.
+        right: number of right answers; if a sample has several labels, the sum of the shares of right ones, as a
+            whole number; 0 if answers are not right or wrong.
         loss: the mean loss, coarse (see `measured.coarse`), times the number of samples.
         samples: number of test samples.
     """
@@ -155,16 +156,16 @@ class Count:
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
-    """`header` and the pieces of the body as one byte string."""
+    """Return `header` and the pieces of the body as one byte string."""
     head = wire.encode(header)
     return b"".join((len(head).to_bytes(_LENGTH, "little"), head, *body))
 
 
 def unpack(data: bytes | memoryview, kind: type[T]) -> tuple[T, memoryview]:
-    """Header and body, the latter uncopied.
+    """Return the header and the body, which is not copied.
 
     Raises:
-        WireError: truncated, or no such header.
+        WireError: the data are truncated, or have no such header.
     """
     length = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or length > min(_MOST_HEADER, len(data) - _LENGTH):
@@ -174,12 +175,12 @@ def unpack(data: bytes | memoryview, kind: type[T]) -> tuple[T, memoryview]:
 
 
 def said(text: str, most: int = 1000) -> str:
-    """What another party said, as one line that a terminal only shows: nobody's words move its cursor."""
+    """Return another party's text as one line without control characters, so it cannot move a terminal's cursor."""
     line = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[:most]}..."
 
 
 def signed_text(nonce: str, name: str) -> bytes:
-    """What a silo signs to prove that it is `name`."""
+    """Return the text that a silo signs to prove that it is `name`."""
     return f"ekiden hello\n{nonce}\n{name}".encode()

@@ -1,4 +1,4 @@
-"""What a silo agrees to: its own file and the method as it is installed here have the last word."""
+"""What a silo agrees to. Its own file and the method installed here decide."""
 
 from collections.abc import Sequence
 from math import inf
@@ -28,7 +28,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     """Refuse a run that the silo's file does not allow.
 
     Raises:
-        UserError: says which line of it.
+        UserError: the message names the line of the file.
     """
     name = file.name
     if agreed.method not in file.limits.methods:
@@ -65,10 +65,10 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
-    """What the method will ask for, where that is known beforehand, without those that were missing.
+    """Return what the method will ask for without the missing clients; None if that is not known beforehand.
 
     Raises:
-        UserError: it is more than the silo allows, or nobody of the run can have been missing there.
+        UserError: it is more than the silo allows, or no client of the run can have been missing there.
     """
     if not agreed.clients:
         return None
@@ -89,12 +89,12 @@ def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Ab
 
 
 def check_size(file: SiloFile, setup: Setup) -> nn.Module:
-    """Refuse a model above the silo's limits, without allocating it; returns its network on the device `meta`.
+    """Refuse a model above the silo's limits, without allocating it; return its network on the device `meta`.
 
-    What travels is limited by `model_bytes`. With its frozen part, which does not, the network must fit into `memory`.
+    `model_bytes` limits the part that travels. The network with its frozen part, which stays, must fit into `memory`.
 
     Raises:
-        UserError: says both sizes.
+        UserError: the message gives both sizes.
     """
     module = on_meta(setup.build)
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
@@ -108,7 +108,7 @@ def check_size(file: SiloFile, setup: Setup) -> nn.Module:
 
 
 def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
-    """Refuse a run whose frozen or pretrained values are others than the silo's own.
+    """Refuse a run whose frozen or pretrained values differ from the silo's own.
 
     Raises:
         UserError: they differ, or the silo does not have them.
@@ -124,7 +124,7 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     """Refuse a run over other samples than the silo holds.
 
     Raises:
-        UserError: says what differs.
+        UserError: the message says what differs.
     """
     dataset, _ = held
     for what, here, there in (
@@ -146,12 +146,12 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
 
 
 def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes) -> None:
-    """Refuse a task, an order or a value to work on that the method's outer loop would not ask for.
+    """Refuse a task, an order or an input value that the method's outer loop would not ask for.
 
-    It can be told only where the server reads nothing on the way. Who was missing is taken from the request.
+    This is known only if the server reads no values during the run. The request says which clients were missing.
 
     Raises:
-        UserError: the request is another one.
+        UserError: the method does not make this request.
     """
     if plan is None:
         return
@@ -161,7 +161,7 @@ def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, 
 
 
 def kept(name: str, plan: Outline | None, ask: Ask) -> frozenset[str]:
-    """What the silo keeps of the steps that are done for good: what it is told, and what the method still needs."""
+    """Return the values of final steps that the silo keeps: those in the request, and those the method still needs."""
     keep = frozenset(ask.keep)
     if plan is None:
         return keep
@@ -171,21 +171,21 @@ def kept(name: str, plan: Outline | None, ask: Ask) -> frozenset[str]:
 def check_readers(
     file: SiloFile, agreed: Agreement, full: Outline | None, plan: Outline | None, key: str, readers: Sequence[Reader]
 ) -> None:
-    """Refuse to let somebody read a value who has no need to, as far as `check_request` can tell.
+    """Refuse readers who do not need a value, as far as `check_request` can tell.
 
-    The server gets the result alone. That is what the same silo gives last in a run in which nobody is missing: or
-    whoever says that all later silos are missing could read every hand-off.
+    The server may read only the result: the silo's last value in a run in which no client is missing. Otherwise a
+    coordinator could claim that all later silos are missing, and read every hand-off.
 
     Args:
-        file: of the silo.
+        file: the silo's file.
         agreed: the terms.
-        full: what the method asks for if nobody is missing; None where that is not known.
-        plan: the same without those that are said to be missing.
-        key: of the value.
-        readers: who is to read it.
+        full: what the method asks for if no client is missing; None if that is not known.
+        plan: the same without the clients said to be missing.
+        key: key of the value.
+        readers: the parties that want to read it.
 
     Raises:
-        UserError: the server or another silo, where the method needs no value of it there, or a stranger.
+        UserError: a reader takes no part in the run, or the method does not let it read this value.
     """
     name = file.name
     value: Ref[Any] = Ref(name, key)
@@ -216,17 +216,17 @@ def check_readers(
 def check_result(
     agreed: Agreement, plan: Outline, initial: str, digests: Sequence[str], records: Sequence[str]
 ) -> None:
-    """Refuse to measure other models than the run's result, for which their owners' signatures vouch.
+    """Refuse to measure models that are not the run's result; the owners' signatures prove which are.
 
     Args:
         agreed: the terms.
         plan: what the method asks for.
         initial: digest of the initial model.
-        digests: of the models to measure.
-        records: of the chain of custody, one for each.
+        digests: digests of the models to measure.
+        records: records of the chain of custody, one for each model.
 
     Raises:
-        UserError: a model is another one.
+        UserError: a model is not the result.
     """
     if not len(digests) == len(records) == len(plan.models):
         raise UserError(f"in {agreed.method} silos measure only the result, {len(plan.models)} models: refused")
@@ -246,16 +246,16 @@ def check_result(
 
 
 def check_measured(file: SiloFile, before: int, models: int, *, once: bool) -> None:
-    """Refuse to measure more than the silo allows.
+    """Refuse to measure more models than the silo allows.
 
     Args:
-        file: of the silo.
-        before: models of the run that it measured.
-        models: that it is to measure now.
+        file: the silo's file.
+        before: number of models of the run that it has measured.
+        models: number of models that it is asked to measure now.
         once: whether only the run's result is measured.
 
     Raises:
-        UserError: it would be more.
+        UserError: there would be more models than allowed.
     """
     if once and before:
         raise UserError(f"{file.name} has measured the result of this run, and measures no other model: refused")
@@ -268,16 +268,16 @@ def check_measured(file: SiloFile, before: int, models: int, *, once: bool) -> N
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:
-    """Owner, step and task of a value; how many calls came before it in its step depends on who is missing."""
+    """Return owner, step and task of a value. Its call number is left out: it depends on which clients are missing."""
     step, _, task = ref.key.split("-", 2)
     return ref.owner, step, task
 
 
 def _check_keys(file: SiloFile, agreed: Agreement) -> None:
-    """Compare the keys in the terms with those that the silo was given; stores none.
+    """Compare the keys in the terms with those that the silo was given; store none.
 
     Raises:
-        UserError: another key, or one that the silo was not given.
+        UserError: a key differs, or the silo was not given it.
     """
     if file.name not in agreed.clients:
         raise UserError(f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused")

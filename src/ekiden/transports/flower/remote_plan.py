@@ -1,4 +1,4 @@
-"""What a run over silos is: a method, the silos, a network and how to train it."""
+"""The plan of a run over silos: a method, the silos, a network and how to train it."""
 
 import json
 from collections.abc import Mapping
@@ -27,35 +27,35 @@ M = TypeVar("M", bound=Method)
 
 @dataclass(frozen=True)
 class RemotePlan(Checked, Generic[M]):
-    """A method, the silos, a network and how to train it."""
+    """The plan of a run over silos: a method, the silos, a network and how to train it."""
 
     method: M
     clients: str = ""
     """names of the silos, separated by commas, in the order that methods see"""
     model: str = "auto"
-    """network (see `ekiden list`); auto: the one fit for the data"""
+    """network (see `ekiden list`); auto: the one that fits the data"""
     pretrained: str = ""
     """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
     train: str = "all"
     """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
-    and is checked by every silo"""
+    and every silo checks it"""
     training: Training = field(default_factory=Training)
     closing_lap: bool = False
     """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
     model goes to all of them, and sums from one to the next"""
     seed: CountOrZero = 0
-    """of everything random: initial model, training"""
+    """seed of everything random: initial model, training"""
     evaluate_every: CountOrZero = 0
-    """steps between evaluations on the silos' test data, one more message to each silo; 0: at the end only"""
+    """steps between evaluations on the silos' test data, one more message to each silo; 0: only at the end"""
     patience: Positive = 3600.0
     """seconds without a sign of life before a silo counts as missing"""
     absent: Absent = "stop"
-    """what follows then: wait on without end; skip it: a hop is left out, a round goes on with those who replied; or
-    stop the run, which `ekiden resume` goes on with"""
+    """what to do about a missing silo: wait without end; skip it, so that a hop is left out and a round continues with
+    the silos that replied; or stop the run, which `ekiden resume` continues"""
     sealed: bool = True
-    """encrypt each value from the silo that has it to the party that uses it, so that nobody between can read it"""
+    """encrypt each value from the silo that has it to the party that uses it, so that nobody in between can read it"""
     revises: Annotated[str, tyro.conf.Suppress] = ""
-    """the run that this one replaces, as `ekiden forget` and `ekiden join` say it"""
+    """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, ClosingLap):
@@ -78,7 +78,7 @@ class RemotePlan(Checked, Generic[M]):
 
     @property
     def whole(self) -> Method:
-        """All that is run: the method, with its closing lap if there is one."""
+        """Return the complete method: with its closing lap, if there is one."""
         return ClosingLap(self.method) if self.closing_lap else self.method
 
     @property
@@ -87,13 +87,13 @@ class RemotePlan(Checked, Generic[M]):
         return tuple(self.clients.split(",")) if self.clients else ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the plan as plain values."""
         values = plain(self, ("closing_lap", "train", "pretrained", "revises"))
         return values | {"method": self.method.title(), "hyperparameters": self.method.settings()}
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
-    """The plan with these plain values.
+    """Return the plan with these plain values.
 
     Raises:
         UserError: they are not a plan of this version.
@@ -102,10 +102,10 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
 
 
 def check(plan: RemotePlan[Method]) -> None:
-    """Refuse what cannot run between silos.
+    """Refuse a plan that cannot run between silos.
 
     Raises:
-        UserError: says what to change.
+        UserError: the message says what to change.
     """
     method, clients = plan.whole, plan.names
     if not clients:
@@ -118,11 +118,11 @@ def check(plan: RemotePlan[Method]) -> None:
 
 
 def stored(folder: Path) -> RemotePlan[Method] | None:
-    """The plan of a run folder, if it is of a run over silos."""
+    """Return the plan of a run folder; None if the run is not over silos."""
     config = read_config(folder)
     return from_json(config["remote_plan"]) if config.get("on") == "flower" else None
 
 
 def as_text(plan: RemotePlan[Method]) -> str:
-    """For the run configuration of Flower, which knows no tables of unknown fields."""
+    """Return the plan as text for Flower's run configuration, which takes no tables of unknown fields."""
     return json.dumps(plan.to_json(), separators=(",", ":"))

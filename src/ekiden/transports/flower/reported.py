@@ -1,4 +1,4 @@
-"""Compares what a run folder reports of a run with what its silos signed: settings, ledger and metrics."""
+"""Compare what a run folder reports with what the silos signed: settings, ledger and metrics."""
 
 import json
 import math
@@ -21,18 +21,18 @@ from ekiden.transports.flower.measure import row_of
 from ekiden.transports.flower.parcel import Count
 
 _EXACT = 1e-9
-"""relative difference at which sums of the same numbers count as the same on two machines"""
+"""largest relative difference at which sums of the same numbers on two machines count as equal"""
 _SHOWN = 120
 
 
 @dataclass(frozen=True)
 class Unproven:
-    """What a folder says and signatures do not prove.
+    """What a folder reports and signatures do not prove.
 
     Attributes:
-        files: in which it stands; empty where it is in none alone.
-        names: the fields there; all, if empty.
-        why: in a few words.
+        files: the files that report it; empty if no file does so by itself.
+        names: the fields there; empty means all.
+        why: the reason, in a few words.
     """
 
     files: tuple[str, ...]
@@ -50,9 +50,9 @@ class Signed:
     """What silos signed about a run.
 
     Attributes:
-        terms: what they agreed to.
-        hops: tasks, in order of steps.
-        tallies: what they measured.
+        terms: the terms that they agreed to.
+        hops: the tasks, in order of steps.
+        tallies: the measurements.
     """
 
     terms: Agreement
@@ -61,12 +61,12 @@ class Signed:
 
 
 def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]) -> Iterator[str]:
-    """Where config.json is not as signed.
+    """Yield where config.json differs from what was signed.
 
     Args:
-        config: what it says.
-        signed: by the silos.
-        follows: what else it must say, under the signed terms.
+        config: the content of config.json.
+        signed: what the silos signed.
+        follows: other entries that follow from the signed terms.
     """
     terms = json.loads(signed.terms.text())
     expected = {name: terms[name] for name in (*_SIGNED, "model", "dataset", "run")}
@@ -103,13 +103,13 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
 
 
 def _closing_lap(said: Mapping[str, Any], signed: Signed, where: str) -> Iterator[str]:
-    """Where a closing lap is said to be that was not agreed on, or the reverse; without a word there is none."""
+    """Yield where config.json and the terms differ about a closing lap; a missing entry means that there is none."""
     if not same(said.get("closing_lap", False), lap := signed.terms.closing_lap):
         yield f"config.json says {where}closing_lap {_short(said.get('closing_lap'))}, the terms {lap}"
 
 
 def samples(signed: Signed) -> Iterator[str]:
-    """Silos that trained or measured on other samples than before, or whose numbers of samples do not fit."""
+    """Yield silos that trained or measured on other samples than before, or whose numbers of samples do not fit."""
     known: dict[str, tuple[str, str]] = {}
     held: dict[str, tuple[int, int, int]] = {}
     said = [(h.step, h.client, h.data, f"step {h.step + 1}, {h.task}") for h in signed.hops]
@@ -131,10 +131,10 @@ def samples(signed: Signed) -> Iterator[str]:
 
 
 def transfers(folder: Path) -> list[Transfer]:
-    """The rows of ledger.jsonl.
+    """Return the rows of ledger.jsonl.
 
     Raises:
-        UserError: one is not a transfer.
+        UserError: a row is not a transfer.
     """
     found = []
     for number, row in enumerate(read_ledger(folder)):
@@ -146,7 +146,7 @@ def transfers(folder: Path) -> list[Transfer]:
 
 
 def moved(found: Sequence[Transfer], plan: Outline, steps: int) -> Iterator[str]:
-    """Where the ledger is not what the method moves, with sizes as their owners signed them."""
+    """Yield where the ledger differs from what the method moves, with the sizes that the owners signed."""
     expected = [row for row in plan.transfers if row.step < steps]
     if list(found) == expected:
         return
@@ -164,10 +164,10 @@ class ReportedModels:
     """The models of the last state, read from the folder.
 
     Attributes:
-        digests: of each, the run's own first.
-        results: how many of them are the run's own.
-        consensus: how far the personal ones are apart; None without any.
-        parameters: number of the run's own; None where the method does not change the network.
+        digests: digest of each model, the run's own first.
+        results: number of models that are the run's own.
+        consensus: how far the personal models are apart; None if there are none.
+        parameters: number of parameters of the run's own model; None if the method does not change the network.
     """
 
     digests: tuple[str, ...]
@@ -186,16 +186,16 @@ def metrics(
     *,
     compute: bool,
 ) -> Iterator[str]:
-    """Where metrics.jsonl is not what the signed counts give.
+    """Yield where metrics.jsonl differs from what follows from the signed counts.
 
     Args:
-        rows: of the file.
-        signed: by the silos.
+        rows: the rows of the file.
+        signed: what the silos signed.
         ledger: what moved.
-        marks: the sums that the run stands at.
-        steps: that are done.
-        result: the models of the last state; None before the end, or where they cannot be read.
-        compute: whether all of it happens at silos.
+        marks: the run's sums so far.
+        steps: number of steps that are done.
+        result: the models of the last state; None before the end, or if they cannot be read.
+        compute: whether all computation is done at silos.
     """
     if len(rows) != steps:
         yield f"metrics.jsonl has {len(rows)} lines, {steps} steps are done"
@@ -232,7 +232,7 @@ def metrics(
 def _incomplete(
     tallies: Mapping[str, Tally], terms: Agreement, step: int, result: ReportedModels | None
 ) -> Iterator[str]:
-    """Where silos did not all measure the same models, or others than the result."""
+    """Yield where silos did not all measure the same models, or measured models that are not the result."""
     wanted = result is not None and bool(result.digests)
     if not terms.skips and (wanted or tallies):
         for client in terms.clients:
@@ -249,7 +249,7 @@ def _incomplete(
 
 
 def _fits(tally: Tally, clients: int) -> bool:
-    """Whether a tally can be one of a run over so many clients."""
+    """Return whether a tally can be from a run over this number of clients."""
     personal = len(tally.models) - tally.results
     one_set = len({count.samples for count in tally.counts}) == 1
     return tally.results in (0, 1) and personal in (0, clients) and bool(tally.models) and one_set
@@ -262,7 +262,7 @@ def _measured(
     result: ReportedModels | None,
     terms: Agreement,
 ) -> dict[str, Any]:
-    """What the row of a step says of its models; what only they tell is taken from the row where they are gone."""
+    """Return what a step's row must say about its models; if they are gone, what only they tell comes from the row."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))
@@ -286,14 +286,14 @@ def unproven(
     *,
     known: bool,
 ) -> Iterator[Unproven]:
-    """What the folder says that nobody signed.
+    """Yield what the folder reports that nobody signed.
 
     Args:
-        rows: of metrics.jsonl.
-        signed: by the silos.
+        rows: the rows of metrics.jsonl.
+        signed: what the silos signed.
         ledger: what moved.
         result: the models of the last state.
-        known: whether the method tells beforehand what it asks for.
+        known: whether the method knows beforehand what it asks for.
     """
     config = ("hardware", "remote_plan.evaluate_every", "remote_plan.patience", "remote_plan.absent")
     yield Unproven(("config.json",), config, "the coordinator's own settings")
@@ -334,7 +334,7 @@ def unproven(
 
 
 def _one_shape(found: Any, expected: Any) -> bool:
-    """Whether two plain values have the same keys, lengths and types."""
+    """Return whether two plain values have the same keys, lengths and types."""
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(_one_shape(*pair) for pair in zip(found, expected, strict=True))
     if isinstance(found, dict) and isinstance(expected, dict):
@@ -343,7 +343,7 @@ def _one_shape(found: Any, expected: Any) -> bool:
 
 
 def same(found: Any, expected: Any, near: float = _EXACT) -> bool:
-    """Whether two plain values are of one type and equal, numbers as near as given."""
+    """Return whether two plain values have one type and are equal, numbers up to a relative difference of `near`."""
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(same(*pair, near) for pair in zip(found, expected, strict=True))
     if isinstance(found, dict) and isinstance(expected, dict):
@@ -354,7 +354,7 @@ def same(found: Any, expected: Any, near: float = _EXACT) -> bool:
 
 
 def sizes(signed: Signed) -> Callable[[Any], int]:
-    """The size of each value, as its owner signed it; 0 where nobody did."""
+    """Return a function that gives a value's size, as its owner signed it; 0 if nobody did."""
     found = {hop.ref: hop.size for hop in signed.hops}
     return lambda ref: found.get(ref, 0)
 
@@ -377,4 +377,4 @@ _SIGNED = ("method", "hyperparameters", "training", "seed", "sealed")
 _NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")
-"""what models tell and counts do not"""
+"""entries that follow from models and not from counts"""

@@ -1,7 +1,8 @@
-"""A run of FedGram between machines, made again without one of its silos or with one more.
+"""Repeat a run of FedGram between machines without one of its silos, or with one more.
 
-No sums are taken out: the chain runs again among the silos that stay, each of which measures its sums again. So the
-silo that leaves need not answer, it may be the first one, and nobody sees sums of one silo but the second of the chain.
+No sums are subtracted: the chain runs again among the silos that stay, and each of them measures its sums again. So
+the silo that leaves need not answer, and it may be the first one. Only the second silo of the chain sees sums of a
+single silo.
 """
 
 from dataclasses import replace
@@ -19,10 +20,10 @@ from ekiden.transports.flower.remote_plan import RemotePlan, stored
 
 
 def without(folder: Path, client: str) -> RemotePlan[Method]:
-    """The plan of the run in `folder` among all its silos but `client`.
+    """Return the plan of the run in `folder` among all its silos except `client`.
 
     Raises:
-        UserError: it is not a run of FedGram between machines, or has no such silo, or no other one.
+        UserError: it is not a run of FedGram between machines, or it has no such silo, or no other one.
     """
     plan, order = _of_fedgram(folder)
     if client not in plan.names:
@@ -34,10 +35,10 @@ def without(folder: Path, client: str) -> RemotePlan[Method]:
 
 
 def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
-    """The plan of the run in `folder` among all its silos and `client`, which comes last.
+    """Return the plan of the run in `folder` among all its silos and `client`, which comes last.
 
     Raises:
-        UserError: it is not a run of FedGram between machines, or has this silo.
+        UserError: it is not a run of FedGram between machines, or it has this silo already.
     """
     plan, order = _of_fedgram(folder)
     if client in plan.names:
@@ -46,7 +47,7 @@ def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
 
 
 def _of_fedgram(folder: Path) -> tuple[RemotePlan[Method], tuple[str, ...]]:
-    """The plan of a run, and its silos in order."""
+    """Return the plan of a run, and its silos in order."""
     plan = stored(folder)
     if plan is None:
         raise UserError(f"{folder} is of a run on one machine")
@@ -59,14 +60,14 @@ def _of_fedgram(folder: Path) -> tuple[RemotePlan[Method], tuple[str, ...]]:
 
 
 def _drawn(plan: RemotePlan[Method]) -> int:
-    """From what an order that is random is drawn."""
+    """Return the seed of a random order."""
     return derive(plan.seed, "order", 0)
 
 
 def _among(
     folder: Path, plan: RemotePlan[Method], names: list[str], order: list[str], client: str
 ) -> RemotePlan[Method]:
-    """The plan among `names` in this order, in the words of the run where they mean the same."""
+    """Return the plan among `names` in this order, with the run's own spelling if it means the same."""
     try:
         before = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
     except OSError:

@@ -1,4 +1,4 @@
-"""The roll call: which node is which silo. Nodes have random numbers; silos have the names that they prove."""
+"""The roll call: find out which node is which silo. Nodes have random numbers; silos prove their names."""
 
 import secrets
 import time
@@ -18,19 +18,19 @@ _GREET_AGAIN = 600.0
 
 
 class Nodes(Protocol):
-    """The engine: nodes with numbers, and byte strings to and from them."""
+    """The engine: numbered nodes, and byte strings to and from them."""
 
     def ids(self) -> Sequence[int]:
-        """The nodes that are connected now."""
+        """Return the nodes that are connected now."""
 
     def send(self, node: int, data: bytes) -> str | Lost:
-        """Send a message; returns the name of its ticket."""
+        """Send a message, and return the name of its ticket."""
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
-        """The answers that are there by now; an answer is given once."""
+        """Return the answers that have come; each answer is returned once."""
 
     def overhead(self, length: int) -> int:
-        """Bytes that the engine adds to a byte string of that length."""
+        """Return the number of bytes that the engine adds to a byte string of this length."""
 
 
 class Roll:
@@ -53,18 +53,18 @@ class Roll:
         self._greeted: dict[int, str] = {}
         self._pending: dict[str, tuple[int, str, float]] = {}
         self._silos: dict[str, tuple[int, Hello]] = {}
-        self._known: dict[int, str] = {}  # who proved its name, and so is told the terms
-        self._reasons: dict[str, str] = {}  # why a silo says that it cannot take part
+        self._known: dict[int, str] = {}  # nodes that proved their names, and so are told the terms
+        self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
 
     def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
-        """Wait until every client is there.
+        """Wait until every client is connected.
 
         Args:
-            all_of_them: or, after the usual patience, one of them at least.
+            all_of_them: wait for all clients; if False, one client is enough after the usual patience.
 
         Raises:
             ClientMissing: patience ended.
-            UserError: two silos have one name, a silo is of another version, or does not hold its key.
+            UserError: two silos have one name, or a silo has another version or does not hold its key.
         """
         since, told = time.monotonic(), 0.0
         while True:
@@ -87,7 +87,7 @@ class Roll:
         return ", ".join(f"{name}{reason}" for name, reason in said.items())
 
     def introduce(self, terms: str) -> None:
-        """From now on ask silos that proved their names whether they agree to these terms; `gather` waits for all."""
+        """From now on, ask silos that proved their names whether they agree to these terms; `gather` waits for all."""
         self._terms = terms
         self._known = {node: name for name, (node, _) in self._silos.items()}
         again = {*self._known, *(node for node, _, _ in self._pending.values())}
@@ -95,7 +95,7 @@ class Roll:
         self._silos, self._pending = {}, {}
 
     def send(self, client: str, data: bytes) -> str | Lost:
-        """Send to the node that is `client` now."""
+        """Send to the node that is now `client`."""
         if client not in self._silos or self._silos[client][0] not in self._nodes.ids():
             self._call()
         if client not in self._silos:
@@ -103,11 +103,11 @@ class Roll:
         return self._nodes.send(self._silos[client][0], data)
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
-        """The answers that are there by now."""
+        """Return the answers that have come."""
         return self._nodes.receive(tickets) if tickets else {}
 
     def sealing_key(self, client: str) -> SealingKey | None:
-        """What the silo gave when it introduced itself; None where it is not there."""
+        """Return the key that the silo gave when it introduced itself; None if it is not connected."""
         if client not in self._silos:
             self._call()
         if client not in self._silos:
@@ -116,15 +116,15 @@ class Roll:
         return SealingKey(hello.sealing, hello.proof)
 
     def anyone(self) -> bool:
-        """Whether any silo is connected."""
+        """Return whether any silo is connected."""
         return any(node in self._nodes.ids() for node, _ in self._silos.values())
 
     def overhead(self, length: int) -> int:
-        """Bytes that the engine adds to a byte string of that length."""
+        """Return the number of bytes that the engine adds to a byte string of this length."""
         return self._nodes.overhead(length)
 
     def _call(self) -> None:
-        """Greet new nodes, and take in who answered."""
+        """Greet new nodes, and receive their answers."""
         present = set(self._nodes.ids())
         self._greeted = {node: name for node, name in self._greeted.items() if node in present}
         self._silos = {name: silo for name, silo in self._silos.items() if silo[0] in present}
@@ -144,12 +144,12 @@ class Roll:
                 self._meet(node, nonce, data)
 
         for ticket, (node, _, since) in list(self._pending.items()):
-            if time.monotonic() - since > _GREET_AGAIN:  # it broke off on the way
+            if time.monotonic() - since > _GREET_AGAIN:  # the message was cut off on the way
                 del self._pending[ticket]
                 self._greeted.pop(node, None)
 
     def _meet(self, node: int, nonce: str, data: bytes) -> None:
-        """Believe a node what it proves; whatever a node says, it cannot end the run of the others."""
+        """Believe only what a node proves. No message of a node can end the run of the others."""
         try:
             answer, body = unpack(data, Answer)
             hello: Hello | None = None if answer.error else wire.decode(body, Hello)

@@ -1,4 +1,4 @@
-"""The scaling on which silos agreed: of the columns of a table, and of the numbers to predict. A file holds it."""
+"""The agreed scaling of a table's columns and of the numbers to predict, kept in a file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ _TARGETS = "targets"
 
 @dataclass(frozen=True)
 class Scaling:
-    """What silos agreed on.
+    """The scaling that silos agreed on.
 
     Attributes:
-        table: the columns, their scaling and vocabularies; None where samples are not rows of a table.
+        table: the columns, their scaling and vocabularies; None if samples are not rows of a table.
         targets: mean and standard deviation of each number to predict, by name.
     """
 
@@ -34,15 +34,15 @@ class Scaling:
         return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the scaling as plain values."""
         table = {} if self.table is None else to_json(self.table)
         return table | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
 
     def scaled(self, dataset: Dataset) -> Dataset:
-        """The samples of a silo, with the agreed scale of what is to be predicted.
+        """Return a silo's data set with the agreed scale of the numbers to predict.
 
         Raises:
-            UserError: nothing was agreed of a target.
+            UserError: the agreed scaling lacks a target.
         """
         if not isinstance(dataset.task, Regression):
             return dataset
@@ -56,10 +56,10 @@ class Scaling:
 
 
 def read_agreed(path: Path) -> Scaling:
-    """The scaling in a file that `ekiden federation agree` made.
+    """Return the scaling in a file that `ekiden federation agree` made.
 
     Raises:
-        UserError: there is none.
+        UserError: the file holds no scaling.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -73,10 +73,10 @@ def read_agreed(path: Path) -> Scaling:
 
 
 def agree_on(files: Sequence[Path]) -> Scaling:
-    """The scaling for all silos that wrote these sums.
+    """Return the scaling for all silos that wrote these sums.
 
     Raises:
-        UserError: they are of different columns, or no silo told of a column.
+        UserError: the sums are of different columns, or no silo reported a column.
     """
     told = []
     for file in files:

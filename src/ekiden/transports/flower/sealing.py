@@ -1,11 +1,10 @@
-"""Sealed values: only who is meant to read a value can, and whatever was changed or moved elsewhere does not open.
+"""Seal values: only the intended readers can open them, and a value that was changed or moved does not open.
 
-A value is encrypted once under a key of its own (ChaCha20-Poly1305). Each reader gets a lock: that key and the value's
-SHA-256, encrypted under a key that X25519 and HKDF make of a key pair of the sender's, fresh for this lock, and of the
-reader's key of this run. A silo's key of the run is signed by its silo key, and so is every lock that it makes. What a
-lock is for, the `Binding`, is part of all three, so a value of another run, step, sender or reader is refused like one
-that was changed. Another reader of the same value knows its key, but cannot put another value in its place: the lock
-holds the digest.
+Each value is encrypted once under its own key (ChaCha20-Poly1305). Each reader gets a lock: that key and the value's
+SHA-256, encrypted under a key that X25519 and HKDF derive from the reader's key of this run and a new key pair of the
+sender. The silo key signs the silo's key of the run, and every lock that the silo makes. The `Binding` says what a lock
+is for. It is part of all three, so a value of another run, step, sender or reader is refused like a changed one.
+Another reader of the same value knows its key, but cannot replace the value: the lock holds the digest.
 """
 
 import json
@@ -22,9 +21,9 @@ from ekiden.engine.wire import Encoded
 from ekiden.transports.flower import keys
 
 Sign = Callable[[bytes], str]
-_MOST = (1 << 31) - 17  # what the cipher takes at once, less its tag
+_MOST = (1 << 31) - 17  # most bytes that the cipher takes at once, without its tag
 _KEY_BYTES = 32
-_ONCE = bytes(12)  # a nonce need not vary where every key is used once
+_ONCE = bytes(12)  # the nonce need not vary, because every key is used only once
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Binding:
 
     Attributes:
         run: id of the run.
-        terms: digest of its agreement, thus of the method, its hyperparameters and the silos' keys.
-        sender: who sealed the value.
+        terms: digest of its agreement, and so of the method, its hyperparameters and the silos' keys.
+        sender: party that sealed the value.
         key: the value's name there.
-        recipient: who may read it.
-        step: in which it is read.
+        recipient: party that may read it.
+        step: step in which it is read.
     """
 
     run: str
@@ -48,19 +47,19 @@ class Binding:
     step: int
 
     def text(self) -> bytes:
-        """The same bytes for the same binding."""
+        """Return the binding as bytes, the same for the same binding."""
         return b"ekiden seal\n" + json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Who is to read a value.
+    """A party that may read a value.
 
     Attributes:
         name: a silo, or the server.
-        step: in which it will.
+        step: step in which it reads the value.
         key: its X25519 public key of this run, in hexadecimal.
-        proof: signature of that by its silo key; empty of the server.
+        proof: signature of `key` by its silo key; empty for the server.
     """
 
     name: str
@@ -74,12 +73,12 @@ class Lock:
     """What one reader needs to open a value; all bytes in hexadecimal.
 
     Attributes:
-        recipient: who may read it.
-        step: in which.
-        key: the recipient's public key that it was made for.
-        ephemeral: the sender's public key of this lock alone.
+        recipient: party that may read the value.
+        step: step in which it may.
+        key: the recipient's public key for which the lock was made.
+        ephemeral: the sender's public key, used only for this lock.
         wrapped: the value's key and digest, encrypted.
-        signature: by the sender's silo key; empty of the server.
+        signature: signature by the sender's silo key; empty for the server.
     """
 
     recipient: str
@@ -98,24 +97,24 @@ class Sealed(NamedTuple):
 
 
 class Sealer(Protocol):
-    """How one party seals what it sends and opens what it gets."""
+    """Seals what a party sends, and opens what it receives."""
 
     def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`value`, called `key` here, for `readers`."""
+        """Seal `value`, named `key`, for `readers`."""
 
     def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
-        """What `sender` sealed under the name `key` for this party in `step`."""
+        """Open what `sender` sealed under the name `key` for this party in `step`."""
 
 
 class Plain:
-    """Seals nothing: for runs without keys, or where the user said so."""
+    """Seals nothing: for runs without keys, or if the user chose this."""
 
     def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`value` itself."""
+        """Return `value` itself, without locks."""
         return value.data, ()
 
     def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
-        """`data` itself.
+        """Return `data` itself.
 
         Raises:
             WireError: it is sealed.
@@ -130,12 +129,12 @@ class Party:
     """Seals and opens for one party of a run.
 
     Attributes:
-        name: of the party.
+        name: name of the party.
         run: id of the run.
         terms: digest of its agreement.
         private: the party's X25519 key of this run.
         silos: public silo key of every client.
-        sign: signs with the party's silo key; None: the server, which has none.
+        sign: signs with the party's silo key; None for the server, which has none.
     """
 
     name: str
@@ -146,10 +145,10 @@ class Party:
     sign: Sign | None
 
     def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
-        """`value` for `readers`.
+        """Seal `value` for `readers`.
 
         Raises:
-            WireError: a reader's key is not its own.
+            WireError: a reader did not sign its key.
         """
         sealed = encrypt(value.data)
         locks = []
@@ -161,7 +160,7 @@ class Party:
         return sealed.data, tuple(locks)
 
     def open(self, data: bytes | memoryview, lock: Lock | None, sender: str, key: str, step: int) -> Encoded:
-        """What `sender` sealed for this party.
+        """Open what `sender` sealed for this party.
 
         Raises:
             WireError: it does not open.
@@ -173,7 +172,7 @@ class Party:
 
 
 def encrypt(plain: bytes) -> Sealed:
-    """`plain` under a new key.
+    """Encrypt `plain` under a new key.
 
     Raises:
         UserError: it is longer than the cipher takes.
@@ -185,13 +184,13 @@ def encrypt(plain: bytes) -> Sealed:
 
 
 def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
-    """The lock to an encrypted value.
+    """Make the lock of an encrypted value.
 
     Args:
-        key: that opens the value.
+        key: opens the value.
         digest: SHA-256 of the value, in hexadecimal.
-        reader: public key of who may read it.
-        binding: what it is for.
+        reader: public key of the party that may read it.
+        binding: what the lock is for.
         sign: signs for the sender.
     """
     ephemeral = new_private()
@@ -202,17 +201,18 @@ def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | No
 
 
 def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> Encoded:
-    """The value that `lock` is for.
+    """Open the value that `lock` is for.
 
     Args:
-        lock: that came with it.
+        lock: the lock that came with the value.
         data: the encrypted value.
         private: the reader's key.
-        binding: what the reader expects it to be for.
-        sender: the public silo key of who must have signed the lock, "" if that is nobody of the run; None: no need to.
+        binding: what the reader expects the lock to be for.
+        sender: public silo key of the party that must have signed the lock; "" if that party is not in the run; None
+            if no signature is needed.
 
     Raises:
-        WireError: it was changed, made for something else, or by somebody else.
+        WireError: value or lock were changed, made for something else, or made by somebody else.
     """
     if lock.key != public_of(private):
         raise wire.WireError(
@@ -236,28 +236,28 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
 
 
 def vouched(reader: Reader, run: str, silos: Mapping[str, str]) -> bool:
-    """Whether the silo signed its key of this run."""
+    """Return whether the silo signed its key of this run."""
     public = silos.get(reader.name, "")
     return bool(public) and keys.proves(public, key_text(run, reader.name, reader.key), reader.proof)
 
 
 def key_text(run: str, name: str, key: str) -> bytes:
-    """What a silo signs of its key of a run."""
+    """Return the text that a silo signs about its key of a run."""
     return f"ekiden sealing key\n{run}\n{name}\n{key}".encode()
 
 
 def new_private() -> Any:
-    """A new X25519 key."""
+    """Make a new X25519 key."""
     return _x25519().X25519PrivateKey.generate()
 
 
 def public_of(private: Any) -> str:
-    """The public key to it, in hexadecimal."""
+    """Return its public key, in hexadecimal."""
     return str(private.public_key().public_bytes_raw().hex())
 
 
 def kept_private(file: Path) -> Any:
-    """The X25519 key in `file`, made at the first call; readable by its owner only, and the same for all processes.
+    """Return the X25519 key in `file`, made at the first call, the same for all processes. Only its owner can read it.
 
     Raises:
         UserError: the file is damaged.
@@ -275,12 +275,12 @@ def _statement(binding: Binding, ephemeral: str, reader: str) -> bytes:
 
 
 def _signed(statement: bytes, wrapped: bytes) -> bytes:
-    """What a sender signs of a lock: it says nothing of the value to those who have no key."""
+    """Return what a sender signs of a lock; without the key, it reveals nothing about the value."""
     return b"\n".join((statement, wrapped.hex().encode()))
 
 
 def _shared(own: Any, other: str, statement: bytes) -> bytes:
-    """The key that two parties have in common, for one lock."""
+    """Return the common key of two parties, for one lock."""
     from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
 
@@ -290,7 +290,7 @@ def _shared(own: Any, other: str, statement: bytes) -> bytes:
 
 
 def _x25519() -> Any:
-    """The package comes with the extra `flower`, so it is imported only where it is used."""
+    """Import cryptography only when it is needed: it comes with the extra `flower`."""
     try:
         from cryptography.hazmat.primitives.asymmetric import x25519  # noqa: PLC0415
     except ImportError:

@@ -25,11 +25,11 @@ class GridNodes:
         self._grid = grid
 
     def ids(self) -> Sequence[int]:
-        """The nodes that are connected now."""
+        """Return the nodes that are connected now."""
         return list(self._grid.get_node_ids())
 
     def send(self, node: int, data: bytes) -> str | Lost:
-        """Send a message; Flower knows it under a random name."""
+        """Send a message; Flower gives it a random name."""
         message = Message(wrap(data), dst_node_id=node, message_type="query")
         try:
             tickets = list(self._grid.push_messages([message]))
@@ -38,15 +38,15 @@ class GridNodes:
         return tickets[0] if tickets and tickets[0] else Lost("the SuperLink does not take messages for it")
 
     def overhead(self, length: int) -> int:
-        """Bytes that Flower puts around a byte string of that length."""
+        """Return the number of bytes that Flower adds to a byte string of this length."""
         return overhead(length)
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
-        """The answers that are there by now."""
+        """Return the answers that have come."""
         try:
             messages = list(self._grid.pull_messages(tickets))
         except httpx.HTTPError:
-            return {}  # the SuperLink is away; what is there is there later
+            return {}  # the SuperLink is away; its messages will be there later
         return {
             m.metadata.reply_to_message_id: Lost(said(str(m.error.reason))) if m.has_error() else content(m)
             for m in messages
@@ -55,7 +55,7 @@ class GridNodes:
 
 @app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """Run the plan in the run configuration; ends with an error where the run did, and one line that says why."""
+    """Run the plan in the run configuration. If the run fails, end with an error and one line that says why."""
     config = context.run_config
     plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
@@ -64,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
         result = session.run(plan, GridNodes(grid), Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:
         print(session.ENDED + " ".join(str(error).split()), flush=True)
-        # Flower would add a traceback and an exit code of its own to a line that says all.
+        # Flower would add a traceback and its own exit code, but our line says all.
         logging.getLogger("flwr").addFilter(lambda record: False)
         raise
     say(f"{result.bytes} bytes moved; run folder: {result.folder}")

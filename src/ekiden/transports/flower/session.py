@@ -39,7 +39,7 @@ from ekiden.transports.flower.roll import Nodes, Roll
 
 Say = Callable[[str], None]
 ENDED = "ekiden ended: "
-"""what the line in the log of a run's ServerApp begins with that says why the run ended before its time"""
+"""beginning of the line in the log of a run's ServerApp that says why the run ended early"""
 
 
 def run(
@@ -52,16 +52,16 @@ def run(
     link: str = "{}",
     poll: float = 1.0,
 ) -> Result:
-    """Run `plan` over the silos behind `nodes`, or go on with it, in `folder`.
+    """Run `plan` over the silos behind `nodes`, or continue it, in `folder`.
 
     Args:
         plan: what to run.
         nodes: the engine.
         folder: where to keep the run.
-        public_keys: of the silos that must prove their names.
-        say: tells the user.
+        public_keys: public keys of the silos that must prove their names.
+        say: shows a line to the user.
         link: JSON that says how to reach the engine again; kept in the folder for `ekiden resume`.
-        poll: seconds between looks at the post.
+        poll: longest time in seconds between two looks at the post.
 
     Raises:
         UserError: something that the user can fix; the run folder then holds the last good state.
@@ -75,7 +75,7 @@ def run(
     agreed = before or agree(plan, hellos, run_id, public_keys)
     check_measuring(plan, hellos)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
-    torch.set_num_threads(setup.hardware.threads)  # what the server computes is the same bits on any machine
+    torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)
     plan.whole.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
     roll.introduce(agreed.text())
@@ -95,13 +95,13 @@ def _go(
     patience: Patience,
     say: Say,
 ) -> Result:
-    """All steps that are left, and the models."""
+    """Run all steps that are left, and return the result with its models."""
     method, clients, folder = plan.whole, plan.names, run_folder.path
     total = method.steps(len(clients))
     build = Built(method, setup.build, len(clients))
 
     def remote(state: State, written: Mapping[str, str] | None) -> Remote:
-        """The transport, which notes in the folder what crosses and what silos sign."""
+        """Make the transport, which records in the folder what crosses the network and what silos sign."""
         if state.step:
             say(f"going on after step {state.step} of {total}")
         _cut_custody(folder, state.step)
@@ -138,7 +138,7 @@ def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) 
 def _config(
     plan: RemotePlan[Method], agreed: Agreement, setup: Setup, hellos: Mapping[str, Hello], folder: Path
 ) -> dict[str, Any]:
-    """What the run folder says of the run; of a silo that is not there yet, what it said before."""
+    """Return the configuration of the run; for a silo that is not connected yet, with what it reported before."""
     samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
     return {
@@ -161,7 +161,7 @@ def _config(
 
 
 def _run_id(folder: Path) -> str:
-    """The id of the run in `folder`, or a new one."""
+    """Return the id of the run in `folder`, or a new one."""
     if not (folder / "config.json").exists():
         return secrets.token_hex(8)
     found = read_config(folder).get("run")
@@ -171,13 +171,13 @@ def _run_id(folder: Path) -> str:
 
 
 def _agreed_before(folder: Path) -> Agreement | None:
-    """The terms of the run in `folder`, if it has begun."""
+    """Return the terms of the run in `folder`, if it has begun."""
     file = folder / AGREEMENT
     return agreements.parse(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _cut_custody(folder: Path, steps: int) -> None:
-    """Drop records of steps that died: they are done again, and signed again."""
+    """Drop records of interrupted steps: they are done again, and signed again."""
     file = folder / custody.FILE
     rows = [row for row in read_lines(file) if custody.step_of(row) < steps]
     if file.exists():
@@ -185,7 +185,7 @@ def _cut_custody(folder: Path, steps: int) -> None:
 
 
 def _void(folder: Path) -> dict[str, set[int]]:
-    """In which steps a silo was missing, so that what it did then, if anything, does not count."""
+    """Return in which steps each silo was missing; what it did in them does not count."""
     void: dict[str, set[int]] = {}
     for row in read_ledger(folder):
         if row["missing"]:

@@ -1,12 +1,12 @@
-"""What a silo keeps of a run: outcomes of tasks and private state, each on the disk before the reply leaves.
+"""What a silo keeps of a run: outcomes of tasks and private state, each on the disk before the reply is sent.
 
-A task's place is (step, call). Its outcome is stored under it together with a digest of what was asked, so that a
-request that comes again gets the stored outcome. A request of another content at the same place (the step died and
-was repeated otherwise) discards what was done from that place on, and starts from the private state before it.
+A task's place is (step, call). Its outcome is stored under this place with a digest of the request, so a repeated
+request gets the stored outcome. A request with other content at the same place (the step was interrupted and repeated
+in another way) discards all outcomes from that place on, and starts from the private state before it.
 
-Next to each outcome lies the request that it answers, so that an outcome that is lost or damaged can be made again
-from it and the private state before. Outcomes and states carry a digest. The file `states` lists the private states
-that there must be, so that one that is lost is not taken for one that never was.
+Next to each outcome is the request that it answers, so a lost or damaged outcome can be made again from the request
+and the private state before it. Outcomes and states carry a digest. The file `states` lists the private states that
+must exist, so that a lost state is noticed.
 """
 
 import re
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _STATES = "states"
 _MARK = b"ekiden\0\3"
-"""the first bytes of an outcome; SHA-256 of how the task ended and of the value follow"""
+"""first bytes of an outcome, before the SHA-256 of how the task ended and of the value"""
 _SUM = 32
 _DAYS_KEPT = 30
 
@@ -41,11 +41,11 @@ class Done:
     """How a task ended.
 
     Attributes:
-        digest: of what was asked and the private state before it.
+        digest: digest of the request and the private state before it.
         size: `wire.size` of the value.
         forward: samples that went forward.
         backward: samples that went backward.
-        record: of it in the chain of custody, signed; empty without a silo key.
+        record: signed record of the task in the chain of custody; empty without a silo key.
     """
 
     digest: str
@@ -57,13 +57,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Asked:
-    """What led to an outcome.
+    """The request that led to an outcome.
 
     Attributes:
-        digest: of what was asked and the private state before it.
-        given: SHA-256 of the value that it gave.
+        digest: digest of the request and the private state before it.
+        given: SHA-256 of the returned value.
         length: bytes of the request.
-        own: names and lengths of the silo's own values that were arguments; they lie behind the request.
+        own: names and lengths of the silo's own values that were arguments; they follow the request in its file.
     """
 
     digest: str
@@ -73,7 +73,7 @@ class Asked:
 
 
 class LostValue(UserError):
-    """An outcome or a private state that should be here and is gone, or is not as it was written."""
+    """An outcome or a private state that is missing or damaged."""
 
 
 class Shelf:
@@ -85,19 +85,19 @@ class Shelf:
 
     @property
     def journal(self) -> Path:
-        """Folder for progress within tasks."""
+        """Folder for the progress of unfinished tasks."""
         return self._folder / "journal"
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes of this silo off the run: one task at a time."""
+        """Lock the run against other processes of this silo: one task at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "lock").touch()  # how old the run is
+        (self._folder / "lock").touch()  # its age is the run's age
         with locks.locked(self._folder / "lock"):
             yield
 
     def busy(self) -> bool:
-        """Whether a process of this silo works on the run."""
+        """Return whether a process of this silo is working on the run."""
         try:
             with locks.locked(self._folder / "lock", wait=False):
                 return False
@@ -105,7 +105,7 @@ class Shelf:
             return (self._folder / "lock").exists()
 
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, Encoded] | None:
-        """The outcome of this very request, if it is there and as it was written."""
+        """Return the outcome of exactly this request, if it is there and undamaged."""
         try:
             done, value = self._load(self._outcome(place, task))
         except LostValue:
@@ -113,17 +113,17 @@ class Shelf:
         return (done, value) if done.digest == digest else None
 
     def value(self, key: str) -> tuple[Done, Encoded]:
-        """The value `key`, encoded.
+        """Return the value `key`, encoded.
 
         Raises:
-            Lost: it is not here, or damaged.
-            UserError: no value has such a name.
+            LostValue: it is missing or damaged.
+            UserError: no value can have such a name.
         """
         place, task = _place(key)
         return self._load(self._outcome(place, task))
 
     def request(self, key: str) -> tuple[Asked, bytes, dict[str, Encoded]] | None:
-        """The request whose answer was the value `key`, with the own values that it names, if it is here."""
+        """Return the request whose answer was the value `key`, with the own values that it names, if it is here."""
         place, task = _place(key)
         try:
             asked, data = unpack(self._request(place, task).read_bytes(), Asked)
@@ -136,19 +136,19 @@ class Shelf:
         return asked, bytes(data[: asked.length]), own
 
     def last(self, before: Place, void: Sequence[int] = ()) -> Place | None:
-        """Where the client's state as it was before a task was made; None if there was none.
+        """Return the place of the task that left the state before a given task; None if there was no state.
 
         Args:
-            before: the task's place.
-            void: steps of which nothing counts that was done here.
+            before: place of the given task.
+            void: steps whose work here does not count.
         """
         return max((place for place in self._states() if place < before and place[0] not in void), default=None)
 
     def private(self, made: Place | None) -> Any:
-        """The client's state that the task at that place left.
+        """Return the client's state that the task at this place left.
 
         Raises:
-            Lost: its file is gone, or damaged.
+            LostValue: its file is missing or damaged.
         """
         if made is None:
             return None
@@ -161,53 +161,53 @@ class Shelf:
             raise LostValue(f"{path} is damaged ({error})") from None
 
     def made_at(self, place: Place) -> str:
-        """The key of the value that the task at that place gave, if its request is here; else empty."""
+        """Return the key of the value that the task at this place returned; empty if its request is not here."""
         return next((_key(path) for kind, at, path in self._files() if kind == "request" and at == place), "")
 
     def discard(self, since: Place) -> None:
-        """Forget what was done from that place on."""
+        """Forget what was done from this place on."""
         self._list(place for place in self._states() if place < since)
         for _, place, path in self._files():
             if place >= since:
                 path.unlink()
 
     def put_private(self, place: Place, private: Any) -> None:
-        """Keep the client's state that a task left. It counts only with the outcome, so it is written first."""
+        """Store the client's state that a task left. It counts only with the outcome, so it is written first."""
         write(self._private(place), with_digest(wire.chunks(private)))
         self._list({*self._states(), place})
 
     def put(self, place: Place, task: str, done: Done, value: Encoded, asked: Asked, request: Sequence[bytes]) -> None:
-        """Keep an outcome. It counts once its file is there.
+        """Store an outcome. It counts once its file is there.
 
         Args:
-            place: of the task.
-            task: its name.
+            place: place of the task.
+            task: name of the task.
             done: how it ended.
-            value: what it gave.
-            asked: names the request.
-            request: from which the outcome can be made again, and the own values that it names.
+            value: the value that it returned.
+            asked: describes the request.
+            request: the request, from which the outcome can be made again, and the own values that it names.
         """
         head = pack(done)
         sums = bytes.fromhex(custody.digest([head])), bytes.fromhex(value.digest)
         write(self._outcome(place, task), [_MARK, *sums, head, value.data])
-        # Needs no digest of its own: `asked` has those of what it holds and of what must come out.
+        # The file needs no digest: `asked` has the digests of the request and of the value that must come out.
         write(self._request(place, task), [pack(asked), *request], sync=False)
 
     @property
     def settled(self) -> int:
-        """Steps of the run that are done for good, as far as is known here."""
+        """Return the number of final steps of the run, as far as is known here."""
         try:
             return int(bytes(verified((self._folder / "settled").read_bytes())))
         except (OSError, ValueError, Damaged):
             return 0
 
     def settle(self, steps: int, keep: Callable[[str], bool], void: Sequence[int] = ()) -> None:
-        """Drop what the run needs no longer, now that its first `steps` steps are done for good.
+        """Drop what the run no longer needs, now that its first `steps` steps are final.
 
         Args:
-            steps: so many.
+            steps: number of final steps.
             keep: whether a value from them is still needed.
-            void: steps of which nothing counts that was done here.
+            void: steps whose work here does not count.
         """
         if steps > self.settled:
             write(self._folder / "settled", marked([str(steps).encode()]), sync=False)
@@ -218,7 +218,7 @@ class Shelf:
                 path.unlink()
         files = list(self._files())
         states = [place for place in listed if place < (steps, 0)]
-        # From which state a value that is kept was made, and the newest.
+        # We keep the states from which kept values were made, and the newest state.
         made = [place for kind, place, path in files if kind == "request" and keep(_key(path))]
         needed = {max(earlier) for p in (*made, (steps, 0)) if (earlier := [state for state in states if state < p])}
         self._list(place for place in listed if place in needed or place >= (steps, 0))
@@ -233,9 +233,9 @@ class Shelf:
                 old.unlink()
 
     def _states(self) -> list[Place]:
-        """The places of the tasks that changed the client's state, of those that are kept.
+        """Return the places of the kept tasks that changed the client's state.
 
-        In shelves of older versions, which have no list of them, those whose files are here.
+        Shelves of older versions have no list; there, the places are those whose files are here.
         """
         try:
             words = bytes(verified((self._folder / _STATES).read_bytes())).decode().split()
@@ -244,7 +244,7 @@ class Shelf:
             return [place for kind, place, _ in self._files() if kind == "private"]
 
     def _list(self, places: Iterable[Place]) -> None:
-        """Say which private states there must be: before a file of one is removed, after one is written."""
+        """List the private states that must exist: after the file of one is written, before one is removed."""
         words = sorted(set(places))
         if words != sorted(self._states()) or (words and not (self._folder / _STATES).exists()):
             write(self._folder / _STATES, marked([" ".join(map(text_of, words)).encode()]))
@@ -284,7 +284,7 @@ class Shelf:
 
 
 def _place(key: str) -> tuple[Place, str]:
-    """Where the value `key` was made, and by which task."""
+    """Return where the value `key` was made, and by which task."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise UserError(f"value {key[:80]!r} is not here: no value has such a name")
@@ -292,15 +292,15 @@ def _place(key: str) -> tuple[Place, str]:
 
 
 def text_of(place: Place | None) -> str:
-    """A place as text; empty where there is none."""
+    """Return a place as text; empty if there is none."""
     return "" if place is None else f"{place[0]}-{place[1]}"
 
 
 def place_of(text: str) -> Place:
-    """The place that `text_of` gave `text` for.
+    """Return the place that `text_of` wrote as `text`.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a place.
     """
     if not is_place(text):
         raise UserError(f"{text[:80]!r} is not the place of a task in a run")
@@ -309,19 +309,19 @@ def place_of(text: str) -> Place:
 
 
 def is_place(text: str) -> bool:
-    """Whether `text` is a place."""
+    """Return whether `text` is a place."""
     return re.fullmatch(r"\d{1,9}-\d{1,9}", text) is not None
 
 
 def _key(path: Path) -> str:
-    """The value that an outcome or a request belongs to."""
+    """Return the key of the value that an outcome or a request belongs to."""
     return path.stem.split("-", 1)[1]
 
 
 def drop_old_runs(runs: Path) -> None:
-    """Remove the folders of runs that nobody asked for in a month."""
+    """Remove the folders of runs that had no request for a month."""
     limit = time.time() - _DAYS_KEPT * 86400
     for file in runs.glob("*/lock"):
-        with suppress(OSError), locks.locked(file, wait=False):  # a process that works on the run holds it
+        with suppress(OSError), locks.locked(file, wait=False):  # a process that is working on the run holds it
             if file.stat().st_mtime < limit:
                 shutil.rmtree(file.parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A silo: executes what the coordinator asks, if the silo's own file allows it, and nothing twice."""
+"""A silo. It does what the coordinator asks, if the silo's own file allows it, and does nothing twice."""
 
 import logging
 from dataclasses import replace
@@ -28,13 +28,13 @@ class Silo:
     """Answers requests."""
 
     def __init__(self, file: SiloFile, held: Held | None = None) -> None:
-        """Answer for the silo of `file`; `held` are its data if they are loaded already."""
+        """Make the silo of `file`; `held` are its data if they are loaded already."""
         self._file = file
         self._data = held
         self._agreement: Agreed | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to a request; whatever is wrong with the request is said in it, on one line."""
+        """Return the answer to a request. If anything is wrong with the request, the answer says so on one line."""
         what = "a message"
         try:
             ask, body = unpack(data, Ask)
@@ -61,7 +61,7 @@ class Silo:
             reason = str(error).replace("\n", " ")
             log.warning("refused: %s", reason)
             self._note(f"refused {what}: {reason}")
-        except Exception as error:  # of torch or of the user's own data function
+        except Exception as error:  # from torch or from the user's own data function
             log.exception("a request failed")
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             self._note(f"failed at {what}: {reason}")
@@ -80,7 +80,7 @@ class Silo:
         request_log.note(self._file.folder, line)
 
     def _hello(self, ask: Ask) -> bytes:
-        """Who this silo is and what it holds, in numbers; and whether it agrees to the terms, if there are any yet."""
+        """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms, if there are any."""
         drop_old_runs(self._runs)
         terms = agreements.parse(ask.agreement) if ask.agreement else None
         run = self._agreed(terms) if terms else None
@@ -108,10 +108,10 @@ class Silo:
         return pack(Answer(file.name), wire.chunks(hello))
 
     def _agreed(self, terms: Agreement) -> Agreed:
-        """The run with these terms.
+        """Return the run with these terms.
 
         Raises:
-            UserError: the silo does not agree to it.
+            UserError: the silo does not agree to the terms.
         """
         if self._agreement is None or self._agreement.terms != terms:
             policy.check_terms(self._file, terms)
