@@ -40,7 +40,7 @@ class Limits(Checked):
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
     methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.pools_data), CLOSING_LAP)
-    """names of the methods that may run here; also closing-lap, if runs may have one (sums then leave the silo)"""
+    """names of the methods that may run here; add closing-lap if runs may have one (sums then leave the silo)"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
     unsealed: bool = False
@@ -73,27 +73,27 @@ class Limits(Checked):
 
 @dataclass(frozen=True)
 class Data(Reading):
-    """Where the samples come from, `path` or `python`, and how files are read: the columns and options of `Reading`."""
+    """The source of the samples, `path` or `python`, and how files are read: the columns and options of `Reading`."""
 
     path: str = ""
     """a data set: a folder of class folders, a table, a file of arrays, or a name (see `ekiden list`)"""
     python: str = ""
     """FILE.py:FUNCTION; the function takes nothing and returns an `ekiden.data` Dataset or FederatedData"""
     size: CountOrZero = 0
-    """side of the images in pixels; 0: as they are"""
+    """side of the images in pixels; 0 keeps their size"""
     classes: tuple[str, ...] = ()
     """class names in the order that all silos share; by default those found here, sorted"""
     task: TaskKind = ""
-    """what the labels mean (see docs/tasks.md); by default decided by their values"""
+    """what the labels mean (see docs/tasks.md); by default inferred from their values"""
     val_fraction: BelowOne = 0.1
     """share of the training data that is used to select epochs"""
     agreed: str = ""
-    """of a table, or of numbers to predict: the scaling that all silos agreed on, a file that `ekiden federation agree`
-    made"""
+    """for a table, or for numbers to predict: a file with the scaling that all silos agreed on, made by
+    `ekiden federation agree`"""
 
     @property
     def reading(self) -> Reading:
-        """How files are read."""
+        """Return how files are read."""
         return Reading(**{f.name: getattr(self, f.name) for f in fields(Reading)})
 
 
@@ -110,12 +110,12 @@ class Link(Checked):
     peers: str = ""
     """folder with the public key NAME.pub of every other silo; sealed runs need them"""
     port: Annotated[int, Range(least=0, below=1 << 16)] = 0
-    """port on this machine at which the silo's own processes talk to each other; 0: one that is free"""
+    """port on this machine for the silo's own processes to talk to each other; 0 chooses a free one"""
 
 
 @dataclass(frozen=True)
 class Pretrained(Checked):
-    """Networks and values that others trained, for runs that need them. A run never says which other files are read."""
+    """Networks and values that others trained, for runs that need them. A run cannot make a silo read other files."""
 
     folder: str = "pretrained"
     """folder that holds them by name: a folder with config.json and model.safetensors, or a safetensors file"""
@@ -137,18 +137,18 @@ class SiloFile:
 
     @property
     def pretrained_folder(self) -> Path:
-        """Where the silo keeps networks that others trained."""
+        """Folder in which the silo keeps networks that others trained."""
         return self.beside(self.pretrained.folder)
 
     def beside(self, path: str) -> Path:
-        """A path in the file, relative to the file's folder."""
+        """Return a path of the file, relative to the file's folder."""
         return self.path.parent / Path(path).expanduser()
 
     def load(self) -> Held:
-        """The silo's data.
+        """Load the silo's data.
 
         Raises:
-            UserError: they cannot be read, there is nothing to train on, or the silos did not agree on the scaling.
+            UserError: they cannot be read, there is no training sample, or the silos did not agree on the scaling.
         """
         found = self._call() if self.data.python else self.read()
         if isinstance(found, Dataset):
@@ -178,10 +178,10 @@ class SiloFile:
         return found.dataset, client
 
     def sums(self) -> ColumnSums:
-        """What the silo tells of its training rows, for all silos to agree on the scaling of a table.
+        """Return what the silo reports about its training rows, so that all silos can agree on the scaling of a table.
 
         Raises:
-            UserError: it holds no table, or one that is scaled already.
+            UserError: the silo holds no table, or one that is already scaled.
         """
         found = None if self.data.python else self.read()
         if found is None or not found.least:
@@ -193,7 +193,7 @@ class SiloFile:
         return told_by(held.clients[0], found)
 
     def read(self) -> Dataset:
-        """What `data.path` holds."""
+        """Load the data set at `data.path`."""
         data, reading = self.data, self.data.reading
         own = self.beside(data.path)
         if data.agreed:
@@ -236,15 +236,15 @@ class SiloFile:
 
 
 def is_name(name: str) -> bool:
-    """Whether a silo can be called that: names become names of files."""
+    """Return whether `name` can be a silo's name, and so a file name."""
     return bool(name) and set(name) <= _NAME_CHARACTERS and name[0] not in "-."
 
 
 def read(path: Path) -> SiloFile:
-    """The file at `path`, every field checked.
+    """Read the file at `path`, and check every field.
 
     Raises:
-        UserError: says which line of it to fix.
+        UserError: the message names the entry to fix.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -282,11 +282,11 @@ def read(path: Path) -> SiloFile:
 
 
 def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """The same samples with `classes` as the classes, for silos that do not hold all of them."""
+    """Return the same samples with `classes` as the classes, for silos that do not hold all of them."""
     if not classes:
         return dataset
     if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
-        return replace(dataset, classes=tuple(classes))  # pixels hold places in this list
+        return replace(dataset, classes=tuple(classes))  # pixels hold positions in this list
     if not isinstance(dataset.task, Classification):
         raise UserError(f"data.classes names classes, the labels are of {dataset.task.kind}: leave it out")
     for name in dataset.classes:
@@ -301,7 +301,7 @@ def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def _of_one_length(dataset: Dataset, tokens: Tokens) -> Dataset:
-    """Texts filled up to the most tokens, so that the samples of all silos have one shape."""
+    """Return the texts padded to the largest length, so that the samples of all silos have one shape."""
     train, test = (_longer(samples, tokens, dataset.task) for samples in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test)
 

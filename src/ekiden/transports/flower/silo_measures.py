@@ -1,4 +1,4 @@
-"""What a silo says of models that it measures on its own test samples."""
+"""Measure models on a silo's own test samples."""
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER
@@ -17,14 +17,14 @@ from ekiden.transports.flower.taking_part import Agreed
 
 
 def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
-    """What each model answers on this silo's test samples: the run's result where only silos read the others."""
+    """Answer how each model does on this silo's test samples; if only silos may read models, only for the result."""
     run.check_length(body)
     models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights])
     setup = run.worker.setup
     changed, clients = setup.method.changes_network, len(run.terms.clients)
     if ask.clients != clients:
         raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
-    if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: a network for each client
+    if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: it has a network per client
         raise UserError(f"a result of {clients} clients may be larger than {run.file.name} takes: refused")
     plan = run.plan_without(ask.absent)
     once = run.terms.sealed and plan is not None

@@ -1,4 +1,4 @@
-"""The tasks of a run at a silo: each is done once, its value kept, sealed for its readers, made again if it is lost."""
+"""Do the tasks of a run at a silo, each once. Values are kept, sealed for their readers, and made again if lost."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ class SiloTasks:
     """Does the tasks of a run.
 
     Attributes:
-        run: that the silo agreed to.
-        shelf: holds what its tasks gave.
+        run: the run that the silo agreed to.
+        shelf: holds what its tasks returned.
     """
 
     run: Agreed
     shelf: Shelf
 
     def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
-        """Do a task, or find what it gave before; `data` is the whole request."""
+        """Do a task, or find its earlier outcome; `data` is the complete request."""
         place = (ask.step, ask.call)
         if min(place) < 0:
             raise UserError("a task needs a step and a number: refused")
@@ -50,10 +50,10 @@ class SiloTasks:
         contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
         policy.check_request(self.run.file.name, self.run.terms, plan, ask, contents.arguments.data)
         given = self._arguments(ask.task, contents)
-        # Not before all is opened and checked: a message that is refused must not make the silo forget anything.
+        # This comes after all is opened and checked: a refused message must not make the silo forget anything.
         keep = policy.kept(self.run.file.name, plan, ask)
         void = [step for step, client in ask.absent if client == self.run.file.name] if self.run.terms.skips else []
-        private = self._private(ask, void)  # first: what a lost one is made from may not be needed longer
+        private = self._private(ask, void)  # first: a lost state may need values that are dropped below
         self.shelf.settle(ask.settled, keep.__contains__, void)
         digest = contents.digest(self.run.terms.digest, ask.task, private)
         found = self.shelf.find(place, ask.task, digest)
@@ -72,7 +72,7 @@ class SiloTasks:
             done, value = found
             log.info("step %d: %s was done before", ask.step + 1, ask.task)
         key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(self.shelf.last((ask.step, ask.call + 1)))
-        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer leaves after both
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer is sent after both
             kept = disk.submit(self._keep, place, ask.task, done, value, given, data) if found is None else None
             answer = self._give(ask, key, done, value if ask.eager else None, state)
             if kept is not None:
@@ -80,7 +80,7 @@ class SiloTasks:
         return answer
 
     def show(self, ask: Ask) -> bytes:
-        """Give a value that a task gave here."""
+        """Return a value that a task returned here."""
         done, value = self._value(ask.key)
         return self._give(ask, ask.key, done, value if ask.eager else None)
 
@@ -93,21 +93,21 @@ class SiloTasks:
         outcome: Outcome,
         value: Encoded,
     ) -> Done:
-        """How a task ended."""
+        """Return how a task ended."""
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
         return Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
 
     def _keep(self, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes) -> None:
-        """Store what a task gave, with the request from which it can be made again."""
+        """Store what a task returned, with the request from which it can be made again."""
         own = tuple((key, len(v.data)) for key, v in given.own.items())
         asked = Asked(done.digest, value.digest, len(request), own)
         self.shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
 
     def _value(self, key: str) -> tuple[Done, Encoded]:
-        """A value that a task gave here; made again where its file is gone or damaged.
+        """Return a value that a task returned here; make it again if its file is missing or damaged.
 
         Raises:
-            UserError: it cannot be made again; names this silo and the file.
+            UserError: it cannot be made again; the message names this silo and the file.
         """
         try:
             return self.shelf.value(key)
@@ -115,10 +115,10 @@ class SiloTasks:
             return self._again(key, lost, f"value {key}")
 
     def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
-        """This silo's state before a task; made again where its file is gone or damaged.
+        """Return this silo's state before a task; make it again if its file is missing or damaged.
 
         Raises:
-            UserError: it cannot be made again, or the coordinator names another one.
+            UserError: it cannot be made again, or the coordinator names another state.
         """
         place = (ask.step, ask.call)
         made = self.shelf.last(place, void)
@@ -130,7 +130,7 @@ class SiloTasks:
                     f"the coordinator names another private state ({ask.state or 'none'}) than "
                     f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
                 )
-            made = known  # where it is newer, the silo has lost it
+            made = known  # if it is newer than `made`, the silo has lost that state
         try:
             return self.shelf.private(made)
         except LostValue as lost:
@@ -142,12 +142,10 @@ class SiloTasks:
         """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
 
         Args:
-            run: the self.run.
-            shelf: its folder.
-            key: of the value; empty where nothing here says how `what` was made.
-            lost: why.
-            what: is lost.
-            void: steps of which nothing counts that was done here.
+            key: key of the value; empty if nothing here says how `what` was made.
+            lost: the error that says why it is done again.
+            what: what is lost, in words.
+            void: steps whose work here does not count.
         """
         name = self.run.file.name
         hopeless = UserError(
@@ -189,7 +187,7 @@ class SiloTasks:
         value: Encoded | None,
         state: str = "",
     ) -> bytes:
-        """How a task ended, with its value sealed for those who are to read it."""
+        """Return how a task ended, with its value sealed for its readers."""
         answer = Answer(self.run.file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
         if value is None:
             return pack(answer)
@@ -205,7 +203,7 @@ class SiloTasks:
         return pack(replace(answer, locks=locks), (data,))
 
     def _record(self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str) -> str:
-        """What goes into the chain of custody; `given` is the digest of the value."""
+        """Return the signed record for the chain of custody; `given` is the digest of the value."""
         if not self.run.terms.keys:
             return ""
         client = self.run.client
@@ -232,10 +230,10 @@ class SiloTasks:
         return custody.record(hop, self.run.sign).line()
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
-        """The task's arguments; `own` are values of this silo that are here.
+        """Return the task's arguments; `own` are values of this silo that are already loaded.
 
         Raises:
-            UserError: they are not what the task takes.
+            UserError: the task does not take these arguments.
         """
         return arguments.gather(
             self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {}

@@ -1,4 +1,4 @@
-"""The SuperLink of a federation that `ekiden federation init` made: its command, printed before it is run."""
+"""Run the SuperLink of a federation that `ekiden federation init` made, and print its command first."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ LINK = "ekiden.transports.flower.link"
 
 
 def command_of(federation: Federation) -> list[str]:
-    """The command that runs a federation's SuperLink."""
+    """Return the command that runs a federation's SuperLink."""
     folder = federation.folder.absolute()
     outside = "[::]" if ":" in federation.host else "0.0.0.0"
     return [

@@ -1,4 +1,4 @@
-"""The SuperNode of a silo: its command, printed before it is run and started again when it ends."""
+"""Run the SuperNode of a silo: print its command first, and start it again when it ends."""
 
 import os
 import shlex
@@ -19,11 +19,11 @@ from ekiden.transports.flower.silo_file import SiloFile
 
 _RESTART = 10.0
 _TELL = 60.0
-"""seconds for which a silo that cannot take part stays connected to say why"""
+"""time in seconds for which a silo that cannot take part stays connected to say why"""
 GUARD = "ekiden.transports.flower.guard"
 """module that answers in place of `flwr-clientapp`"""
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Lets a process take memory in pages of 2 MB where the system offers that: copies of large models are faster."""
+"""Lets a process use memory pages of 2 MB if the system has them: copies of large models are faster."""
 _SHIM = """import json, os, socket, sys
 link = socket.socket(socket.AF_UNIX)
 try:
@@ -34,7 +34,7 @@ link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
 while link.recv(1):
     pass
 """
-"""Stands in for `flwr-clientapp`: a Python that starts at once, has the work done by `guard`, and waits for its end."""
+"""Replaces `flwr-clientapp`: a Python program that starts at once, lets `guard` do the work, and waits for its end."""
 _SUPERNODE = """import os, sys, traceback
 from flwr.supernode.cli import flower_supernode
 code = 1
@@ -49,12 +49,12 @@ sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code)
 """
-"""`flower-supernode` that ends with its main thread: after a broken connection, another thread of its would keep the
-process, which does nothing any more and so is never started again."""
+"""`flower-supernode` that ends with its main thread. After a broken connection, another of its threads would keep the
+process alive; it would do nothing, and would never be started again."""
 
 
 def command_of(file: SiloFile, security: Security) -> list[str]:
-    """The command that connects a silo."""
+    """Return the command that connects a silo."""
     command = [flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
     if file.link.key:
         command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
@@ -69,10 +69,10 @@ def _free_port() -> int:
 
 @contextmanager
 def alone(file: SiloFile) -> Iterator[None]:
-    """Keep a second `ekiden silo start` on this machine from serving the same silo, or with the same key.
+    """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the same key.
 
     Raises:
-        UserError: another one does.
+        UserError: another one is running.
     """
     file.folder.mkdir(parents=True, exist_ok=True)
     started = file.folder / "started"
@@ -90,7 +90,7 @@ def alone(file: SiloFile) -> Iterator[None]:
 
 
 def tell(file: SiloFile, security: Security, say: Say) -> None:
-    """Let a silo that cannot take part say so to whoever waits for it, then end; nothing if no SuperLink is there."""
+    """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no SuperLink is there."""
     host, _, port = file.link.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
@@ -146,7 +146,7 @@ def _keep_running(command: list[str], environment: Mapping[str, str], say: Say, 
                 raise
         if seconds is not None:
             return
-        # After a crash the SuperLink lets a node in again only when its last heartbeat is old enough.
+        # After a crash, the SuperLink admits a node again only when its last heartbeat is old enough.
         early = time.monotonic() - began < 60
         hint = " (is its key registered, and not in use by another silo?)" if early else ""
         say(f"flower-supernode ended with code {code}{hint}: starting it again in {_RESTART:.0f} s")

@@ -1,4 +1,4 @@
-"""What a silo agreed to: a run that it takes part in, and all that its tasks need here."""
+"""A run that a silo agreed to take part in, and all that its tasks need here."""
 
 import logging
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from ekiden.transports.flower.silo_file import Held, SiloFile
 
 log = logging.getLogger("ekiden")
 _ARGUMENT_BYTES = 64
-"""Arguments may hold so many times the largest model: a gossip task gets its neighbours' models."""
+"""Largest size of arguments, in largest models: a gossip task gets its neighbours' models."""
 _SEALING_KEY = "sealing.key"
 
 
@@ -32,14 +32,14 @@ class Agreed:
     """A run that the silo takes part in.
 
     Attributes:
-        file: the silo's own.
-        client: its samples.
-        terms: of the run.
-        worker: executes its tasks.
+        file: the silo's own file.
+        client: the silo's samples.
+        terms: terms of the run.
+        worker: executes the run's tasks.
         sealer: opens and seals for the silo.
-        plan: what the method will ask for if nobody is missing, where that is known beforehand.
-        admission: how much the run may ask for.
-        data: the fingerprint of the silo's samples, the same as when the run began.
+        plan: what the method will ask for if no client is missing; None if that is not known beforehand.
+        admission: limits what the run may ask for.
+        data: fingerprint of the silo's samples, the same as when the run began.
     """
 
     file: SiloFile
@@ -52,7 +52,7 @@ class Agreed:
     data: str
 
     def plan_without(self, absent: Sequence[Absence]) -> Outline | None:
-        """What the method asks for without those that are missing."""
+        """Return what the method asks for without the missing clients."""
         if self.plan is None or not absent:
             return self.plan
         return policy.plan_of(self.file, self.terms, self.worker.setup, absent)
@@ -67,14 +67,14 @@ class Agreed:
 
     @property
     def most_bytes(self) -> int:
-        """That a message may have."""
+        """Largest number of bytes that a message may have."""
         return _ARGUMENT_BYTES * self.file.limits.model_bytes
 
     def check_length(self, body: memoryview) -> None:
         """Refuse a message that is larger than the silo takes.
 
         Raises:
-            UserError: it is.
+            UserError: the message is too large.
         """
         if len(body) > self.most_bytes:
             raise UserError(
@@ -88,10 +88,10 @@ def sign(file: SiloFile, text: bytes) -> str:
 
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
-    """What executes tasks of this run here. Nothing is stored before all is checked.
+    """Prepare to execute tasks of this run. Nothing is stored before all is checked.
 
     Raises:
-        UserError: the silo does not agree to it.
+        UserError: the silo does not agree to the run.
     """
     dataset, client = held
     admission = Admission(file, terms)
@@ -100,7 +100,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
     first = not admission.folder.exists()
-    module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked at first
+    module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked the first time
     setup = replace(setup, build=Copies(setup.build))  # a message may need several
     policy.check_values(file, terms, setup)
     plan = policy.plan_of(file, terms, setup)
@@ -130,7 +130,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
 
 
 def _told(revision: Revision, before: Path) -> str:
-    """What the owner of the silo should know of a run that replaces the one in the folder `before`."""
+    """Return what the silo's owner should know about a run that replaces the one in the folder `before`."""
     left = revision.change == "without" and before.exists()
     more = f"; {before} still holds what {revision.client} gave: remove it" if left else ""
     return f"replaces {revision.told()}{more}"

@@ -1,6 +1,6 @@
-"""Checks a run folder against what the silos signed: who trained on which values, in which order, to which model.
+"""Check a run folder against what the silos signed: who trained on which values, in which order, to which model.
 
-What the folder reports of the run (sizes, counts, accuracy) is compared in `reported`.
+The module `reported` checks what the folder reports (sizes, counts, accuracy).
 """
 
 import json
@@ -39,10 +39,10 @@ class Verdict:
     """The findings of a check.
 
     Attributes:
-        hops: tasks that were signed, in order.
-        wrong: one line for each thing that is not as signed.
-        unproven: what the folder says that signatures cannot tell.
-        result: whether the method says which of the signed values the result is, and the run has ended.
+        hops: signed tasks, in order.
+        wrong: one line for each difference from what was signed.
+        unproven: what the folder reports and signatures cannot prove.
+        result: whether the method says which of the signed values is the result, and the run has ended.
     """
 
     hops: tuple[Hop, ...]
@@ -55,11 +55,11 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     """Check a run folder.
 
     Args:
-        folder: of a run between silos.
+        folder: folder of a run between silos.
         trusted: public keys of the silos; by default those in the run's own terms.
 
     Raises:
-        UserError: there is nothing that was signed, or a file cannot be read.
+        UserError: nothing in it was signed, or a file cannot be read.
     """
     agreed = terms(folder)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
@@ -67,7 +67,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     ended = state.step >= setup.method.steps(len(agreed.clients))
     records, measured, wrong = _records(folder)
     rows, ledger = read_lines(folder / "metrics.jsonl"), reported.transfers(folder)
-    if not ended:  # what a killed run leaves of the step that it was in, a resume drops
+    if not ended:  # a resume drops what a killed run leaves of an unfinished step
         records = [r for r in records if r.hop.step < state.step]
         measured = [m for m in measured if m.tally.step <= state.step]
         rows, ledger = rows[: state.step], [row for row in ledger if row.step < state.step]
@@ -87,7 +87,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     ]
     result = None
     if ended:
-        # The file of the state is nobody's word: where the method says how the run ends, that counts.
+        # Nobody signs the file of the state. If the method says how the run ends, that counts.
         if plan and wire.encode(state) != wire.encode(plan.end):
             wrong.append("state.safetensors is not the state in which the method ends")
         found, problems = _models(folder, records, setup, agreed, plan.end if plan else state, initial)
@@ -109,10 +109,10 @@ def _follows(setup: Setup) -> dict[str, Any]:
 
 
 def terms(folder: Path) -> Agreement:
-    """What the silos of a run signed.
+    """Return the terms that the silos of a run signed.
 
     Raises:
-        UserError: nothing, or it cannot be read.
+        UserError: nothing was signed, or it cannot be read.
     """
     if read_config(folder).get("on") != "flower":
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
@@ -128,17 +128,17 @@ def terms(folder: Path) -> Agreement:
 
 
 def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline | None:
-    """What the method asks for without those who were away, as the ledger says; None where that depends on values."""
+    """Return what the method asks for without the clients absent in the ledger; None if that depends on values."""
     away = {(row.step, row.source) for row in ledger if row.missing} if signed.terms.skips else set()
     clients = signed.terms.clients
     return outline(setup, clients, absent=lambda *place: place in away, size=reported.sizes(signed))
 
 
 def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
-    """The records of tasks and of measurements in order of steps, and those that cannot be read.
+    """Return the records of tasks and of measurements in order of steps, and lines about those that cannot be read.
 
     Raises:
-        UserError: they are of another version.
+        UserError: another version wrote them.
     """
     records, measured, wrong = [], [], []
     for number, row in enumerate(read_lines(folder / custody.FILE)):
@@ -155,14 +155,14 @@ def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
 
 
 def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:
-    """Silos of which the run knew another key than the user does."""
+    """Yield silos whose key in the run differs from the user's."""
     for name, public in agreed.silos.items():
         if trusted is not None and not keys.same(trusted.get(name, "none"), public):
             yield f"the run knew another key of {name}, {keys.fingerprint(public)}, than you gave"
 
 
 def _unsigned(records: list[Record], measured: list[SignedTally], agreed: Agreement) -> Iterator[str]:
-    """Records that no silo of the run signed, or for another run."""
+    """Yield records that no silo of the run signed, or that belong to another run."""
     tallies, digest = set(), agreed.digest
     for one in measured:
         tally = one.tally
@@ -187,7 +187,7 @@ def _unsigned(records: list[Record], measured: list[SignedTally], agreed: Agreem
 
 
 def _broken(records: list[Record], initial: str) -> Iterator[str]:
-    """Where what one silo took is not what another gave."""
+    """Yield where a value that one silo took is not what another gave."""
     given = {(r.hop.client, r.hop.key): r.hop for r in records}
     for record in records:
         for taken in record.hop.taken:
@@ -203,7 +203,7 @@ def _broken(records: list[Record], initial: str) -> Iterator[str]:
 
 
 def _out_of_order(records: list[Record], plan: Outline, steps: int) -> Iterator[str]:
-    """Where silos were asked for something else than the method says."""
+    """Yield where silos were asked for something that the method does not say."""
     signed = {(r.hop.step, r.hop.call, r.hop.client): r.hop for r in records}
     for request in plan.requests:
         if request.step >= steps:
@@ -223,7 +223,7 @@ def _out_of_order(records: list[Record], plan: Outline, steps: int) -> Iterator[
 def _models(
     folder: Path, records: list[Record], setup: Setup, agreed: Agreement, end: State, initial: str
 ) -> tuple[dict[str, Weights], list[str]]:
-    """The models in the folder by file; and which are not those of the last state, or were not signed."""
+    """Return the models in the folder by file, and lines about those that are not in the last state or not signed."""
     signed: dict[Ref[Any], str] = {r.hop.ref: r.hop.model for r in records}
     signed[INITIAL] = initial
     build = Built(setup.method, setup.build, len(agreed.clients))
@@ -253,7 +253,7 @@ def _models(
 
 
 def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
-    """What metrics say of these models, the run's own first."""
+    """Return what metrics need of these models, the run's own first."""
     digests = tuple(custody.digest(wire.chunks(model)) for model in found.values())
     personal = [model for name, model in found.items() if name != _MODEL]
     shared = found.get(_MODEL)
