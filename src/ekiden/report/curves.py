@@ -1,5 +1,6 @@
 """Accuracy against bytes, against compute, and along the steps."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,8 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(unit="B" if axis is BYTES else "", sep=" "))
-    axes.set(xlabel=axis.label, ylabel=f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip())
+    label = f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip()
+    axes.set(xlabel=axis.label, ylabel=textwrap.fill(label, 32))
     legend(figure, axes)
     note = axis.note + (f"The best {_MOST} of {len(groups)}." if len(groups) > _MOST else "")
     header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
