@@ -139,7 +139,7 @@ def test_a_lost_question_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("kind", ["task", "status"])
 @pytest.mark.parametrize(
     ("said", "why"),
-    [(b"\xff" * 20, "silo a answers unreadably"), (pack(Answer("b")), "'b' answered for a")],
+    [(b"\xff" * 20, "silo a sent an unreadable answer"), (pack(Answer("b")), "'b' answered for a")],
     ids=["noise", "other name"],
 )
 def test_who_answers_nonsense_is_named(kind: str, said: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -440,7 +440,7 @@ def test_who_cannot_be_skipped_or_waited_for(tmp_path: Path) -> None:
 
     nodes.lose = all_gone
     nodes.silo = lambda node: Silo(files[node])  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="no silo was connected for 0 s: is the SuperLink well"):
+    with pytest.raises(UserError, match="no silo was connected for 0 s: check the SuperLink"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip", patience=0.01)
 
 
@@ -588,7 +588,7 @@ def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -
     nodes, said = FakeNodes(files), list[str]()
     nodes.corrupt = {100: noise}
     session.run(plan_of(FedSeq(epochs=1)), nodes, tmp_path / "run", {}, said.append, poll=0)
-    assert any("a node answers unreadably" in line for line in said)
+    assert any("a node sent an unreadable answer" in line for line in said)
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

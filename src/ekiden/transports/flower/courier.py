@@ -252,7 +252,7 @@ class Courier:
         seconds = f"{self._patience.seconds:.0f} s"
         if self._patience.absent == "skip":
             if not self._post.anyone():
-                raise UserError(f"no silo was connected for {seconds}: is the SuperLink well? Then `ekiden resume`")
+                raise UserError(f"no silo was connected for {seconds}: check the SuperLink, then `ekiden resume`")
             self._warn(f"{client} did not answer for {seconds}: going on without it (--absent skip)")
         raise ClientMissing(f"{client} did not answer for {seconds}: start it, then `ekiden resume`")
 
@@ -266,7 +266,7 @@ def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
     try:
         answer, body = unpack(data, Answer)
     except wire.WireError as error:
-        raise UserError(f"silo {client} answers unreadably ({error}): install the same Ekiden there") from None
+        raise UserError(f"silo {client} sent an unreadable answer ({error}): install the same Ekiden there") from None
     if answer.silo != client:
         raise UserError(f"{answer.silo[:40]!r} answered for {client}: give each silo its own name")
     return answer, body

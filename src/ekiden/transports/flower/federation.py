@@ -40,7 +40,7 @@ class Federation(Checked):
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
-            raise UserError(f"--host {self.host!r} is neither a name nor an IP address: under which do silos reach it?")
+            raise UserError(f"--host {self.host!r} is neither a name nor an IP address: give the one that silos use")
         if self.port == self.control_port:
             raise UserError(f"--control-port {self.port} is the silos' port: choose another one")
         if not self.silos:

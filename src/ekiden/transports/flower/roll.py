@@ -75,7 +75,7 @@ class Roll:
                 return {c: self._silos[c][1] for c in self._clients if c in self._silos}
             if self._patience.ended(since):
                 raise ClientMissing(
-                    f"{self._with_reasons(absent)} did not come: `ekiden silo start silo.toml` there, then again"
+                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` there, then try again"
                 )
             if waited > told + 30:
                 told = waited
@@ -154,7 +154,7 @@ class Roll:
             answer, body = unpack(data, Answer)
             hello: Hello | None = None if answer.error else wire.decode(body, Hello)
         except wire.WireError as error:
-            self._warn(f"a node answers unreadably, maybe of another version of Ekiden ({error}): it is given nothing")
+            self._warn(f"a node sent an unreadable answer, maybe from another version of Ekiden ({error}): ignored")
             return
         name = answer.silo[:80]
         if hello is None and self._known.get(node) == name:
@@ -163,9 +163,9 @@ class Roll:
             self._reasons[name] = said(answer.error, 300)
             self._warn(f"silo {name!r} cannot take part: {said(answer.error)}")
         elif name not in self._clients:
-            self._warn(f"silo {name!r} is connected, but not among --clients: it is given nothing")
+            self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
         elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
-            self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: it is given nothing")
+            self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
             raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
         elif hello.version != __version__:

@@ -39,7 +39,9 @@ def start(federation: Federation, say: Say) -> None:
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
         if _taken(host, port):
             where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"
-            raise UserError(f"port {port} is taken: does this SuperLink run already? Else change the port in {where}")
+            raise UserError(
+                f"port {port} is taken: if this SuperLink is not running already, change the port in {where}"
+            )
     command = command_of(federation)
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
