@@ -75,7 +75,7 @@ class Roll:
                 return {c: self._silos[c][1] for c in self._clients if c in self._silos}
             if self._patience.ended(since):
                 raise ClientMissing(
-                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` there, then try again"
+                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` there and retry"
                 )
             if waited > told + 30:
                 told = waited
