@@ -172,7 +172,7 @@ def test_five_machines_run_by_the_commands_on_the_page(machines: dict[str, Machi
     lines = [line.partition("#")[::2] for line in commands()]
     (init, _), (copy, _), (start, _), (silo, where), (run, _) = lines
     assert len(lines) + len(SILOS) - 1 <= 8
-    assert where.strip() == "at a; b, c and d likewise"
+    assert where.strip() == "at a; the same at b, c and d"
     link = machines["link"]
     assert HOST in init
     link.type(init)
