@@ -174,5 +174,31 @@ def test_filters_that_would_not_be_exact_are_refused() -> None:
     loud[::2] = -127
     with pytest.raises(UserError, match="too large for exact sums"):
         wide.adopt((loud, *wide.tell()[1:]))
+
+
+def test_normalised_images_have_the_features_of_the_bytes_behind_them() -> None:
+    x, (scaling, draw) = images().float() / 255, plain_scaling()
+    x[0, :, 0, 0], x[0, :, 0, 1] = 0, 1  # each channel has the darkest and the brightest byte
+    settled, normalised = patches(), patches()
+    state = draw.get_state()
+    settled.settle(x, scaling, draw)
+    draw.set_state(state)
+    channels = x.shape[1]
+    mean, std = (torch.linspace(*ends, channels).view(-1, 1, 1) for ends in ((0.4, 0.5), (0.2, 0.3)))
+    normalised.settle((x - mean) / std, scaling, draw)
+    assert torch.equal(normalised((x - mean) / std), settled(x))
+    received = patches()
+    received.adopt(normalised.tell())
+    assert torch.equal(received((x - mean) / std), settled(x))
+
+
+def test_moments_of_all_clients_need_one_scale() -> None:
     with pytest.raises(UserError, match="bytes, or of numbers from 0 to 1"):
-        patches().settle(3 * images().float() / 255, *plain_scaling())
+        patches().moments([3 * images().float() / 255], plain_scaling()[0])
+
+
+def test_a_constant_channel_is_no_division_by_zero() -> None:
+    features, x = patches(), 3 * images().float() / 255
+    x[:, 0] = 7
+    features.settle(x, *plain_scaling())
+    assert bool(features(x).isfinite().all())

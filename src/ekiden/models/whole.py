@@ -293,8 +293,13 @@ class PatchFeatures(WholeFeatures):
         Filters are patches of these images, if there are more `candidates` those that say most about the `targets`
         (b, K) of `x`; or, given second `moments` of patches of each size, random directions among patches whitened by
         these, which are the same whatever `x` and `draw`.
+
+        Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to 255.
         """
-        images = self._images(x, scaling)
+        self._scale_by(*scaling)
+        if moments is None and not self._are_bytes(x):
+            self._stretch(x)
+        images = self._bytes(x)
         if moments is None:
             found = [self._from_images(x, images, targets, part, draw) for part in self.sizes]
         else:
@@ -335,24 +340,40 @@ class PatchFeatures(WholeFeatures):
         return Dictionary(of.filters[best], of.gain[best])
 
     def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[PatchSums, ...]:
-        """Second moments of the patches of each size in batches of inputs, on the CPU."""
+        """Second moments of the patches of each size in batches of inputs, on the CPU.
+
+        Raises:
+            UserError: the inputs do not come from bytes.
+        """
         total: tuple[PatchSums, ...] = ()
+        self._scale_by(*scaling)
         for x in batches:
-            images = self._images(x, scaling)
+            if not self._are_bytes(x):
+                raise UserError(
+                    "--dictionary all needs images of bytes, or of numbers from 0 to 1, since all clients must scale "
+                    "them alike: leave it out, or divide the images by their largest value"
+                )
+            images = self._bytes(x)
             own = tuple(measure_patches(images, size) for _, size in self.sizes)
             total = tuple(a.plus(b) for a, b in zip(total, own, strict=True)) if total else own
         return total
 
-    def _images(self, x: Tensor, scaling: Scaling) -> Tensor:
-        """The bytes (b, C, H, W) behind inputs, on the CPU.
-
-        Raises:
-            UserError: they do not come from bytes.
-        """
-        for name, values in zip(("mean", "std"), scaling, strict=True):
+    def _scale_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Take what was subtracted from each channel of the images, and what they were divided by."""
+        for name, values in (("mean", mean), ("std", std)):
             buffer = self.get_buffer(name)
             buffer.copy_(torch.tensor(values, device=buffer.device).view(-1, 1, 1).expand_as(buffer))
+
+    def _are_bytes(self, x: Tensor) -> bool:
         pixels = (x * self.get_buffer("std") + self.get_buffer("mean")) * 255
-        if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
-            raise UserError("patch features need images of bytes, or of numbers from 0 to 1: choose --features random")
+        return float(pixels.min()) >= -0.5 and float(pixels.max()) <= 255.5
+
+    def _stretch(self, x: Tensor) -> None:
+        """Let each channel of `x` go from 0 to 255."""
+        low, high = x.float().amin((0, 2, 3)).double(), x.float().amax((0, 2, 3)).double()
+        span = torch.where(high > low, high - low, 1)
+        self._scale_by((-low / span).tolist(), (1 / span).tolist())
+
+    def _bytes(self, x: Tensor) -> Tensor:
+        """The bytes (b, C, H, W) behind inputs, on the CPU."""
         return self.patches.bytes(x).to(torch.uint8).cpu()
