@@ -124,7 +124,7 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     assert "fedseq (epochs=2)" in shown
     assert "finished" in shown
     assert "client-0 → client-1" in shown
-    assert "started 1 times" in shown
+    assert "started 1 time;" in shown
     tables = call("evaluate", folders[1])
     assert f"accuracy {100 * last[1]:.2f} %" in tables
     assert all(name in tables for name in ("client-2", "class"))

@@ -14,6 +14,7 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError
+from ekiden.base.wording import counted
 from ekiden.cli.console import console, no_run
 from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.helping import Boxes
@@ -216,7 +217,9 @@ def show(options: ShowOptions) -> None:
         console.print(crossed, markup=False, highlight=False)
     attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
-    console.print(f"started {len(attempts)} times; bytes moved in steps that were lost: {summary.size(lost)}")
+    console.print(
+        f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {summary.size(lost)}"
+    )
 
 
 def compare(options: CompareOptions) -> None:

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from ekiden.base.checks import Checked, Count
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
+from ekiden.base.wording import counted
 from ekiden.cli.console import console, no_run
 from ekiden.engine import machine
 from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
@@ -68,7 +69,9 @@ def run_sweep(options: SweepOptions) -> None:
         damaged = sweep.damaged(runs)
         console.print(_listed(swept, cells))
         finished = len(runs) - len(jobs) - len(damaged)
-        console.print(f"{len(runs)} runs, {finished} of them finished; folder {swept.folder}", soft_wrap=True)
+        console.print(
+            f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}", soft_wrap=True
+        )
         for run, why in damaged:
             console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
         return
@@ -211,10 +214,10 @@ def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
     runs = [summarise(folder) for folder in folders]
     if tensorboard:
         export.tensorboard(runs, tensorboard)
-        line = f"{len(runs)} runs written to {tensorboard}: tensorboard --logdir {tensorboard}"
+        line = f"{counted(len(runs), 'run')} written to {tensorboard}: tensorboard --logdir {tensorboard}"
         console.print(line, soft_wrap=True)
     for file in files:
-        console.print(f"{export.write(runs, file)} rows of {len(runs)} runs written to {file}")
+        console.print(f"{counted(export.write(runs, file), 'row')} of {counted(len(runs), 'run')} written to {file}")
 
 
 def list_results(options: ResultsOptions) -> None:

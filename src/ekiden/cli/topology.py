@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from tyro.conf import Positional
 
 from ekiden.base.checks import Checked, Range
+from ekiden.base.wording import counted
 from ekiden.cli.console import console
 from ekiden.methods.blocks import topology
 
@@ -30,7 +31,7 @@ def show_topology(options: TopologyOptions) -> None:
     matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))
     drawn = topology.is_drawn(options.topology)
     degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
-    console.print(f"{options.topology}, {options.clients} clients{', redrawn each round' if drawn else ''}")
+    console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
     console.print(f"each hears {_range(degree)} others; {int(degree.sum())} models sent a round")
     console.print(
         f"mixing matrix{' of one round' if drawn else ''}: "

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from ekiden.base.extras import require_extra
 from ekiden.base.files import disk_error
+from ekiden.base.wording import counted
 from ekiden.data.samples import FederatedData
 
 WIDE = 12  # the table summarises more classes than this
@@ -40,7 +41,7 @@ def table(fed: FederatedData) -> Table:
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
     wide = held.shape[1] > WIDE
-    out = Table(title=f"{fed.dataset.name}: {len(fed.clients)} clients, {_kinds(fed)}")
+    out = Table(title=f"{fed.dataset.name}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}")
     out.add_column("client")
     for name in ("classes", "largest classes") if wide else held_names(fed):
         out.add_column(name, justify="left" if name == "largest classes" else "right")

@@ -14,6 +14,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, at
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
+from ekiden.base.wording import counted
 from ekiden.data.tasks import Classification, Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
@@ -346,4 +347,6 @@ def _data(config: dict[str, Any]) -> str:
     name = Path(dataset).name if Path(dataset).is_absolute() else dataset
     own = ", personal models on own data" if plan.get("evaluate_on") == "own" else ""
     name += "".join(f", {label}" for label in plan.get("reading", {}).get("label_column", ()))
-    return f"{name}, {len(config['clients'])} clients{partition}, {outside.short(config['model'])}{tuning}{own}"
+    return (
+        f"{name}, {counted(len(config['clients']), 'client')}{partition}, {outside.short(config['model'])}{tuning}{own}"
+    )

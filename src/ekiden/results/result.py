@@ -12,6 +12,7 @@ from torch import nn
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
+from ekiden.base.wording import counted
 from ekiden.data.inputs import Images, Table
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.engine import machine
@@ -239,9 +240,10 @@ class Result:
         measured = "" if value is None else f", {self.headline} {value:.4f}"
         diverged = " (diverged: far worse than guessing)" if self.diverged else ""
         lines = [
-            f"{config['method']} on {config['dataset']}: {len(self.clients)} clients, {len(config['classes'])} classes",
+            f"{config['method']} on {config['dataset']}: {counted(len(self.clients), 'client')}, "
+            f"{counted(len(config['classes']), 'class', 'classes')}",
             f"step {self.state.step} of {self._steps}{measured}{diverged}",
-            f"{self.bytes:,} bytes moved in {sum(not row.missing for row in self.ledger):,} transfers",
+            f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",
             *([f"run folder: {self.folder}"] if self.folder else []),
         ]
         return "\n  ".join(["Result: " + lines[0], *lines[1:]])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ekiden.base import outside
+from ekiden.base.wording import counted
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.experiments.summary import size
@@ -161,9 +162,9 @@ def _communication(result: Result) -> list[str]:
     moved = [row for row in result.ledger if not row.missing]
     between = sum(row.bytes for row in moved if "server" not in (row.source, row.target))
     return [
-        f"- {size(result.bytes)} in {len(moved)} transfers; {size(between)} of it from silo to silo.",
+        f"- {size(result.bytes)} in {counted(len(moved), 'transfer')}; {size(between)} of it from silo to silo.",
         f"- One model is {size(config_bytes(result))}.",
-        *([f"- Absent {len(result.ledger) - len(moved)} times."] if len(moved) < len(result.ledger) else []),
+        *([f"- Absent {counted(len(result.ledger) - len(moved), 'time')}."] if len(moved) < len(result.ledger) else []),
     ]
 
 
