@@ -25,8 +25,10 @@ from ekiden.engine.method import on_client
 from ekiden.engine.store import load, read
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Client, Setup, Worker
+from ekiden.experiments.summary import comparison, summarise
 from ekiden.methods import FedGram, FedSeq
 from ekiden.methods.fedgram.handed import Handoff
+from ekiden.report.runs import collect
 from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -463,3 +465,15 @@ def test_personal_heads_are_made_again(tmp_path: Path, shape: Any) -> None:
         assert len(result.personal) == len(other.personal) > 3
         for found, wanted in zip(result.personal, other.personal, strict=True):
             assert torch.equal(found.params, wanted.params)
+
+
+def test_seeds_of_a_revised_run_are_one_row_and_one_line_of_the_report(tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        ekiden.run(METHOD, five(), Tiny, seed=seed, folder=tmp_path / f"run-{seed}")
+        folders.append(ekiden.forget(tmp_path / f"run-{seed}", "client-2", five(), network=Tiny).folder)
+    assert comparison(summarise(folder) for folder in folders if folder).row_count == 1
+    (group,) = collect([folder for folder in folders if folder]).groups
+    assert [run.config["seed"] for run in group.runs] == [0, 1]
+    both = comparison(summarise(folder) for folder in (*folders, tmp_path / "run-0") if folder)
+    assert both.row_count == 2

@@ -321,7 +321,7 @@ def _no_answer(clients: Iterable[str]) -> ClientMissing:
 def _is_instruction(arg: Any) -> bool:
     """A plain number, text or switch tells the client what to do; it carries nothing that is learned.
 
-    So does a plain tuple of them, the weights of neighbours say.
+    A plain tuple of such values does the same, for example the weights of neighbours.
     """
     return arg is None or isinstance(arg, (bool, int, float, str)) or (type(arg) is tuple and all(map(_is_plain, arg)))
 

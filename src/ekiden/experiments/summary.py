@@ -278,8 +278,16 @@ def label(config: dict[str, Any]) -> str:
 
 def _revised(config: dict[str, Any]) -> str:
     """Who left or joined since the run that all began with."""
-    changes = [(change, who) for made in config.get("revisions", []) for change, who in made.items()]
-    return "".join(f", {who} {_CHANGES[change]}" for change, who in changes if change in _CHANGES)
+    return "".join(f", {who} {_CHANGES[change]}" for change, who in revised(config))
+
+
+def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The changes of the clients since the first run, in order: what happened, and to whom.
+
+    Runs that are alike except for their seeds have the same, whatever the folders and totals that they began with.
+    """
+    made = [change for revision in config.get("revisions", []) for change in revision.items()]
+    return [(change, who) for change, who in made if change in _CHANGES]
 
 
 def selection(config: dict[str, Any]) -> str:
@@ -308,7 +316,7 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k not in ("seed", "hyperparameters")}
-    others = [hyperparameters(config), bool(config.get("closing_lap")), config.get("revisions", [])]
+    others = [hyperparameters(config), bool(config.get("closing_lap")), revised(config)]
     return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 

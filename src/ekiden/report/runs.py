@@ -13,7 +13,7 @@ from ekiden.data import NAMED
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
 from ekiden.experiments.results import CellResult, unmeasured
-from ekiden.experiments.summary import Summary, headline, metric_of, summarise, value_of
+from ekiden.experiments.summary import Summary, headline, metric_of, revised, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.methods import hyperparameters, known
 
@@ -205,7 +205,7 @@ def _alike(config: Mapping[str, Any]) -> str:
     fields = [config[k] for k in ("method", "training", "dataset", "model")]
     fields += [hyperparameters(config), _machine(config), bool(config.get("closing_lap"))]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
-    who = [list(config["clients"]), config.get("revisions", [])]
+    who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
 
 
