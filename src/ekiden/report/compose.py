@@ -1,4 +1,4 @@
-"""The contents of the page, section by section."""
+"""Compose the content of the page, section by section."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A section of the page.
 
     Attributes:
-        key: its anchor.
-        short: its name in the list of sections.
-        title: its heading.
-        intro: how to read it.
-        items: tables, figures, and lines about figures that are not possible.
+        key: the anchor.
+        short: the name in the list of sections.
+        title: the heading.
+        intro: how to read the section.
+        items: tables, figures, and lines that say why a figure is missing.
     """
 
     key: str
@@ -43,12 +43,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Details:
-    """The runs that get figures of their own.
+    """The runs that get their own figures.
 
     Attributes:
-        groups: whose first runs they are.
-        opened: their data and models.
-        closed: why those of others cannot be read.
+        groups: methods; the first run of each is drawn.
+        opened: data and models of these runs.
+        closed: why data and models of other runs cannot be read.
     """
 
     groups: tuple[Group, ...]
@@ -57,12 +57,12 @@ class Details:
 
 
 def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
-    """All sections, each made when it is asked for.
+    """Return all sections, each made when it is asked for.
 
     Args:
         found: the runs.
-        details: how many methods get figures of their own; with 0 no data are read.
-        say: shows the user a line of progress.
+        details: number of methods that get their own figures; with 0 no data are read.
+        say: shows a line of progress to the user.
     """
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
@@ -109,7 +109,7 @@ _LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
 
 
 def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:
-    """Without what does not apply, and with each reason for missing figures told once."""
+    """Make a section. Leave out what does not apply, and state each reason for missing figures once."""
     shown: list[Item] = []
     why: dict[str, list[str]] = defaultdict(list)
     for item in items:
@@ -122,7 +122,7 @@ def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item 
 
 
 def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Item]]) -> Iterator[Item]:
-    """Items for each setting, under its name if there are several."""
+    """Make items for each setting, under the setting's name if there are several."""
     settings = found.by_setting()
     for number, (setting, groups) in enumerate(settings.items(), 1):
         items = make(number, setting, groups)
@@ -153,7 +153,7 @@ def _details(found: Found, most: int) -> Details:
 
 
 def _elsewhere(group: Group) -> str:
-    """Why the data of a run are not here, if they never were."""
+    """Say why the data of a run are not available here, if they never were."""
     config = group.first.config
     if config.get("on"):
         return "run between machines: the data stayed there"
@@ -161,7 +161,7 @@ def _elsewhere(group: Group) -> str:
 
 
 def _groups(found: Found, chosen: Details) -> Iterator[Item]:
-    """By client from what the runs reported, by domain and class from their models."""
+    """Draw accuracies by client, as the runs reported them, and by domain and class, computed from their models."""
     measured: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for group, run in chosen.opened.items():
         same = group.shown.name == next(iter(found.by_setting()[group.setting])).shown.name
@@ -181,7 +181,7 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
 
 
 def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
-    """One drawing for each setting, of its first seed."""
+    """Draw who holds what for each setting, for its first seed."""
     first: dict[str, tuple[Group, Opened]] = {}
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
@@ -199,7 +199,7 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
 
 
 def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[Item]]) -> list[Item]:
-    """Items for each group, those of a setting under its name if there are several."""
+    """Make items for each group, under the setting's name if there are several settings."""
     made: dict[str, list[Item]] = defaultdict(list)
     for number, group in enumerate(groups, 1):
         try:
@@ -215,7 +215,7 @@ def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[I
 
 
 def _of_models(chosen: Details, make: Callable[[Group, Opened, int], Sequence[Item]]) -> list[Item]:
-    """The same of what could be opened, and why others could not."""
+    """Make items for each run that could be opened; say why others could not."""
     return [*_by_setting(chosen.opened, lambda g, i: make(g, chosen.opened[g], i)), *chosen.closed]
 
 
@@ -229,7 +229,7 @@ def _forgetting(chosen: Details) -> list[Item]:
 
 
 def _surfaces(chosen: Details) -> list[Item]:
-    """Around each run's own models; before the first of a setting, through three that began as the same one."""
+    """Draw the loss around each run's models, and once per setting through three models with the same initial model."""
     alike: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
     for group, run in chosen.opened.items():
         if not run.personal:

@@ -1,4 +1,4 @@
-"""Accuracy against bytes, against compute, and along the steps."""
+"""Draw accuracy against bytes, against compute, and after each step."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ from ekiden.report.style import Drawing, Value, blank, legend, line_style, shown
 from ekiden.report.tables import METRICS
 
 Row = dict[str, Any]
-_MOST = 14  # lines that one figure can hold
+_MOST = 14  # most lines in one figure
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against.
+    """The horizontal axis of a curve.
 
     Attributes:
-        name: of the files.
-        title: of the figure.
-        label: of the axis.
-        measure: of a row of metrics.
-        note: what it means, if the label does not say it.
+        name: part of the file names.
+        title: title of the figure.
+        label: label of the axis.
+        measure: returns the value of a row of metrics.
+        note: what the axis means, if the label does not say it.
     """
 
     name: str
@@ -54,13 +54,13 @@ STEPS = Axis(
 
 
 def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
-    """The three figures of one setting, without those that have nothing to see."""
+    """Draw the three figures of one setting, without those that would show nothing."""
     drawn = [_draw(axis, number, groups) for axis in (BYTES, COMPUTE, STEPS)]
     return [drawing for drawing in drawn if drawing]
 
 
 def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(s, t) what was spent and (s, t) the metric, shares in per cent, of each seed after each evaluated step."""
+    """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and each evaluated step."""
     steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
     common = [step for step in steps[0] if all(step in rows for rows in steps)]
     spent = np.array([[axis.measure(rows[step]) for step in common] for rows in steps])
@@ -68,7 +68,7 @@ def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[n
 
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
-    """One figure; None where nothing was spent, or there is but one step."""
+    """Draw one figure; None if nothing was spent, or there is only one step."""
     metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
     unit = groups[0].shown
     tracks = {group: track(group, axis, metric) for group in groups}
@@ -111,7 +111,7 @@ def _series(
     std: NDArray[np.float64],
     logarithmic: bool,
 ) -> None:
-    """One method: a line with a mark at its end; across the whole figure where nothing was spent."""
+    """Draw one method as a line with a mark at its end, or as a line across the figure if it spent nothing."""
     style = line_style(group.place)
     if not x[-1] > 0:
         axes.axhline(y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)"))

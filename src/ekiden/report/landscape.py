@@ -1,4 +1,4 @@
-"""Pictures of models: their features, their pool, and the loss around them."""
+"""Draw models: their features, their pool, and the loss around them."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
 from ekiden.training.weights import Weights, mean
 
-_MOST_CLASSES = 21  # that colours and marks tell apart
+_MOST_CLASSES = 21  # as many as colours and marks can tell apart
 
 
 def features(group: Group, opened: Opened, number: int) -> list[Drawing | Missing]:
-    """t-SNE of the test samples as the final model sees them, by class and by domain."""
+    """Draw t-SNE of the final model's features of test samples, by class and by domain."""
     try:
         places, rows = embedding(opened)
     except UserError as error:
@@ -49,7 +49,7 @@ def features(group: Group, opened: Opened, number: int) -> list[Drawing | Missin
 
 
 def last_pool(group: Group, opened: Opened, number: int) -> Drawing | Missing:
-    """Distances between the models that the last client received, trained and handed on."""
+    """Draw the distances between the models that the last client received, trained and handed on."""
     try:
         client, models = trained(opened)[-1]
     except UserError as error:
@@ -65,7 +65,7 @@ def last_pool(group: Group, opened: Opened, number: int) -> Drawing | Missing:
 
 
 def own_surface(group: Group, opened: Opened, number: int) -> Drawing | Missing:
-    """The loss around the models of one run: its pool, or its clients' own models."""
+    """Draw the loss around the models of one run: its pool, or its clients' models."""
     try:
         corners, names, text = _corners(opened)
         found = surface(opened, corners, [mean(corners)], own=True)
@@ -75,7 +75,7 @@ def own_surface(group: Group, opened: Opened, number: int) -> Drawing | Missing:
 
 
 def shared_surface(groups: Sequence[Group], opened: Sequence[Opened], number: int) -> Drawing | Missing:
-    """The loss through the final models of three methods that began with the same model."""
+    """Draw the loss through the final models of three methods that began with the same model."""
     try:
         found = surface(opened[0], [o.models[0] for o in opened], own=False)
     except UserError as error:
@@ -86,7 +86,7 @@ def shared_surface(groups: Sequence[Group], opened: Sequence[Opened], number: in
 
 
 def _corners(opened: Opened) -> tuple[list[Weights], list[str], str]:
-    """Three models of a run, what they are called, and what they are.
+    """Return three models of a run, their names, and a sentence about them.
 
     Raises:
         UserError: it has not kept three.
@@ -108,7 +108,7 @@ def _corners(opened: Opened) -> tuple[list[Weights], list[str], str]:
 
 
 def _surface(name: str, title: str, text: str, found: Surface, names: Sequence[str]) -> Drawing | Missing:
-    """Contours of the loss, and where the models are."""
+    """Draw contours of the loss and the places of the models."""
     finite = found.loss[np.isfinite(found.loss)]
     if not finite.size:
         return Missing(title, "the loss is not finite anywhere")

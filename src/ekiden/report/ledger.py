@@ -1,4 +1,4 @@
-"""The ledger as a graph: who sent how much to whom."""
+"""Draw the ledger as a graph: who sent how much to whom."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group
 from ekiden.report.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank
 
-_MOST_NODES = 24  # of a graph; more parties are a matrix
+_MOST_NODES = 24  # in a graph; with more parties a matrix is drawn
 
 
 def ledger(group: Group, number: int) -> Drawing | Missing:
-    """Bytes from party to party over a whole run."""
+    """Draw the bytes from party to party over a whole run."""
     run = group.first
     sent, failed = flows(run)
     if not sent:
@@ -38,7 +38,7 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
 
 
 def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
-    """Bytes by (source, target), and how often somebody did not answer."""
+    """Return the bytes by (source, target), and how often a client did not answer."""
     sent: Counter[tuple[str, str]] = Counter()
     failed = 0
     for row in read_ledger(run.folder):
@@ -49,7 +49,7 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
 
 
 def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
-    """Clients on a circle, the server in its middle; the wider an arrow, the more bytes."""
+    """Draw clients on a circle and the server in its centre; wider arrows mean more bytes."""
     figure, axes = blank(4.4, 3.3)
     around = [party for party in parties if party != SERVER]
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(around)) / len(around)
@@ -94,7 +94,7 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
 
 
 def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
-    """Senders down, receivers across."""
+    """Draw senders as rows and receivers as columns."""
     values = np.full((len(parties), len(parties)), np.nan)
     for (source, target), moved in sent.items():
         values[parties.index(source), parties.index(target)] = moved / 1e6

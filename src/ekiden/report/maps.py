@@ -14,8 +14,8 @@ from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
 
-_LONGEST = 22  # letters of a label
-_FRAME = "#e4572e"  # seen on every colour of the map
+_LONGEST = 22  # most letters of a label
+_FRAME = "#e4572e"  # stands out from every colour of the map
 
 
 def heat(
@@ -28,7 +28,7 @@ def heat(
     limits: tuple[float, float] | None = None,
     labels: tuple[str, str] = ("", ""),
 ) -> tuple[Any, Any]:
-    """A matrix as coloured cells, with its numbers in them where there is room; NaN is left open."""
+    """Draw a matrix as coloured cells. Cells have their numbers in them if there is room; NaN is left blank."""
     n, m = values.shape
     cell = 0.42 if max(n, m) <= 20 else max(0.11, 8.8 / max(n, m))
     written = cell >= 0.3
@@ -57,7 +57,7 @@ def heat(
 
 
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Write as many names as can be read."""
+    """Write as many names as are readable."""
     short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in columns]
     across, down = (-(-len(names) // 40) for names in (columns, rows))
     turned = 90 if max(map(len, short)) > 3 else 0
@@ -68,18 +68,18 @@ def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def matrix_rows(values: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str]) -> list[list[Value]]:
-    """The numbers of a heat map, one line a row."""
+    """Return the numbers of a heat map, one line per row."""
     return [
         [name, *(float(v) if np.isfinite(v) else None for v in line)] for name, line in zip(rows, values, strict=True)
     ]
 
 
 def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | Missing:
-    """Final accuracy of every method on each client's own test data."""
+    """Draw the final accuracy of every method on each client's own test data."""
     known = [g for g in groups if g.first.last.get("clients")]
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
-    named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client, of all data
+    named = [g.first.config["clients"] for g in known if not g.yardstick]  # a yardstick has one client with all data
     clients = list(named[0]) if named else [f"client {i}" for i in range(len(known[0].first.last["clients"]))]
     metric = known[0].shown
     known = [g for g in known if g.shown.name == metric.name]
@@ -96,13 +96,13 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
 def by_group(
     kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]], metric: Metric
 ) -> Drawing:
-    """Final accuracy of every method on each class or domain.
+    """Draw the final accuracy of every method on each class or domain.
 
     Args:
         kind: "class" or "domain".
-        name: of the files.
-        accuracies: by method, number of test samples and metric of each group.
-        metric: which one.
+        name: of the figure's files.
+        accuracies: by method and group, the number of test samples and the metric.
+        metric: the metric that is drawn.
     """
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
@@ -113,7 +113,7 @@ def by_group(
 
 
 def hops(run: Summary) -> list[str] | None:
-    """Who trained in each step, where the model went from client to client and nothing else moved; else None."""
+    """Return who trained in each step if the model went from client to client and nothing else moved; else None."""
     clients: list[str] = []
     for row in read_ledger(run.folder):
         source, target, step = row["source"], row["target"], row["step"]
@@ -129,7 +129,7 @@ def hops(run: Summary) -> list[str] | None:
 
 
 def forgetting(group: Group, number: int) -> Drawing | Missing | None:
-    """Accuracy on every client's data after each hop, clients in the order of their first hop; None: no hops."""
+    """Draw accuracy on each client's data after each hop, clients in the order of their first hop. None: no hops."""
     run = group.first
     path = hops(run)
     if path is None:
@@ -161,7 +161,7 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
 
 
 def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | None:
-    """Mean forgetting: over clients trained before the last hop, the best accuracy since they trained minus the last.
+    """Return the mean forgetting: the best accuracy since a client trained minus the last, without the last client.
 
     Args:
         values: (hops, clients) accuracies.
@@ -176,7 +176,7 @@ def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | 
 
 
 def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.float32]], names: Sequence[str]) -> Drawing:
-    """Euclidean distance of every two models."""
+    """Draw the Euclidean distances between all pairs of models."""
     flat = np.stack(models).astype(np.float64)
     values = np.array([[float(np.linalg.norm(a - b)) for b in flat] for a in flat])
     largest = float(values.max())
@@ -195,12 +195,12 @@ def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
 
 
 def _limits(values: NDArray[np.float64], metric: Metric) -> tuple[float, float] | None:
-    """From 0 to 100 % for shares; otherwise the range of the values."""
+    """Return 0 and 100 % for shares; for other metrics None, which takes the range of the values."""
     return (0, 100) if metric.share or np.isnan(values).all() else None
 
 
 def _named(metric: Metric, *, first: bool = True) -> str:
-    """The metric in a sentence, or at its beginning."""
+    """Return the metric's name for a sentence, capitalised if it is the first word."""
     name = f"{metric.name[0].upper()}{metric.name[1:]}" if first else metric.name
     return f"{name} in per cent" if metric.share else name
 

@@ -1,4 +1,4 @@
-"""What is computed again from the models that a run has written."""
+"""Compute what figures need from the models that a run has written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from ekiden.experiments.summary import Summary
 from ekiden.training.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
-_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # points a side, test samples
-_FLOPS = 2e11  # of one loss surface: seconds on one core
+_GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # (points per side, test samples)
+_FLOPS = 2e11  # for one loss surface: seconds on one core
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Opened:
     """A finished run with its data and models.
 
     Attributes:
-        run: which.
+        run: its numbers.
         data: who holds what.
         test: measures models.
-        models: the global model, or else the personal ones.
-        personal: whether they are personal.
+        models: the global model, or else the personal models.
+        personal: whether these are personal models.
     """
 
     run: Summary
@@ -44,15 +44,15 @@ class Opened:
 
     @property
     def whose(self) -> str:
-        """Whose model a figure of one model shows."""
+        """Name the model that is drawn where a figure shows one model."""
         return f"the model of {next(iter(self.run.config['clients']))}" if self.personal else "the final model"
 
 
 def open_run(run: Summary) -> Opened:
-    """Read data and models of a run.
+    """Read the data and models of a run.
 
     Raises:
-        UserError: it was made with data that are not here, or its models cannot be read.
+        UserError: its data are not available here, or its models cannot be read.
     """
     plan = stored(run.folder)
     data = plan.federation(_dataset(plan.data, plan.silos, plan.size, plan.reading.for_model(plan.model), plan.task))
@@ -67,12 +67,12 @@ def open_run(run: Summary) -> Opened:
 
 @lru_cache(maxsize=2)
 def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName) -> Dataset:
-    """Decoded once for all runs of a report."""
+    """Read and decode the data once for all runs of a report."""
     return loaded(data, silos, size, reading, task)
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
-    """By class, and by domain where there are any: test samples and headline metric, of personal models the mean."""
+    """Return test samples and headline metric by class, and by domain if there are any; of personal models the mean."""
     scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
     kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
     found: dict[str, Mapping[str, tuple[int, float]]] = {}
@@ -83,7 +83,7 @@ def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
 
 
 def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
-    """t-SNE of what enters the head: (k, 2) places and the (k,) rows of the test samples.
+    """Return t-SNE of the inputs of the head: (k, 2) places and the (k,) rows of the test samples.
 
     Raises:
         UserError: the network does not declare its head, or there are too few test samples.
@@ -104,7 +104,7 @@ def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
 
 
 def trained(opened: Opened) -> list[tuple[str, list[Weights]]]:
-    """For each client that trained, the last one last: the model its last task started from and all that it trained.
+    """Return, for each client that trained, the model that its last task started from and all that it trained.
 
     Raises:
         UserError: the run did not keep them.
@@ -179,13 +179,13 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
 
 
 def _fits(opened: Opened, model: Weights, own: bool) -> bool:
-    """Whether it is a model of the clients' network, or of the result's."""
+    """Return whether a model fits the clients' network (`own`) or the result's."""
     module = opened.test.own() if own else opened.test.build()
     return sum(p.numel() for p in module.parameters() if p.requires_grad) == len(model.params)
 
 
 def _effort(opened: Opened, model: Weights, own: bool) -> tuple[int, int]:
-    """How fine a grid and how many samples the network allows; the same on every machine."""
+    """Return how fine a grid and how many samples the network allows; the same on every machine."""
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (it takes a second)
 
     counter = FlopCounterMode(display=False)
@@ -199,7 +199,7 @@ def _effort(opened: Opened, model: Weights, own: bool) -> tuple[int, int]:
 
 
 def _rows(opened: Opened, most: int) -> Tensor:
-    """Some test samples, the same at every call."""
+    """Return some test samples, the same at every call."""
     n = len(opened.data.dataset.test)
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
@@ -209,7 +209,7 @@ def _place(vector: Tensor, u: Tensor, v: Tensor) -> tuple[float, float]:
 
 
 def _barycentric(corners: NDArray[np.float64], x: float, y: float) -> list[float]:
-    """Weights of three corners at a point of their plane, negative ones cut off."""
+    """Return the weights of three corners at a point of their plane; negative ones become 0."""
     system = np.vstack([corners.T, np.ones(3)])
     weights = np.linalg.solve(system, np.array([x, y, 1.0])).clip(min=0)
     return [float(w) for w in weights]

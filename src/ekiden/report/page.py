@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs no network, and the files behind it."""
+"""Write the page: one HTML file that needs no network, with figures and numbers in files next to it."""
 
 import os
 import shutil
@@ -28,9 +28,9 @@ class View:
 
     Attributes:
         kind: figure, results, table or missing.
-        item: what it is.
-        csv: a link that downloads its numbers.
-        svg: of a figure.
+        item: the item itself.
+        csv: a link that downloads the numbers.
+        svg: the figure as SVG, if there is one.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class View:
 
 
 def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], None] = lambda what: None) -> Found:
-    """Write the report on some runs into a folder. An older report there is replaced, and nothing else.
+    """Write the report on some runs into a folder. Only an older report there is replaced.
 
     Args:
         paths: run folders, or folders that hold them.
         out: gets `index.html`, `figures/` (PNG and SVG) and `data/` (CSV).
-        details: how many methods get figures of their own.
+        details: number of methods that get their own figures.
         say: tells the user what is being done.
 
     Raises:
@@ -78,7 +78,7 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
 
 
 def _check(out: Path) -> None:
-    """Refuse to write over anything but an older report."""
+    """Refuse to overwrite anything except an older report."""
     if out.suffix.lower() in (".html", ".htm"):
         raise UserError(f"--out names a folder, which gets index.html and its figures: try --out {out.with_suffix('')}")
     if not out.exists():
@@ -107,7 +107,7 @@ def _view(item: Item, folder: Path) -> View:
 
 
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
-    """The page; whatever comes from runs is escaped."""
+    """Return the page. Everything that comes from runs is escaped."""
     template = files("ekiden.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(

@@ -1,4 +1,4 @@
-"""By which command and on what machine each run was made."""
+"""List the command and the machine of each run."""
 
 import shlex
 from dataclasses import MISSING, Field, fields
@@ -15,7 +15,7 @@ from ekiden.report.tables import PlainTable
 
 
 def commands(found: Found) -> PlainTable:
-    """One row a run: the command that repeats it, and what was typed."""
+    """Return one row per run: the command that repeats it, and the command that was typed."""
     rows = []
     for group in found.groups:
         for run in group.runs:
@@ -28,7 +28,7 @@ def commands(found: Found) -> PlainTable:
 
 
 def environments(found: Found) -> PlainTable:
-    """One row for each kind of machine and software, with the runs made there."""
+    """Return one row for each kind of machine and software, with the runs made there."""
     made: dict[tuple[str, ...], list[str]] = {}
     for group in found.groups:
         for run in group.runs:
@@ -41,7 +41,7 @@ def environments(found: Found) -> PlainTable:
 
 
 def command(plan: Plan[Method]) -> str:
-    """`ekiden run ...` with every flag that is not the default."""
+    """Return `ekiden run ...` with every flag that differs from its default."""
     words = ["ekiden", "run", plan.method.title()]
     parts: tuple[Any, ...] = (plan, plan.method, plan.training, plan.hardware)
     for part in parts:
@@ -60,7 +60,7 @@ def _repeat(run: Summary) -> str:
 
 
 def _typed(argv: Any) -> str:
-    """What was typed, without the place where the program is installed."""
+    """Return the command that was typed, without the path of the installed program."""
     if not isinstance(argv, list) or not argv:
         return ""
     program, *rest = map(str, argv)
@@ -69,7 +69,7 @@ def _typed(argv: Any) -> str:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """Its lines; none where it is damaged."""
+    """Return the lines of a file, or nothing if it is damaged."""
     try:
         return [row for row in read_lines(file) if isinstance(row, dict)]
     except UserError:

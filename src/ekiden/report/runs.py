@@ -1,4 +1,4 @@
-"""Which runs a report is about: found, read, and grouped by all but the seed."""
+"""Find the runs of a report, read them, and group those that differ only in the seed."""
 
 import json
 from collections import defaultdict
@@ -20,13 +20,13 @@ from ekiden.methods import hyperparameters, known
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Finished runs that differ in nothing but the seed.
+    """Finished runs that differ only in the seed.
 
     Attributes:
-        name: what the reader calls it, unique within its setting.
+        name: the name in tables and figures, unique within its setting.
         setting: data, partition, clients, network.
-        runs: by seed.
-        place: number of its name, which gives its colour.
+        runs: in the order of their seeds.
+        place: number of the name, which decides its colour.
     """
 
     name: str
@@ -36,37 +36,37 @@ class Group:
 
     @property
     def first(self) -> Summary:
-        """The run that figures of one run show."""
+        """The run that is drawn where a figure shows one run."""
         return self.runs[0]
 
     @property
     def yardstick(self) -> bool:
-        """Whether it is not a federated method."""
+        """Whether this is a yardstick, trained on pooled data, and not a federated method."""
         return _pools_data(self.first.config)
 
     @property
     def metric(self) -> str:
-        """What of the metrics is compared."""
+        """Name of the metric that is compared."""
         return str(_swept(self.first.config).get("metric", headline(self.first).name))
 
     @property
     def shown(self) -> Metric:
-        """How values of the metric are shown."""
+        """The metric with its name, unit and scale."""
         return metric_of(self.first, self.metric)
 
     def values(self, key: str, scale: float = 1.0) -> list[float]:
-        """The last value of a metric in each run that has it."""
+        """Return the last value of a metric, for each run that has it."""
         return [scale * value for run in self.runs if (value := value_of(run, key)) is not None]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the given folders hold.
+    """The contents of the given folders.
 
     Attributes:
-        groups: of finished runs.
-        sweeps: with what is finished of their cells.
-        loose: groups of runs that are in none of the sweeps.
+        groups: finished runs.
+        sweeps: each with the finished runs of its cells.
+        loose: groups of runs that belong to none of the sweeps.
         left_out: folders that are in no table or figure, and why.
     """
 
@@ -76,7 +76,7 @@ class Found:
     left_out: tuple[tuple[Path, str], ...]
 
     def by_setting(self) -> dict[str, list[Group]]:
-        """The groups of each setting."""
+        """Return the groups of each setting."""
         settings: dict[str, list[Group]] = defaultdict(list)
         for group in self.groups:
             settings[group.setting].append(group)
@@ -84,12 +84,12 @@ class Found:
 
 
 def collect(paths: Sequence[Path]) -> Found:
-    """Read all runs and sweeps in or below the given folders.
+    """Read all runs and sweeps in the given folders and in folders below them.
 
     Raises:
         UserError: a path holds no run, or no run is finished.
     """
-    paths = [path for path in paths if path.name not in OWN]  # runs/sweep/* names them too
+    paths = [path for path in paths if path.name not in OWN]  # a pattern such as runs/sweep/* also matches these files
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
@@ -128,7 +128,7 @@ def collect(paths: Sequence[Path]) -> Found:
 
 
 def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
-    """Each folder once, by whatever path it is named first."""
+    """Leave out folders that were given before under another path."""
     named: dict[Path, Path] = {}
     for folder in folders:
         named.setdefault(folder.resolve(), folder)
@@ -136,10 +136,10 @@ def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
 
 
 def find(path: Path) -> list[Path]:
-    """The run folders at or below a path, in the order of their names.
+    """Return the run folders at or below a path, in the order of their names.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
     """
     refuse_records(path)
     if (path / "config.json").exists():
@@ -153,7 +153,7 @@ def find(path: Path) -> list[Path]:
 
 
 def partition(config: Mapping[str, Any]) -> str:
-    """How the data were divided; what `auto` meant, where that is known."""
+    """Return how the data were divided. For `auto` this is what it stood for, if that is known."""
     plan = config.get("plan", {})
     given = str(plan.get("partition", ""))
     if given == "auto" and plan.get("data") in NAMED:
@@ -162,10 +162,10 @@ def partition(config: Mapping[str, Any]) -> str:
 
 
 def _read(folder: Path) -> Summary:
-    """A finished run.
+    """Read a finished run.
 
     Raises:
-        UserError: it is none.
+        UserError: the run is not finished.
     """
     run = summarise(folder)
     if not run.finished:
@@ -178,7 +178,7 @@ def _read(folder: Path) -> Summary:
 def _results(
     sweep: Sweep, runs: Mapping[Path, Summary], left_out: list[tuple[Path, str]]
 ) -> tuple[Sweep, tuple[CellResult, ...]]:
-    """The finished runs of each cell."""
+    """Return the finished runs of each cell."""
     done: dict[str, list[Summary]] = defaultdict(list)
     for one in sweep.runs():
         if found := runs.get(one.folder.resolve()):
@@ -191,13 +191,13 @@ def _results(
 
 
 def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a sweep noted in a run."""
+    """Return what a sweep noted in a run."""
     swept = config.get("sweep")
     return swept if isinstance(swept, dict) else {}
 
 
 def _alike(config: Mapping[str, Any]) -> str:
-    """All that makes a run, but the seed and what does not change its result."""
+    """Return everything that identifies a run, except the seed and what does not change its result."""
     named = ("data", "silos", "reading", "task", "size", "val_fraction")
     plan = {k: v for k, v in config.get("plan", {}).items() if k in named}
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
@@ -210,20 +210,20 @@ def _alike(config: Mapping[str, Any]) -> str:
 
 
 def _machine(config: Mapping[str, Any]) -> dict[str, str]:
-    """What of the hardware changes results by more than rounding."""
+    """Return the parts of the hardware settings that change results by more than rounding."""
     _, hardware = settings_in(config)
     return {"device": hardware.device.partition(":")[0], "precision": hardware.precision}
 
 
 def _pools_data(config: Mapping[str, Any]) -> bool:
-    """Whether a run is a yardstick; a run whose method is not available is not one."""
+    """Return whether a run is a yardstick; False if its method is not available."""
     kind = known(config["method"])
     return kind is not None and kind.pools_data
 
 
 def _setting(run: Summary) -> str:
     config = run.config
-    pooled = _pools_data(config)  # to one client; the test data are still those of all
+    pooled = _pools_data(config)  # one client holds all training data; the test data are still those of all clients
     clients = len((pooled and run.last.get("clients")) or config["clients"])
     parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
     parts += [outside.short(config["model"])] if config["model"] != "auto" else []
@@ -235,11 +235,11 @@ def _setting(run: Summary) -> str:
 
 
 def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
-    """Give each group a name that says how it differs from the others of its setting.
+    """Name each group so that it can be told from the others of its setting.
 
     Args:
         groups: runs that belong together.
-        columns: experiments that have the methods in their columns.
+        columns: experiments whose tables have methods as columns.
     """
     bare = [Group("", _setting(runs[0]), runs) for runs in groups]
     named: list[Group] = []
@@ -253,7 +253,7 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
 
 
 def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
-    """Its place in the table of a sweep; else its method, with the settings in which others of that method differ."""
+    """Return its label in a sweep's table, or its method with the settings that differ between runs of that method."""
     swept = _swept(group.first.config)
     labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
     if len(labels) == 2:
@@ -275,6 +275,6 @@ def _settings(group: Group) -> dict[str, Any]:
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:
-    """Number those that occur more than once."""
+    """Number the names that occur more than once."""
     for i, name in enumerate(names):
         yield f"{name} [{names[: i + 1].count(name)}]" if names.count(name) > 1 else name

@@ -1,4 +1,4 @@
-"""Style of figures: colours that colour-blind readers can tell apart, in light and dark, on paper and on a phone."""
+"""The style of figures: colours that colour-blind readers can tell apart, in light and dark, in print and on phones."""
 
 import base64
 import csv
@@ -43,11 +43,11 @@ _RC = {
     "ytick.labelcolor": INK,
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
-    "text.parse_math": False,  # names are what they are, dollars too
+    "text.parse_math": False,  # show names as they are, also with dollar signs
     "legend.frameon": False,
     "legend.fontsize": 9.5,
-    "svg.fonttype": "none",  # text stays text: searchable, in the reader's font
-    "svg.hashsalt": "ekiden",  # the same report twice is the same bytes
+    "svg.fonttype": "none",  # text stays text: it can be searched and has the reader's font
+    "svg.hashsalt": "ekiden",  # so that the same report gives the same bytes
 }
 
 Value = str | int | float | None
@@ -58,11 +58,11 @@ class Drawing:
     """A figure and the numbers behind it.
 
     Attributes:
-        name: of its files.
-        title: its heading.
-        note: what it shows, in a sentence or two.
-        figure: drawn by `blank`.
-        header: of the numbers.
+        name: name of its files.
+        title: the heading.
+        note: what the figure shows, in one or two sentences.
+        figure: made by `blank`.
+        header: names of the numbers.
         rows: the numbers.
     """
 
@@ -75,24 +75,25 @@ class Drawing:
 
     @property
     def width(self) -> str:
-        """How much of a line it wants: a third, a half or all of it."""
+        """The width that the figure takes on the page: a third of a line, half a line or a full line."""
         inches = self.figure.get_figwidth()
         return "third" if inches <= 4.7 else "half" if inches <= 7.8 else "full"
 
 
 @dataclass(frozen=True)
 class Heading:
-    """What the items after it, up to the next heading, are about."""
+    """A heading for the items up to the next heading."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A line in place of a figure that is not possible.
+    """A line that says why a figure is missing.
 
     Attributes:
-        who: the method or setting of the figure. why: what to do, or why nothing can be done.
+        who: the method or setting of the figure.
+        why: what the user can do, or why nothing can be done.
     """
 
     who: str
@@ -101,12 +102,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class Inlined:
-    """What a drawing becomes on the page.
+    """A drawing as the page contains it.
 
     Attributes:
-        drawing: what was drawn.
-        svg: for the page, its colours those of the page.
-        data: its numbers as a data URI.
+        drawing: the drawing.
+        svg: SVG in the colours of the page.
+        data: the numbers as a data URI.
     """
 
     drawing: Drawing
@@ -115,12 +116,12 @@ class Inlined:
 
 
 def look() -> AbstractContextManager[None]:
-    """All is drawn and published inside of this."""
+    """Return the style in which figures are drawn and published, as a context."""
     return mpl.rc_context(_RC)
 
 
 def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
-    """A new figure, in inches, and its axes."""
+    """Return a new figure, with its size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()
@@ -133,7 +134,7 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def shown(name: str) -> str:
-    """A name as the label of a series: one that begins with an underscore would be in no legend."""
+    """Return a name as the label of a series. matplotlib omits labels that begin with an underscore from the legend."""
     return f"\u200b{name}" if name.startswith("_") else name
 
 
@@ -142,7 +143,7 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
-    widest = 46 + 5.8 * max(map(len, names))  # points: the mark, and letters
+    widest = 46 + 5.8 * max(map(len, names))  # in points: the mark and the letters
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
     figure.legend(
@@ -157,10 +158,10 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
 
 
 def publish(drawing: Drawing, folder: Path) -> Inlined:
-    """Write a drawing as PNG, SVG and CSV into `folder`, and make it ready for the page."""
+    """Write a drawing as PNG, SVG and CSV into `folder`, and return it for the page."""
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawing.figure.set_layout_engine("none")  # laid out once
+    drawing.figure.set_layout_engine("none")  # keep the layout of the SVG
     drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
     svg = text.getvalue()
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg, encoding="utf-8")
@@ -170,7 +171,7 @@ def publish(drawing: Drawing, folder: Path) -> Inlined:
 
 
 def for_page(svg: str, name: str) -> str:
-    """An SVG to stand inside a page: its colours are the page's, its ids its own, its size in the style."""
+    """Return an SVG for use inside the page: with the page's colours, its own ids, and its size in the style."""
     svg = svg[svg.index("<svg") :]
     for colour, variable in _THEMED.items():
         svg = re.sub(rf"{colour}\b", f"var(--{variable})", svg, flags=re.IGNORECASE)
@@ -183,7 +184,7 @@ def for_page(svg: str, name: str) -> str:
 
 
 def as_csv(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
-    """Comma-separated lines; nothing where there is no value."""
+    """Return comma-separated lines; an empty field where there is no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -192,5 +193,5 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
 
 
 def data_uri(table: str) -> str:
-    """A table that can be downloaded from the page itself."""
+    """Return a table as an address in the page, so that it can be downloaded without a file."""
     return "data:text/csv;base64," + base64.b64encode(table.encode()).decode()

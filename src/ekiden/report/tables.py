@@ -1,4 +1,4 @@
-"""Result tables as papers print them, and what the accuracy cost."""
+"""Result tables as papers print them, and tables of what the accuracy cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,13 +37,13 @@ class Entry:
     """One cell of a result table, in per cent.
 
     Attributes:
-        mean: over the seeds.
-        std: sample standard deviation; None of one seed.
-        seeds: how many.
-        rank: 1 the best of those that are compared, 2 the second, else 0.
+        mean: mean over the seeds.
+        std: sample standard deviation; None for one seed.
+        seeds: number of seeds.
+        rank: 1 for the best of the compared methods, 2 for the second, otherwise 0.
         metric: what was measured.
-        published: what was printed for it.
-        verdict: what a comparison with that says.
+        published: the printed value.
+        verdict: result of the comparison with the printed value.
     """
 
     mean: float
@@ -56,17 +56,17 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus theirs in standard errors; None where that is not known or 0."""
+        """Ours minus theirs in standard errors; None if that is not known or 0."""
         return Comparison(self.mean, self.std, self.seeds, self.published).t if self.published else None
 
     @property
     def unit(self) -> str:
-        """What of was measured, where it is not the accuracy on the union."""
+        """What the metric is, or what it was measured on, if it is not the accuracy on the union of the test data."""
         return METRICS.get(self.metric, "" if self.metric == "accuracy" else self.metric)
 
     @property
     def beside(self) -> str:
-        """The printed value and the difference."""
+        """The printed value and our difference from it."""
         if self.published is None:
             return ""
         spread = "" if self.published.std is None else f" ± {self.published.std:.2f}"
@@ -77,15 +77,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows and columns of a published table, or methods by data.
+    """Rows and columns of a published table, or methods by data sets.
 
     Attributes:
-        name: of its file.
-        title: its heading.
-        columns: their names.
-        rows: name and one entry a column; a text where there is no value.
-        notes: how to read it, and what is to be known; a paragraph each.
-        link: to where it was published.
+        name: name of its file.
+        title: the heading.
+        columns: names of the columns.
+        rows: name, and one entry per column; a text if there is no value.
+        notes: how to read the table and what to know about it, one paragraph each.
+        link: address of the publication.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ResultTable:
     link: str = ""
 
     def csv(self) -> tuple[list[str], list[list[Value]]]:
-        """One line an entry."""
+        """Return one line per entry."""
         header = ["row", "column", "mean", "std", "seeds", "metric", "rank", "published", "published_std"]
         lines: list[list[Value]] = []
         for name, entries in self.rows:
@@ -113,14 +113,14 @@ class PlainTable:
     """Any other table; the first column is the name of the row.
 
     Attributes:
-        name: of its file.
-        title: its heading.
-        note: what its columns are.
-        header: their names.
-        rows: what is shown.
-        numbers: names of the numbers behind it, if they are others.
+        name: name of its file.
+        title: the heading.
+        note: what the columns mean.
+        header: names of the columns.
+        rows: the texts that are shown.
+        numbers: names of the numbers in the CSV file, if these differ from the header.
         data: these numbers.
-        texts: columns of text, which are set to the left and may break.
+        texts: columns of text, which are left-aligned and may wrap.
     """
 
     name: str
@@ -134,7 +134,7 @@ class PlainTable:
 
 
 def results(found: Found) -> list[ResultTable | PlainTable]:
-    """A table for each sweep, with its paired differences, and one for all runs that are in none."""
+    """Return a table for each sweep, with its paired differences, and one table for runs that belong to no sweep."""
     tables: list[ResultTable | PlainTable] = []
     for number, (sweep, done) in enumerate(found.sweeps, 1):
         tables.append(_published(number, sweep.experiment, done))
@@ -144,7 +144,7 @@ def results(found: Found) -> list[ResultTable | PlainTable]:
 
 
 def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
-    """What the methods reach and what it took, in one setting."""
+    """Return a table of what the methods reach in one setting and what it costs."""
     metric = groups[0].shown
     header = ["method", "seeds", f"{metric.name}{metric.unit}", f"own test data{metric.unit}"]
     header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
@@ -163,14 +163,14 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation."""
+    """Return mean ± standard deviation."""
     if not values:
         return "–"
     return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{mean(values):.2f}"
 
 
 def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> ResultTable:
-    """Ours next to the printed values."""
+    """Return our values next to the printed ones."""
     places = ranks(experiment, done)
     entries: dict[tuple[str, str], Entry | str] = {}
     for result in done:
@@ -210,7 +210,7 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
 
 
 def _paired(name: str, contrast: Contrast) -> PlainTable:
-    """One method less the others."""
+    """Return the differences between one method and the others."""
     data: list[list[Value]] = [
         [task, d.other, d.mean, d.error, len(d.points)]
         for task, each, _ in contrast.tasks
@@ -223,13 +223,13 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
 
 
 def _absent(result: CellResult) -> str:
-    """What stands where there is no run."""
+    """Return the text of a cell without a run."""
     printed = f"; published {result.cell.published.mean:.2f}" if result.cell.published else ""
     return f"{'cannot be run' if result.cell.skip else 'not run'}{printed}"
 
 
 def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
-    """Methods by data, in the order in which they first appear."""
+    """Return methods by data, in the order in which they first appear."""
     names, columns = (list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting"))
     entries: dict[tuple[str, str], Entry] = {}
     for column in columns:
