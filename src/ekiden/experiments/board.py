@@ -14,7 +14,7 @@ from ekiden.experiments.summary import duration
 
 @dataclass
 class _Running:
-    """A run that has begun: when, at which step of how many, and what it is doing now."""
+    """A run that has begun: its start time, its step and number of steps, and what it is doing now."""
 
     bar: TaskID
     began: float
@@ -23,25 +23,25 @@ class _Running:
     total: int = 0
 
     def left(self, now: float) -> float | None:
-        """Return the seconds that it still needs, estimated from its steps so far."""
+        """Return the estimated seconds that the run still needs, from its steps so far."""
         if self.first is None or self.step <= self.first:
             return None
         return (now - self.began) / (self.step - self.first) * (self.total - self.step)
 
 
 class Board:
-    """Follows the runs of a sweep; `report` is for `launch.execute`."""
+    """Show the runs of a sweep; pass `report` to `launch.execute`."""
 
     def __init__(
         self, console: Console, names: Sequence[str], groups: Sequence[str], known: Mapping[str, float], cores: int
     ) -> None:
-        """Nothing has begun yet.
+        """Start with no run begun.
 
         Args:
             console: where to print.
-            names: of the runs.
-            groups: of each run; those of one group take equally long.
-            known: seconds that a run of a group took, where one was finished before.
+            names: names of the runs.
+            groups: group of each run; the runs of a group take equally long.
+            known: seconds that a run of a group took, if one was finished before.
             cores: number of runs at a time.
         """
         self._console, self._names, self._groups, self._cores = console, names, groups, cores
@@ -60,7 +60,7 @@ class Board:
         self._all = self.progress.add_task("all runs", total=len(names), text="")
 
     def report(self, event: Event | RunEnd) -> None:
-        """Show what happened."""
+        """Show an event."""
         now = time.monotonic()
         if event.run in self._waiting:
             self._waiting.remove(event.run)
@@ -75,7 +75,7 @@ class Board:
         self.progress.update(self._all, completed=self._done, text=text)
 
     def left(self, now: float) -> float | None:
-        """Seconds until all is done; None as long as nothing is known."""
+        """Return the seconds until all runs are done; None as long as nothing is known."""
         guesses = {i: run.left(now) for i, run in self._running.items()}
         whole = [mean(seconds) for seconds in self._seconds.values()]
         whole += [g + now - self._running[i].began for i, g in guesses.items() if g is not None]

@@ -11,12 +11,12 @@ from ekiden.experiments.entries import table
 from ekiden.experiments.plan import Plan
 
 PAPER = "paper"
-"""The budget that scales nothing; every file has it."""
+"""Name of the budget that reduces nothing; every file has it."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A hyperparameter that a budget changed: the value in the file, and the one that is run."""
+    """A hyperparameter that a budget changed, with the file's value and the value that is run."""
 
     name: str
     full: int
@@ -31,9 +31,9 @@ class Budget:
     """How much of an experiment is run.
 
     Attributes:
-        name: on the command line.
-        factors: of whole-numbered hyperparameters, by name.
-        seeds: how many of the file's seeds; None for all.
+        name: name on the command line.
+        factors: factors of whole-numbered hyperparameters, by name.
+        seeds: number of the file's seeds that are run; None for all.
     """
 
     name: str = PAPER
@@ -41,7 +41,7 @@ class Budget:
     seeds: int | None = None
 
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
-        """The plan with fewer epochs, rounds, ...: whole numbers, at least 1 where it was."""
+        """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
         scaled = []
         for given, factor in self.factors.items():
             name = plan.method.renamed.get(given, given)
@@ -54,7 +54,7 @@ class Budget:
 
 
 def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
-    """The budgets of a file over these methods, by name.
+    """Return the budgets of a file with these methods, by name.
 
     Raises:
         UserError: a budget scales something that is not a whole-numbered hyperparameter of any of them, or raises it.

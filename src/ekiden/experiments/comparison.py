@@ -15,7 +15,7 @@ class Published:
     Attributes:
         mean: the value.
         std: standard deviation over the runs, None if it is not printed.
-        runs: how many runs it is the mean of, None if that is not known.
+        runs: number of runs behind the mean, None if that is not known.
     """
 
     mean: float
@@ -28,10 +28,10 @@ class Comparison:
     """Our mean and the printed one, in per cent.
 
     Attributes:
-        mean: of our runs.
-        std: sample standard deviation of our runs, None of a single one.
-        runs: how many runs of ours.
-        printed: the printed value. If its spread or number of runs is not known, ours is taken.
+        mean: mean of our runs.
+        std: sample standard deviation of our runs, None for a single run.
+        runs: number of our runs.
+        printed: the printed value. If its spread or number of runs is not known, ours is used.
     """
 
     mean: float
@@ -46,12 +46,12 @@ class Comparison:
 
     @property
     def error(self) -> float | None:
-        """Standard error of the difference of the means, √(s₁²/n₁ + s₂²/n₂); None where no spread is known."""
+        """Standard error of the difference of the means, √(s₁²/n₁ + s₂²/n₂); None if no spread is known."""
         return hypot(*parts) or None if (parts := self._errors) else None
 
     @property
     def t(self) -> float | None:
-        """The difference in standard errors; None where no spread is known."""
+        """The difference in standard errors; None if no spread is known."""
         return None if self.error is None else self.difference / self.error
 
     @property
@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the two means differ by more than their spreads explain: `consistent`, `above` or `below`."""
+        """The verdict: `consistent` if spreads explain the difference, else `above` or `below`."""
         t, limit = self.t, self.limit
         if t is None or limit is None:
             return f"no spread known: {self._why}"
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def former(self) -> str:
-        """The verdict by the spread of single runs: is |difference| at most 2√(s₁² + s₂²), unknown spreads being 0?"""
+        """The verdict by single runs: is |difference| at most 2√(s₁² + s₂²)? Unknown spreads count as 0."""
         spread = hypot(self.std or 0.0, self.printed.std or 0.0)
         if not spread:
             return "no spread known"

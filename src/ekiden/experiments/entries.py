@@ -1,4 +1,4 @@
-"""Entries of a TOML file: checks that name the place of a mistake."""
+"""Read entries of a TOML file; errors name the place of a mistake."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ Entry = dict[str, Any]
 
 
 def table(value: object, name: str) -> Entry:
-    """A value that must be a table.
+    """Return a value that must be a table.
 
     Raises:
-        UserError: it is none.
+        UserError: the value is not a table.
     """
     if not isinstance(value, dict):
         raise UserError(f"{name} must be a table, [{name}]")
@@ -20,10 +20,10 @@ def table(value: object, name: str) -> Entry:
 
 
 def text(values: Mapping[str, Any], key: str) -> str:
-    """The text of an entry in one line, empty where there is none.
+    """Return the text of an entry in one line, empty if there is no such entry.
 
     Raises:
-        UserError: it is not text.
+        UserError: the value is not text.
     """
     value = values.get(key, "")
     if not isinstance(value, str):

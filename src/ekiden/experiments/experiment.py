@@ -32,7 +32,7 @@ _TOP = (
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
-_LONGEST = 180  # bytes of a file name for a cell, of at most 255
+_LONGEST = 180  # most bytes of a cell's file name; file systems allow 255
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Cell:
     Attributes:
         row: label of its row.
         column: label of its column.
-        plan: what to run, with seed 0; None where it cannot be run.
+        plan: what to run, with seed 0; None if it cannot be run.
         published: what the paper prints, if anything.
         metric: the entry of the last row of metrics that is compared.
-        skip: why it cannot be run; empty where it can.
+        skip: why it cannot be run; empty if it can.
         differs: why the values cannot be compared with the paper; empty if they can.
         note: a remark for the reader.
         scaled: what the budget changed.
@@ -73,7 +73,7 @@ class Cell:
 
     @property
     def measured(self) -> str:
-        """What the metric was measured on: values are compared where it is the same."""
+        """What the metric was measured on. Only values with the same answer are compared."""
         return self.metric if self.metric in OWN_DATA else "union"
 
 
@@ -82,19 +82,19 @@ class Experiment:
     """A table: its cells, row by row, and where it was published.
 
     Attributes:
-        name: stem of the file.
+        name: the file's name without its suffix.
         title: what the table shows.
-        source: paper and table, empty where nothing was published.
-        link: to the paper.
-        note: what of the paper's settings is not known or cannot be expressed.
+        source: paper and table; empty if nothing was published.
+        link: address of the paper.
+        note: which of the paper's settings are not known or cannot be expressed.
         differs: why none of its values can be compared; empty if they can.
-        seeds: one run of each cell for each.
-        all_seeds: how many seeds the file names; a budget can take fewer.
+        seeds: seeds; each cell is run once with each.
+        all_seeds: number of seeds in the file; a budget can use fewer.
         budget: name of the budget.
-        rows: labels.
-        columns: labels.
+        rows: labels of the rows.
+        columns: labels of the columns.
         cells: one for each row and column.
-        methods_in_rows: whether rows, not columns, are compared with each other.
+        methods_in_rows: whether rows are compared with each other; otherwise columns are.
         paired: labels of methods whose differences to all others are shown, seed by seed.
     """
 
@@ -115,19 +115,19 @@ class Experiment:
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
-    """The experiment in a file, at one of its budgets.
+    """Read the experiment in a file, at one of its budgets.
 
     Raises:
-        UserError: one line that names the file and the entry to fix.
+        UserError: the file is wrong; one line names the file and the entry to fix.
     """
     return parse(_content(path), path.stem, budget, str(path))
 
 
 def parse(content: str, name: str, budget: str, where: str) -> Experiment:
-    """The experiment in the text of a file.
+    """Read the experiment in the text of a file.
 
     Raises:
-        UserError: one line that begins with `where` and names the entry to fix.
+        UserError: the text is wrong; one line begins with `where` and names the entry to fix.
     """
     with at(where):
         try:
@@ -210,7 +210,7 @@ def _paired(value: object, methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[Entry]:
-    """Rows or columns; one with a list of values for a setting stands for one of each."""
+    """Return rows or columns. An entry with a list of values for a setting stands for one entry per value."""
     given = values.get(kind, [])
     if not isinstance(given, list) or not given or not all(isinstance(e, dict) for e in given):
         raise UserError(f"give at least one [[{kind}]]")

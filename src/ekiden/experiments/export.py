@@ -15,9 +15,9 @@ from ekiden.results.result import flat
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
-    """Make a table with a row for each run and step: what identifies the run, then its metrics, empty if it has none.
+    """Make a table with a row for each run and step: columns that identify the run, then its metrics, empty if missing.
 
-    Lists become one column each: clients as client_accuracy_NAME.
+    Each element of a list gets its own column; for clients this is client_accuracy_NAME.
     """
     rows = [_identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics]
     if not rows:
@@ -27,10 +27,10 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
 
 def write(runs: Sequence[Summary], file: Path) -> int:
-    """Write the table as Parquet or CSV, by the end of the file's name, and return the number of rows.
+    """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of rows.
 
     Raises:
-        UserError: the name has another end, or the file cannot be written.
+        UserError: the name has another suffix, or the file cannot be written.
     """
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")
@@ -50,18 +50,18 @@ def write(runs: Sequence[Summary], file: Path) -> int:
 
 
 def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
-    """Write the scalars of each run as event files in a folder of its own.
+    """Write the scalars of each run as event files, each run in its own folder.
 
     Raises:
-        UserError: the package tensorboard is not installed, the place cannot be written to, or two runs would get one
-            folder.
+        UserError: the package tensorboard is not installed, the folder cannot be written to, or two runs would get the
+            same folder.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
     except ImportError:
         raise UserError("event files need an extra: pip install 'ekiden[tensorboard]'") from None
     names = [run.folder.name for run in runs]
-    places = [  # two sweeps name the runs of a cell alike
+    places = [  # two sweeps may give runs of a cell the same name
         folder / name if names.count(name) == 1 else folder / run.folder.resolve().parent.name / name
         for run, name in zip(runs, names, strict=True)
     ]
@@ -83,7 +83,7 @@ def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
 
 
 def _identity(run: Summary) -> dict[str, Any]:
-    """Columns that say which run it is."""
+    """Return the columns that identify a run."""
     config = run.config
     plan, swept = config.get("plan", {}), config.get("sweep", {})
     return {

@@ -1,4 +1,4 @@
-"""The tables of the ledger: a line a cell, written from runs, or read back from a page and judged once more."""
+"""The tables of the ledger, a line for each cell: written from runs, or read from an older page and judged again."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _TITLES = (
     *("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference"),
     *("t (limit)", "verdict", "by single runs"),
 )
-_HEADER = f"| {' | '.join(_TITLES[:8])} |"  # that of older pages goes on with the verdict
+_HEADER = f"| {' | '.join(_TITLES[:8])} |"  # in older pages the verdict follows
 _VALUE = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 _T = re.compile(r"([+-]\d+\.\d+) \((\d+\.\d+)\)")
 _ROUNDED = 0.005
@@ -24,7 +24,7 @@ _FEW = "Printed values are means of {} run{}."
 
 @dataclass(frozen=True)
 class Line:
-    """A cell that has been run, as text; the attributes are the columns of the table, from left to right."""
+    """A cell that has been run, as text. The attributes are the columns of the table, from left to right."""
 
     row: str
     column: str
@@ -40,21 +40,21 @@ class Line:
 
     @property
     def compared(self) -> bool:
-        """Whether a spread is known, so that there is a verdict by single runs."""
+        """Whether a spread is known. Only then is there a verdict by single runs."""
         return self.former in (FORMER, "above", "below")
 
     @property
     def change(self) -> str:
-        """The verdict by single runs and this one; empty where they say the same, or there is none."""
+        """The verdict by single runs and the current one; empty if they agree, or if there is none."""
         same = self.verdict == (CONSISTENT if self.former == FORMER else self.former)
         return f"{self.former} → {self.verdict.split(':')[0]}" if self.compared and not same else ""
 
 
 def judgement(compared: Comparison, reason: str) -> dict[str, str]:
-    """The columns of a line that compare ours with the printed value.
+    """Return the columns of a line that compare our value with the printed one.
 
     Args:
-        compared: the two.
+        compared: our value and the printed one.
         reason: why they cannot be compared; empty if they can.
     """
     beside = {"printed": as_printed(compared.printed), "difference": f"{compared.difference:+.2f}"}
@@ -65,7 +65,7 @@ def judgement(compared: Comparison, reason: str) -> dict[str, str]:
 
 
 def table(lines: Sequence[Line]) -> list[str]:
-    """The lines of a table, and below it which verdicts differ from those by single runs."""
+    """Return the lines of a table, and below it which verdicts differ from those by single runs."""
     changes: dict[str, list[str]] = {}
     for line in lines:
         if line.change:
@@ -77,7 +77,7 @@ def table(lines: Sequence[Line]) -> list[str]:
 
 
 def runs(experiment: Experiment) -> list[str]:
-    """The line that says how many runs the printed values are means of, where that is known."""
+    """Return the line that says how many runs the printed values are means of, if that is known."""
     known = _printed_runs(experiment)
     return [_FEW.format(known, "" if known == 1 else "s"), ""] if known else []
 
@@ -87,32 +87,32 @@ def _printed_runs(experiment: Experiment) -> int | None:
 
 
 def row(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
+    """Return a line of a Markdown table."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
 
 def lines(section: str) -> tuple[Line, ...]:
-    """The lines of the tables of results in a section of a page, or in a whole page."""
+    """Return the lines of the tables of results in a section of a page, or in a whole page."""
     return tuple(line for table in _tables(section) for line in _lines(table))
 
 
 def cell(line: Line, experiment: Experiment) -> Cell | None:
-    """The cell of a line, None where the table no longer has it."""
+    """Return the cell of a line, or None if the table no longer has it."""
     place = line.row, line.column
     return next((c for c in experiment.cells if place in ((c.row, c.column), names(c, experiment))), None)
 
 
 def judged_again(section: str, experiment: Experiment | None = None) -> str:
-    """A section that was written before, its lines judged as lines are today.
+    """Return a section of an older page with its lines judged by today's rules.
 
-    The values of ours are the rounded ones of the section. A printed value is that of the experiment file where there
-    is one: it may have been corrected since. What was judged from the values of the runs stays as long as the rounded
-    ones allow it, so that writing one section does not change another.
+    Our values are the rounded ones of the section. Printed values come from the experiment file if there is one, since
+    they may have been corrected. Verdicts from unrounded values stay as long as the rounded ones allow them, so that
+    writing one section does not change another.
 
     Args:
-        section: of a ledger of this version or an older one.
-        experiment: what the experiment file holds today, if it is there.
+        section: a section of a ledger of this version or an older one.
+        experiment: the current content of the experiment file, if the file exists.
     """
     found = _RUNS.search(section)
     known = _printed_runs(experiment) if experiment else int(found[1]) if found else None
@@ -125,7 +125,7 @@ def judged_again(section: str, experiment: Experiment | None = None) -> str:
 
 
 def _judged(line: Line, runs: int | None, experiment: Experiment | None) -> Line:
-    """The line with the verdict of today."""
+    """Return the line with today's verdict."""
     now = cell(line, experiment) if experiment else None
     place = names(now, experiment) if now and experiment else (line.row, line.column)
     printed, ours = now.published if now else _value(line.printed, runs), _value(line.ours)
@@ -139,14 +139,14 @@ def _judged(line: Line, runs: int | None, experiment: Experiment | None) -> Line
     if not reason and len(sides := {one.verdict for one in _before_rounding(compared)}) > 1:
         says["verdict"] = f"{' or '.join(sorted(sides))}: the rounded values do not tell"
     if says["printed"] == line.printed:
-        says["difference"] = line.difference  # of values that were not rounded
+        says["difference"] = line.difference  # computed from values that were not rounded
         if not reason and _may_be_exact(line, compared):
             says |= {"t": line.t, "verdict": line.verdict, "former": line.former}
     return Line(*place, line.ours, line.seeds, line.sent, line.passes, **says)
 
 
 def _may_be_exact(line: Line, rounded: Comparison) -> bool:
-    """Whether values that round to these can have the line's t, limit and verdicts."""
+    """Return whether values that round to these can have the line's t, limit and verdicts."""
     extremes = _before_rounding(rounded)
     ts, limits = [one.t for one in extremes if one.t is not None], [one.limit for one in extremes if one.limit]
     said = _T.fullmatch(line.t)
@@ -161,12 +161,12 @@ def _may_be_exact(line: Line, rounded: Comparison) -> bool:
 
 
 def _within(value: float, bounds: Sequence[float]) -> bool:
-    """Whether a value of two decimals is between the bounds before it is rounded."""
+    """Return whether a value with two decimals can lie between the bounds before rounding."""
     return min(bounds) - _ROUNDED <= value <= max(bounds) + _ROUNDED
 
 
 def _before_rounding(found: Comparison) -> list[Comparison]:
-    """The extremes of what may have been rounded to two digits."""
+    """Return the extremes of what may have been rounded to two digits."""
     stds = (None,) if found.std is None else (max(found.std - _ROUNDED, 0.0), found.std + _ROUNDED)
     return [replace(found, mean=found.mean + m, std=std) for m in (-_ROUNDED, _ROUNDED) for std in stds]
 
@@ -177,18 +177,18 @@ def _value(text: str, runs: int | None = None) -> Published | None:
 
 
 def _tables(section: str) -> list[str]:
-    """The tables of results in a section, each with what is said of changed verdicts below it."""
+    """Return the tables of results in a section, each with the remarks on changed verdicts below it."""
     changed = rf"(?:\n\n{re.escape(_CHANGED)}[^\n]+(?:\n[^\n]+)*)?"
     return re.findall(rf"^{re.escape(_HEADER[:-1])}[^\n]*(?:\n\|[^\n]*)+{changed}", section, flags=re.MULTILINE)
 
 
 def _lines(table: str) -> list[Line]:
-    """The lines of one table."""
+    """Return the lines of one table."""
     head, _, *rest = (_cells(text) for text in table.splitlines() if text.startswith("|"))
     names = {title: f.name for title, f in zip(_TITLES, fields(Line), strict=True)}
     return [Line(**{names[title]: cell for title, cell in zip(head, cells, strict=True)}) for cells in rest]
 
 
 def _cells(text: str) -> list[str]:
-    """The cells of a line of a Markdown table."""
+    """Return the cells of a line of a Markdown table."""
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", text)[1:-1]]

@@ -1,4 +1,4 @@
-"""Do several independent runs at once, one process each. A failing run does not stop the others."""
+"""Execute several independent runs at once, one process each. A failing run does not stop the others."""
 
 import re
 import signal
@@ -29,13 +29,13 @@ from ekiden.transports.local.processes import end_with_parent
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run to do or to resume.
+    """A run to start or to resume.
 
     Attributes:
         plan: what to run.
         folder: its run folder.
         about: further entries of its config.json.
-        track: programs that draw it while it computes; see `ekiden.run`.
+        track: programs that draw the run while it computes; see `ekiden.run`.
     """
 
     plan: Plan[Method]
@@ -49,10 +49,10 @@ class Event:
     """Something that happened in a run: an epoch of training or a step.
 
     Attributes:
-        run: which one.
+        run: number of the run.
         text: what to show next to the bar.
-        step: steps done, where that changed.
-        total: steps of the run, where that became known.
+        step: number of steps done, if that changed.
+        total: number of steps of the run, if that became known.
     """
 
     run: int
@@ -63,7 +63,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended: `error` is empty if it went well; `elsewhere` if another process is working on it."""
+    """How a run ended. `error` is empty if it went well; `elsewhere` means that another process is working on it."""
 
     run: int
     folder: Path
@@ -72,13 +72,13 @@ class RunEnd:
 
 
 Report = Callable[[Event | RunEnd], None]
-_MOST_LINES = 50  # about so many for the steps of one run
+_MOST_LINES = 50  # about this many for the steps of one run
 _SILENCE = 60.0  # seconds without a line during a step
 _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
 
 
 def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
-    """Do all runs on all cores, with a bar for each on a terminal, or plain lines otherwise."""
+    """Execute all runs on all cores, with a bar for each on a terminal, otherwise with plain lines."""
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
     with Progress(
@@ -114,7 +114,7 @@ class Lines:
         self._last = [time.monotonic()] * len(jobs)
 
     def __call__(self, event: Event | RunEnd) -> None:
-        """Print what is worth a line."""
+        """Print an event if it is worth a line."""
         if isinstance(event, RunEnd):
             return
         run = event.run
@@ -136,13 +136,13 @@ class Lines:
 
 
 def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False) -> list[RunEnd]:
-    """Do all runs, and report what happens in them and how each ends.
+    """Execute all runs, and report what happens in them and how each ends.
 
     Args:
-        jobs: the runs, in the order in which they begin.
+        jobs: the runs, in the order in which they start.
         report: called from one thread at a time.
-        cores: how many may be busy; all by default.
-        apart: give even a single run its own process, so that nothing in it can end this one.
+        cores: how many cores may be busy; all by default.
+        apart: run even a single run in its own process, so that nothing in it can end this process.
     """
     cores = cores or machine.cores()
     if not apart and (len(jobs) == 1 or cores == 1):
@@ -156,7 +156,7 @@ def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = Non
 
 
 def free_folder(parent: Path, name: str) -> Path:
-    """The first of parent/name, parent/name-2, ... that does not exist."""
+    """Return the first of parent/name, parent/name-2, ... that does not exist."""
     name = re.sub(r"[^\w.-]+", "-", name)
     folder, k = parent / name, 2
     while folder.exists():
@@ -165,7 +165,7 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> RunEnd:
-    """Do one run; an error that the user can fix becomes its outcome."""
+    """Execute one run; an error that the user can fix becomes its outcome."""
     begun = False
 
     def begin() -> None:
@@ -186,19 +186,19 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
     try:
         data = job.plan.federation()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # the command line has a line of its own for it
+            warnings.simplefilter("ignore", DivergenceWarning)  # the command line prints its own line about it
             result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)
     except UserError as error:
         report(Event(run, "failed"))
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
-    begin()  # a run that was finished before took no step
+    begin()  # a run that was finished before has no steps left
     row = result.metrics[-1] if result.metrics else {}
     report(Event(run, _measured(data.dataset.task.headline, row), result.state.step))
     return RunEnd(run, job.folder)
 
 
 def _measured(metric: Metric, row: Row) -> str:
-    """The headline metric of a row; empty where it was not measured."""
+    """Return the headline metric of a row as text, empty if it was not measured."""
     value = row.get(metric.name)
     if value is None:
         return ""
@@ -206,7 +206,7 @@ def _measured(metric: Metric, row: Row) -> str:
 
 
 def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int) -> list[RunEnd]:
-    """A thread for each process that may run at a time: it starts one after the other and listens to it."""
+    """Execute runs in processes: each of `side_by_side` threads starts one after the other and listens to it."""
     lock = threading.Lock()
 
     def heard(event: Event | RunEnd) -> None:
@@ -226,7 +226,7 @@ def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int
 
 
 class _Children:
-    """The processes of runs; after `kill` none is alive, and none starts."""
+    """The processes of the runs. After `kill` none is alive, and none starts."""
 
     def __init__(self) -> None:
         self._lock, self._started, self.stopped = threading.Lock(), list[SpawnProcess](), False
@@ -245,7 +245,7 @@ class _Children:
 
 
 def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> RunEnd:
-    """Do one run in a process of its own."""
+    """Execute one run in its own process."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(run, job, theirs))
@@ -269,9 +269,9 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
 
 
 def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
-    """What a process of its own does. Whatever goes wrong in it is its outcome."""
+    """Execute the run in this process. Whatever goes wrong becomes its outcome."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends its processes
     try:
         outcome = _guarded(run, job, to.send)
     except Exception as error:

@@ -45,12 +45,12 @@ seeds, in %. Printed values are from the papers.
 
 
 def page(sweeps: Sequence[Sweep], old: str = "") -> str:
-    """The ledger of these sweeps.
+    """Return the ledger of these sweeps.
 
     Args:
-        sweeps: in their order; several of one command are one section.
-        old: a ledger written before: the runs of its sections of other sweeps stay as they are there and are judged
-            once more; sections of these sweeps are written again in their places.
+        sweeps: in their order; several sweeps of one command make one section.
+        old: an older ledger. Its sections of other sweeps keep the values of their runs and are judged again; sections
+            of these sweeps are replaced.
 
     Raises:
         UserError: `old` is not a ledger, or sweeps of one command have no table in common.
@@ -71,13 +71,13 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
 
 
 def _command(part: str) -> str:
-    """The command in a section."""
+    """Return the command in a section."""
     found = re.search(r"^    (ekiden sweep .*)$", part, flags=re.MULTILINE)
     return found[1] if found else part
 
 
 def _experiment(command: str) -> Experiment | None:
-    """What the experiment file of a command holds today, None if it is gone or no longer fit for the command."""
+    """Return the current content of a command's experiment file; None if it is gone or no longer fits the command."""
     words = shlex.split(command) if command.startswith("ekiden sweep ") else []
     path = Path(words[2]) if len(words) > 2 else None
     if path is None or not path.is_file():
@@ -89,7 +89,7 @@ def _experiment(command: str) -> Experiment | None:
 
 
 def _data(text: str, experiment: Experiment | None) -> list[str]:
-    """Names of the data sets behind a section."""
+    """Return the names of the data sets behind a section."""
     if experiment is None:
         return []
     found = (judged.cell(line, experiment) for line in judged.lines(text))
@@ -97,7 +97,7 @@ def _data(text: str, experiment: Experiment | None) -> list[str]:
 
 
 def _changes(sections: Iterable[str]) -> list[str]:
-    """How many verdicts are others than by single runs, and how many would be at two standard errors."""
+    """Say how many verdicts differ from those by single runs, and how many would differ at two standard errors."""
     lines = [line for text in sections for line in judged.lines(text) if line.compared]
     if not lines:
         return []
@@ -113,10 +113,10 @@ def _changes(sections: Iterable[str]) -> list[str]:
 
 
 def section(sweep: Sweep, *more: Sweep) -> str:
-    """What one sweep has to say, of which there may be more than one folder or file of records.
+    """Return the section of one sweep, which may have several folders or files of records.
 
     Raises:
-        UserError: there is a run in one of these that the table of the first has no place for.
+        UserError: one of these has a run that does not fit into the first one's table.
     """
     experiment, results = sweep.experiment, collect(sweep, more=more)
     places = {run.folder.name for run in sweep.runs()}
@@ -193,17 +193,17 @@ def _line(result: CellResult, sweep: Sweep) -> Line:
 
 
 def _origins(results: Sequence[CellResult]) -> str:
-    """How many of the runs were made for other experiments."""
+    """Say how many of the runs were made for other experiments."""
     origins = Counter(of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of")))
     return f", of which {', '.join(f'{n} are those of {of}' for of, n in sorted(origins.items()))}" if origins else ""
 
 
 def _environment(results: Sequence[CellResult]) -> str:
-    """On what they were run, and how long that took."""
+    """Say on what machine and with what versions they were run, and how long that took."""
     runs = [run for result in results for run in result.runs]
     versions = set()
     for run in runs:
-        given = run.environment  # empty where it could not be read
+        given = run.environment  # empty if it could not be read
         device = given.get("gpu") or "CPU" if run.config["hardware"].get("device") != "cpu" else "CPU"
         versions.add(
             f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {given.get('torch') or 'unknown'}, {device}"

@@ -15,13 +15,13 @@ from ekiden.experiments.results import CellResult
 
 @dataclass(frozen=True)
 class Difference:
-    """One cell minus another.
+    """The difference between two cells.
 
     Attributes:
-        points: in per cent, one for each seed that both have; at least one.
+        points: differences in points of per cent, one for each seed that both have; at least one.
         other: label of the method that is subtracted.
         whole: whether no seed is missing.
-        bound: whether the other pools the data; it is then a bound and not a competitor.
+        bound: whether the other method pools the data. Then it is a bound and not a competitor.
     """
 
     points: tuple[float, ...]
@@ -31,29 +31,29 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return mean(self.points)
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean, s/√n; None of one seed."""
+        """Standard error of the mean, s/√n; None for a single seed."""
         return stdev(self.points) / sqrt(len(self.points)) if len(self.points) > 1 else None
 
     def __str__(self) -> str:
-        """Mean ± standard error, and the number of seeds where some are missing."""
+        """Return mean ± standard error, and the number of seeds if some are missing."""
         error = "" if self.error is None else f" ± {self.error:.2f}"
         return f"{self.mean:+.2f}{error}" + ("" if self.whole else f" ({len(self.points)})")
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One method against all others, task by task.
+    """One method compared with all others, task by task.
 
     Attributes:
         method: label of the method.
         others: labels of the others, in the order of the file.
-        tasks: label of each task, the difference to each of the others, None where there is none, and to the best of
-            the other methods, None where there is none.
+        tasks: for each task its label, the differences to all others, and the difference to the best other method. A
+            difference is None if there is none.
     """
 
     method: str
@@ -72,7 +72,7 @@ class Contrast:
 
     @property
     def rows(self) -> list[list[str]]:
-        """One a task."""
+        """One row per task."""
         return [
             [task, *("" if d is None else str(d) for d in each), "" if best is None else f"{best}: {best.other}"]
             for task, each, best in self.tasks
@@ -80,14 +80,14 @@ class Contrast:
 
     @property
     def behind(self) -> str:
-        """Every case in which the method is behind another, bounds apart, in words."""
+        """All cases in which the method is behind another one that is not a bound, in words."""
         found = [(task, d) for task, each, _ in self.tasks for d in each if d is not None and not d.bound]
         lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
         return f"Behind in {len(lost)} of {len(found)}{': ' if lost else ''}{'; '.join(lost)}."
 
     @property
     def table(self) -> Table:
-        """For the terminal: the best of the other methods alone."""
+        """The table for the terminal, with only the best other method."""
         title = f"{self.method} less the best other method, paired by seed"
         made = Table(title=Text(title), title_justify="left", caption=Text(self.behind), caption_justify="left")
         for name in ("", "points, mean ± standard error", "other method"):
@@ -99,19 +99,19 @@ class Contrast:
 
 
 def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Contrast, ...]:
-    """The comparisons that the file asks for by `paired`, of what is finished."""
+    """Return the comparisons that the file asks for with `paired`, for what is finished."""
     made = (_contrast(experiment, results, method) for method in experiment.paired)
     return tuple(contrast for contrast in made if contrast.tasks)
 
 
 def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> Difference | None:
-    """Ours less the other's, over the seeds that both have; None if there is none, or one was measured on other data.
+    """Return ours minus the other's over the seeds that both have; None if there are none, or the data measured differ.
 
     Args:
         ours: finished runs of a cell.
-        other: of another one.
-        label: what the other is called.
-        seeds: how many there would be.
+        other: finished runs of another cell.
+        label: label of the other method.
+        seeds: number of seeds that a complete comparison has.
     """
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
@@ -124,9 +124,9 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
-    """The method against every other that has been run, and against the best of those that are not a form of it.
+    """Compare the method with every other that has been run, and with the best one that is not a form of it.
 
-    The best is that of the smallest difference.
+    The best other method is the one with the smallest difference.
     """
     by_task: dict[str, dict[str, CellResult]] = {}
     for result in (r for r in results if r.runs):
@@ -152,7 +152,7 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
 
 
 def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
-    """Task and method of a cell."""
+    """Return task and method of a cell."""
     cell = result.cell
     return (cell.column, cell.row) if experiment.methods_in_rows else (cell.row, cell.column)
 

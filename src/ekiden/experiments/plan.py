@@ -90,7 +90,7 @@ class Plan(Checked, Generic[M]):
     models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """Split a method with a closing lap into the method and the flag; refuse a lap that the method cannot have."""
+        """Turn a method with a closing lap into the method and the flag; refuse a lap that the method cannot have."""
         if isinstance(self.method, ClosingLap):
             object.__setattr__(self, "closing_lap", True)
             object.__setattr__(self, "method", self.method.method)
@@ -103,23 +103,23 @@ class Plan(Checked, Generic[M]):
 
     @property
     def whole(self) -> Method:
-        """All that is run: the method, with its closing lap if there is one."""
+        """Everything that is run: the method, with its closing lap if there is one."""
         return ClosingLap(self.method) if self.closing_lap else self.method
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
-        """Return the data, divided among the clients. `dataset` is given if they are loaded already."""
+        """Return the data, divided among the clients. Pass `dataset` if the data are already loaded."""
         data = self._with_metric(self._divided(dataset))
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
 
     def _with_metric(self, data: FederatedData) -> FederatedData:
-        """The data with the headline metric that is asked for.
+        """Return the data with the headline metric that the plan names.
 
         Raises:
             UserError: their task has no such metric.
         """
         task = replace(data.dataset.task, metric=self.metric) if self.metric else data.dataset.task
-        _ = task.headline  # exists
+        _ = task.headline  # raises if there is no such metric
         return data.with_task(task) if self.metric else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
@@ -143,11 +143,11 @@ class Plan(Checked, Generic[M]):
         return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
 
     def dataset(self) -> Dataset:
-        """The data, not divided."""
+        """Return the data before they are divided."""
         return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model), self.task)
 
     def other(self, data: str, own: Dataset) -> Dataset:
-        """Other data to measure a model on, read and scaled like the run's `own`."""
+        """Return other data to measure a model on, read and scaled as the run's `own` data."""
         if isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
@@ -186,7 +186,7 @@ class Plan(Checked, Generic[M]):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the plan as plain values."""
         name = name_of(type(self.method))
         values = plain(self, _LATER) | {"method": name, "hyperparameters": self.method.settings()}
         if code := outside.digests((name, self.model, self.data, self.metric)):
@@ -198,16 +198,16 @@ class Plan(Checked, Generic[M]):
 
 
 def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:
-    """What `data`, or else the files of `silos`, hold."""
+    """Return the data that `data` names, or the files of `silos`."""
     how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
     return join(silos, **how) if silos else load(data, **how)
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
-    """The plan with these plain values.
+    """Return the plan with these plain values.
 
     Raises:
-        UserError: they are not a plan of this version.
+        UserError: they do not make a plan of this version.
     """
     outside.refuse_changed(values.get("code", {}))
     given = {name: value for name, value in values.items() if name != "code"}
@@ -215,7 +215,7 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
 
 
 def stored(folder: Path) -> Plan[Method]:
-    """The plan of a run folder.
+    """Return the plan of a run folder.
 
     Raises:
         UserError: the folder holds no run that the command line can repeat.
@@ -224,10 +224,10 @@ def stored(folder: Path) -> Plan[Method]:
 
 
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
-    """The plan in the configuration of a run.
+    """Return the plan in the configuration of a run.
 
     Raises:
-        UserError: there is none, or it is not of this version; the message says where.
+        UserError: there is no plan, or it is from another version; the message says where.
     """
     if "plan" not in config:
         raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")
@@ -236,7 +236,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
 
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
-    """What measures models that `plan` trained on `own` on the test samples of `data`: on the CPU, without its device.
+    """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU.
 
     Raises:
         UserError: the network does not fit `data`.
@@ -244,7 +244,7 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.pretrained)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
-    # Fed as in training: the network knows no other scale of the pixels.
+    # Samples are prepared as in training, because the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)

@@ -1,4 +1,4 @@
-"""Settings without the folders of one machine: only the names of files are kept."""
+"""Make settings independent of a machine's folders: keep only the names of files."""
 
 from collections.abc import Mapping
 from pathlib import PurePath

@@ -1,6 +1,6 @@
 """Records: one small file that keeps the results of a sweep's finished runs when their folders are gone.
 
-The first line names the experiment file and the budget and holds the file's text, each further line a finished run.
+The first line names the experiment file and the budget and has the file's text. Each further line is a finished run.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ekiden.experiments.summary import COUNTED, Summary
 FORMAT = 1
 SUFFIX = ".jsonl"
 _HINT = "give a file that `ekiden sweep --records` made"
-_ENVIRONMENT = ("python", "torch", "gpu")  # of the machine no more than the ledger prints
+_ENVIRONMENT = ("python", "torch", "gpu")  # only what the ledger prints about the machine
 _HEAD = {"file": str, "budget": str, "experiment": str}
 _ROW = {"run": str, "config": dict, "environment": dict, "seconds": (int, float), "result": dict}
 _RESULT = dict.fromkeys(("step", *COUNTED), (int, float))
@@ -30,11 +30,11 @@ _RESULT = dict.fromkeys(("step", *COUNTED), (int, float))
 
 @dataclass(frozen=True)
 class Records:
-    """What such a file holds.
+    """The contents of a file of records.
 
     Attributes:
         file: path of the experiment file, as given when the runs were made.
-        budget: of all runs.
+        budget: budget of all runs.
         experiment: text of the experiment file.
         runs: the finished runs, by the names of their folders.
     """
@@ -46,10 +46,10 @@ class Records:
 
 
 def read(path: Path) -> Records:
-    """The records in a file.
+    """Read a file of records.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: the file cannot be read or is not a file of records.
     """
     try:
         head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
@@ -74,10 +74,10 @@ def read(path: Path) -> Records:
 
 
 def prepare(path: Path) -> None:
-    """Make the folder of a file of records.
+    """Make the folder for a file of records.
 
     Raises:
-        UserError: it cannot be made, or not be written to.
+        UserError: the folder cannot be made or written to.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,24 +89,24 @@ def prepare(path: Path) -> None:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep others from adding to a file of records: what is read of it stays true until it is written.
+    """Keep others from adding to a file of records, so that what was read is still true when the file is written.
 
     Raises:
-        UserError: its folder cannot be made, or not be written to.
+        UserError: its folder cannot be made or written to.
     """
     prepare(path)
     with locks.locked(locks.beside(path.parent)):
         with contextlib.suppress(OSError):
-            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of a process that was killed
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # left by a process that was killed
                 left.unlink(missing_ok=True)
         yield
 
 
 def keep(path: Path, records: Records) -> None:
-    """Write the records to a file, as a whole or not at all.
+    """Write the records to a file, completely or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     head = {"format": FORMAT, "file": records.file, "budget": records.budget, "experiment": records.experiment}
     lines = [head, *(_line(name, records.runs[name]) for name in sorted(records.runs))]
@@ -120,7 +120,7 @@ def _line(name: str, run: Summary) -> dict[str, Any]:
 
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
-    """The object in a line."""
+    """Return the object in a line."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -131,7 +131,7 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _require(row: Mapping[str, Any], kinds: Mapping[str, Any], path: Path, number: int) -> None:
-    """Refuse a line without an entry, or with one of another type."""
+    """Refuse a line that lacks an entry or has one of another type."""
     if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
         raise _damaged(path, number)
 

@@ -1,4 +1,4 @@
-"""The results of a sweep next to the printed values: mean, spread, difference and verdict; a table for the terminal."""
+"""Results of a sweep next to the printed values: mean, spread, difference and verdict, and a table for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ class CellResult:
     """The finished runs of a cell.
 
     Attributes:
-        cell: which one.
+        cell: the cell.
         runs: one for each seed that is done, in the order of the file's seeds.
-        left_out: runs that do not count, and why; one line each.
+        left_out: why runs do not count, one line each.
     """
 
     cell: Cell
@@ -29,7 +29,7 @@ class CellResult:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The metric of each run, of shares in per cent."""
+        """The metric of each run; shares in per cent."""
         found = [(value_of(run, self.cell.metric), metric_of(run, self.cell.metric).scale) for run in self.runs]
         return tuple(scale * value for value, scale in found if value is not None)
 
@@ -40,33 +40,33 @@ class CellResult:
 
     @property
     def mean(self) -> float:
-        """Over the seeds; there is at least one."""
+        """The mean over the seeds; there is at least one."""
         return mean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Standard deviation over the seeds, None of a single one."""
+        """The standard deviation over the seeds, None for a single one."""
         return stdev(self.values) if len(self.runs) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours less theirs, None where nothing was printed or run."""
+        """Ours minus theirs, None if nothing was printed or run."""
         return self.comparison.difference if self.comparison else None
 
     @property
     def comparison(self) -> Comparison | None:
-        """With the printed value, None where nothing was printed or run."""
+        """The comparison with the printed value, None if nothing was printed or run."""
         printed = self.cell.published
         return Comparison(self.mean, self.std, len(self.runs), printed) if self.runs and printed else None
 
 
 def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[CellResult, ...]:
-    """What is finished of a sweep, cell by cell.
+    """Return what is finished of a sweep, cell by cell.
 
     Args:
         sweep: its folder, or its records.
         cells: some of its cells, if not all.
-        more: folders and records of the same sweep, for what is not in the first; folders count before records.
+        more: folders and records of the same sweep, for runs that the first lacks; folders count before records.
     """
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
@@ -86,7 +86,7 @@ def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sw
 
 
 def unmeasured(run: Summary, metric: str) -> str:
-    """Why a run has no value of that metric, and what it has; empty where it has one."""
+    """Say why a run has no value of a metric, and which metrics it has; empty if it has a value."""
     if value_of(run, metric) is not None:
         return ""
     known = ", ".join(m for m in METRICS if run.last.get(m) is not None)
@@ -94,7 +94,7 @@ def unmeasured(run: Summary, metric: str) -> str:
 
 
 def verdict(result: CellResult, experiment: Experiment) -> str:
-    """What the comparison with the printed value says; where there can be none, why."""
+    """Return the verdict of the comparison with the printed value, or why they cannot be compared."""
     compared = result.comparison
     if compared is None:
         return "not printed" if result.runs else "not run"
@@ -103,14 +103,14 @@ def verdict(result: CellResult, experiment: Experiment) -> str:
 
 
 def obstacle(cell: Cell, experiment: Experiment) -> str:
-    """Why a value cannot be compared with the printed one; empty if it can."""
+    """Say why a value cannot be compared with the printed one; empty if it can."""
     scaled = f"budget {experiment.budget} ({', '.join(map(str, cell.scaled))})" if cell.scaled else ""
     tuning = "on validation data" if cell.plan and cell.plan.tune else ""
     return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
 
 def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
-    """Show ours, theirs in brackets, and the difference; the best of those compared is bold, the second underlined."""
+    """Show ours, theirs in brackets, and the difference. The best compared value is bold, the second underlined."""
     by_place = {(r.cell.row, r.cell.column): r for r in results}
     rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
     columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]
@@ -129,7 +129,7 @@ def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
 
 
 def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
-    """The same with a line for each cell, for tables that are too wide."""
+    """Show the same with a line for each cell, for tables that are too wide."""
     places = ranks(experiment, results)
     made = Table(title=Text(heading(experiment, results)), title_justify="left")
     for name in ("row", "column", "ours", "seeds", "printed", "difference"):
@@ -142,7 +142,7 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
 
 
 def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
-    """What the table shows, and what was made less for it."""
+    """Return the lines above the table: what it shows, and what a budget reduced."""
     scaled = sorted({str(s) for r in results for s in r.cell.scaled})
     shares = all(headline(run).share for r in results for run in r.runs)
     lines = [f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"]
@@ -153,10 +153,10 @@ def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
 
 
 def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, int]:
-    """Place, from 1, of every cell with a value among those of its column, or of its row where methods are columns.
+    """Return the rank, from 1, of every cell with a value in its column, or in its row if the columns are methods.
 
-    Methods that pool the data are yardsticks and have none; what was measured on the clients' own test data has places
-    of its own, after training and after averaging.
+    Methods that pool the data are yardsticks and have no rank. What was measured on the clients' own test data, after
+    training or after averaging, is ranked separately.
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
@@ -172,28 +172,28 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
 
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
-    """Its row and its column, the method among them marked where its result is not one model."""
+    """Return a cell's row and column. The method among them is marked if its result is not one model."""
     mark = " (N models)" if cell.plan and cell.plan.method.joins_models else ""
     return (cell.row + mark, cell.column) if experiment.methods_in_rows else (cell.row, cell.column + mark)
 
 
 def ours(result: CellResult) -> str:
-    """Mean ± standard deviation, the mean alone of one value."""
+    """Return mean ± standard deviation, or only the mean for a single value."""
     return f"{result.mean:.2f}" if result.std is None else f"{result.mean:.2f} ± {result.std:.2f}"
 
 
 def theirs(cell: Cell) -> str:
-    """The printed value, "-" if there is none."""
+    """Return the printed value, or "-" if there is none."""
     return as_printed(cell.published) if cell.published else "-"
 
 
 def as_printed(value: Published) -> str:
-    """Mean ± standard deviation, the mean alone where no deviation is printed."""
+    """Return mean ± standard deviation, or only the mean if no deviation is printed."""
     return " ± ".join(_digits(v) for v in (value.mean, value.std) if v is not None)
 
 
 def _digits(value: float) -> str:
-    """Two digits after the point, or as many as were printed."""
+    """Return a number with two digits after the point, or with as many as were printed."""
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
@@ -207,5 +207,5 @@ def _text(result: CellResult, place: int | None) -> Text:
 
 
 def _marked(value: str, place: int | None) -> Text:
-    """The best in bold, the second underlined."""
+    """Show the best in bold, the second underlined."""
     return Text(value, style={1: "bold", 2: "underline"}.get(place or 0, ""))

@@ -1,4 +1,4 @@
-"""Find the cells of a table that a user means by parts of their labels."""
+"""Find the cells of a table that a user names by parts of their labels."""
 
 import re
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from ekiden.experiments.experiment import Cell
 
 
 def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
-    """Return the cells that `only` names (all if it is empty), without those that `without` names.
+    """Return the cells that `only` names (all if it is empty), except those that `without` names.
 
-    Each is ROW, COLUMN or ROW/COLUMN, where a label or a part of labels stands for a row or column.
+    Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
 
     Raises:
-        UserError: a text names none, or nothing is left.
+        UserError: a text matches no cell, or no cell is left.
     """
 
     def named(texts: Sequence[str]) -> set[str]:
@@ -42,7 +42,7 @@ def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
 
 
 def _is(text: str, label: str, labels: Sequence[str]) -> bool:
-    """Whether a label is meant: the one that is exactly so, or else all that have it as words, or else as a part."""
+    """Return whether a label is meant: an exact match wins over whole words, and whole words over parts of words."""
     if text in labels:
         return label == text
     words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)

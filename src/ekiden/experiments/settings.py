@@ -1,4 +1,4 @@
-"""Settings by name, as a person writes them in a file: checked, and made into a plan."""
+"""Settings by name, as a person writes them in a file: checked and turned into a plan."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -23,24 +23,24 @@ _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardw
 
 @cache
 def common() -> dict[str, Any]:
-    """Type of every setting that all methods share, by its name."""
+    """Return the type of every setting that all methods share, by its name."""
     own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", *_PARTS)}
     return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
 
 
 def hyperparameters(kind: type[Method]) -> dict[str, Any]:
-    """Type of every hyperparameter of a method, by its name."""
+    """Return the type of every hyperparameter of a method, by its name."""
     return _hints(kind)
 
 
 @cache
 def known_anywhere() -> frozenset[str]:
-    """Names of all settings of all methods."""
+    """Return the names of all settings of all methods."""
     return frozenset(common()) | {name for kind in METHODS for name in (*hyperparameters(kind), *kind.renamed)}
 
 
 def is_grid(name: str, value: object) -> bool:
-    """Whether a list of values is given for a setting that has one."""
+    """Return whether the value is a list of values for a setting, and not one value that is a list."""
     if not isinstance(value, list):
         return False
     one_is_a_list = _origin(common().get(name)) is tuple
@@ -48,7 +48,7 @@ def is_grid(name: str, value: object) -> bool:
 
 
 def plan(method: str, values: Values) -> Plan[Method]:
-    """The plan of `method` with these settings; a process of its own has one thread, unless they say otherwise.
+    """Return the plan of `method` with these settings, with one thread unless they say otherwise.
 
     Raises:
         UserError: a name is unknown, or a value is of another type or out of range.
@@ -82,7 +82,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _origin(hint: Any) -> Any:
-    """The type behind `X | None`, without its parameters."""
+    """Return the type behind `X | None`, without its parameters."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(h for h in get_args(hint) if h is not type(None))
     return get_origin(hint) or hint

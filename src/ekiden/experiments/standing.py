@@ -1,4 +1,4 @@
-"""Find out whether an existing run counts for a sweep: it does if its plan is the one that the file wants."""
+"""Find out whether an existing run counts for a sweep: it counts if it has the plan that the file wants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from ekiden.experiments.summary import Summary
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run of a sweep; all empty before the run has begun.
+    """The state of a run of a sweep; all fields are empty before the run has begun.
 
     Attributes:
-        result: what it gave, where it is finished and counts.
-        changed: settings of it that are not those wanted, as text.
-        damage: why it cannot be read; empty where it can.
+        result: the run's numbers, if it is finished and counts.
+        changed: settings that differ from those in the file, as text.
+        damage: why it cannot be read; empty if it can.
     """
 
     result: Summary | None = None
@@ -27,12 +27,12 @@ class Standing:
 
     @property
     def why(self) -> str:
-        """Why what is there does not count; empty where it does, or may once it is finished."""
+        """Say why an existing run does not count; empty if it counts, or may count once it is finished."""
         return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
 
 
 def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
-    """What is there of a run, if it can be read."""
+    """Return the state of a run, as far as it can be read."""
     try:
         run = read()
         if changed := _differ(written(run), wanted):
@@ -43,14 +43,14 @@ def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
 
 
 def written(run: Summary) -> Plan[Method]:
-    """The plan of a run with the data as its experiment file names them: a path there may be relative."""
+    """Return the plan of a run, with the data as its experiment file names them: a path there may be relative."""
     plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
     named = swept.get("data") if isinstance(swept, dict) else None
     return replace(plan, data=named) if isinstance(named, str) else plan
 
 
 def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
-    """Settings that are not those wanted, as text; of the hardware only what changes results by more than rounding."""
+    """Return the settings that differ, as text; of the hardware only those that change results by more than rounding."""
     there, here = flat(found), flat(wanted)
     return tuple(
         f"{k} is {there.get(k)} there, {here.get(k)} in the file"
@@ -60,7 +60,7 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
 
 
 def flat(plan: Plan[Method]) -> dict[str, Any]:
-    """What decides the results of a plan, by the names of the settings; of paths only the names, see `portable`."""
+    """Return what decides the results of a plan, by setting. Paths are reduced to names, see `portable`."""
     values: dict[str, Any] = portable(plan.to_json())
     values["model"] = _last_part(values["model"])
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
@@ -70,5 +70,5 @@ def flat(plan: Plan[Method]) -> dict[str, Any]:
 
 
 def _last_part(model: str) -> str:
-    """A network of transformers by the last part of its name: without its folder here, a path is like a hub's name."""
+    """Return the last part of a transformers network's name: without its folder, a path looks like a hub's name."""
     return f"hf:{model.removeprefix('hf:').rpartition('/')[2]}" if model.startswith("hf:") else model

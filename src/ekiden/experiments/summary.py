@@ -1,4 +1,4 @@
-"""The contents of run folders as tables in the terminal."""
+"""Show the contents of run folders as tables in the terminal."""
 
 import json
 from collections import defaultdict
@@ -25,7 +25,7 @@ from ekiden.methods import hyperparameters, known, method_of
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
 COUNTED = ("bytes", "forward", "backward")
-"""What every row of metrics counts."""
+"""The numbers that every row of metrics has."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Summary:
     """One run in numbers.
 
     Attributes:
-        folder: where it is, or the file of records.
+        folder: its folder, or the file of records.
         config: its config.json.
-        metrics: its rows, one a step; of a record the last.
+        metrics: its rows, one per step; a record has only the last.
         seconds: time of all steps.
-        environment: its environment.json; empty where that cannot be read.
-        recorded: whether this is the record of a run that was finished.
+        environment: its environment.json; empty if that cannot be read.
+        recorded: whether this is the record of a finished run.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done and the result is there."""
+        """Whether all steps are done and there is a result."""
         if self.recorded:
             return True
         method, config = _method(self.config), self.config
@@ -69,7 +69,7 @@ def summarise(folder: Path) -> Summary:
     """Read a run folder.
 
     Raises:
-        UserError: it is none, damaged, or of another version.
+        UserError: the folder is not a run folder, is damaged, or is of another version.
     """
     config = read_config(folder)
     with at(str(folder)):
@@ -92,9 +92,9 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def comparison(summaries: Iterable[Summary]) -> Table:
-    """One row for all runs that differ in nothing but the seed: mean ± standard deviation over the seeds."""
+    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds."""
     groups: dict[str, dict[int, Summary]] = defaultdict(dict)
-    for summary in summaries:  # of two runs with one seed the finished one; they are equal
+    for summary in summaries:  # if two runs have the same seed, take a finished one; both are equal
         group = groups[_all_but_the_seed(summary.config)]
         if not (twin := group.get(summary.config["seed"])) or not twin.finished:
             group[summary.config["seed"]] = summary
@@ -128,7 +128,7 @@ def comparison(summaries: Iterable[Summary]) -> Table:
 
 
 def _result(done: Sequence[Summary], *, alone: bool) -> str:
-    """The headline metric of finished runs; with its name, where others in the table have another one."""
+    """Return the headline metric of finished runs, with its name if other rows of the table have another metric."""
     values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
     metric = headline(done[0])
     text = spread([metric.scale * value for value in values], metric)
@@ -136,8 +136,8 @@ def _result(done: Sequence[Summary], *, alone: bool) -> str:
 
 
 def divergence(run: Summary) -> str:
-    """Return one line about a run whose training diverged; empty of all others."""
-    classes = run.config.get("classes", ())  # not in older folders, whose metrics do not tell either
+    """Return one line about a run whose training diverged; empty for other runs."""
+    classes = run.config.get("classes", ())  # missing in older folders, whose metrics do not show divergence
     if not run.last.get("diverged") or "classes" not in run.config:
         return ""
     task = task_in(run.config)
@@ -146,32 +146,32 @@ def divergence(run: Summary) -> str:
 
 
 def task_in(config: Mapping[str, Any]) -> Task:
-    """What the labels of a run mean."""
+    """Return what the labels of a run mean."""
     return task_of(config["task"]) if "task" in config else Classification()
 
 
 def headline(run: Summary) -> Metric:
-    """The headline metric of a run, by its last row that was measured."""
+    """Return the headline metric of a run, by the last row that was measured."""
     row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "loss" in row), {})
     return metric_named(run.config, str(row.get("metric", "accuracy")))
 
 
 def metric_named(config: Mapping[str, Any], name: str) -> Metric:
-    """A metric of a run's task; one of the user's own by what the configuration says of it."""
+    """Return a metric of a run's task. A metric of the user's own is known only by its name and direction."""
     known = {metric.name: metric for metric in task_in(config).metrics}
     higher = bool(config.get("task", {}).get("higher", True))
     return known.get(name) or Metric(name, _unmeasurable, higher=higher, share=False)
 
 
 def _unmeasurable(scores: Scores) -> float:
-    """Stands for a metric of the user's own, whose values are read from files."""
+    """Replace a metric of the user's own, whose values are only read from files."""
     raise NotImplementedError
 
 
 def value_of(run: Summary, key: str) -> float | None:
-    """A number of the last row, or a metric among all those measured; None where there is none.
+    """Return a number of the last row, or a metric among all that were measured; None if there is none.
 
-    Where the task has no accuracy, `accuracy` is the headline metric.
+    If the task has no accuracy, `accuracy` is the headline metric.
     """
     row = run.last
     if key == "accuracy" and row.get(key) is None:
@@ -181,13 +181,13 @@ def value_of(run: Summary, key: str) -> float | None:
 
 
 def metric_of(run: Summary, key: str) -> Metric:
-    """What `value_of` gives for a key: means over clients are of the headline metric."""
+    """Return the metric that `value_of` gives for a key; means over clients are of the headline metric."""
     known = {metric.name for metric in task_in(run.config).metrics}
     return metric_named(run.config, key) if key in known else headline(run)
 
 
 def about(run: Summary) -> str:
-    """Data, training and result in a few lines."""
+    """Describe data, training and result in a few lines."""
     used = run.config["training"] | {"select": selection(run.config)}
     training = ", ".join(f"{k} {v}" for k, v in used.items() if v != [])
     state = (
@@ -201,7 +201,7 @@ def about(run: Summary) -> str:
 
 
 def network(run: Summary) -> str:
-    """What crossed the network, who could read it, and who was away; empty of a run on one machine."""
+    """Say what crossed the network, who could read it, and who was away; empty for a run on one machine."""
     if run.config.get("on") != "flower":
         return ""
     rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "engine", "waited")
@@ -228,12 +228,12 @@ def _crossed(row: dict[str, Any]) -> int:
 
 
 def steps(run: Summary) -> Table:
-    """One row a step."""
+    """Return a table with one row per step."""
     moved: dict[int, list[str]] = defaultdict(list)
     for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     table = Table()
-    sized = any("parameters" in row for row in run.metrics)  # the result is not the clients' own network
+    sized = any("parameters" in row for row in run.metrics)  # if the result is not the clients' own network
     metric = headline(run)
     for column in (
         "step",
@@ -256,18 +256,18 @@ def steps(run: Summary) -> Table:
 
 
 def notes(run: Summary) -> str:
-    """What the method noted of its steps, one line each; of more than 20 steps the last 20."""
+    """Return what the method noted, one line per step; of more than 20 steps only the last 20."""
     lines = [f"step {row['step']}: {told(row['notes'])}" for row in run.metrics if isinstance(row.get("notes"), dict)]
     return "\n".join(lines[-_STEPS_TOLD:])
 
 
 def label(config: dict[str, Any]) -> str:
-    """Method, with the settings that are not the default and change the result, and what a budget made less."""
+    """Name the method, its settings that differ from the default and change the result, and what a budget reduced."""
     kind = known(config["method"])
     usual = (asdict(kind()) if kind else {}) | asdict(Training()) | asdict(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
     given = hyperparameters(config) | asdict(settings_in(config)[0]) | hardware
-    if selection(config) != given["select"]:  # the method decides it
+    if selection(config) != given["select"]:  # if the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
@@ -277,37 +277,37 @@ def label(config: dict[str, Any]) -> str:
 
 
 def _revised(config: dict[str, Any]) -> str:
-    """Who left or joined since the run that all began with."""
+    """Name the clients that left or joined since the original run."""
     return "".join(f", {who} {_CHANGES[change]}" for change, who in revised(config))
 
 
 def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The changes of the clients since the first run, in order: what happened, and to whom.
+    """Return the changes of the clients since the original run, in order: what happened, and to which client.
 
-    Runs that are alike except for their seeds have the same, whatever the folders and totals that they began with.
+    Runs that differ only in the seed have equal changes, whatever folders and totals they started from.
     """
     made = [change for revision in config.get("revisions", []) for change in revision.items()]
     return [(change, who) for change, who in made if change in _CHANGES]
 
 
 def selection(config: dict[str, Any]) -> str:
-    """What local training returned in a run, which is not `--select` where the method decides it."""
+    """Return what local training returned in a run. It differs from `--select` if the method decides it."""
     method, select = _method(config), config["training"]["select"]
     return str(config.get("selection", select)) if method is None else method.selection(select)
 
 
 def _method(config: dict[str, Any]) -> Method | None:
-    """The method of a run; None if it is not available: made in Python, or in a file that is gone or has changed.
+    """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed.
 
     Raises:
-        UserError: it, or how it was trained, is not of this version.
+        UserError: the method's or the training's settings are not of this version.
     """
     settings_in(config)
     return method_of(config) if known(config["method"]) else None
 
 
 def _budget(config: dict[str, Any]) -> str:
-    """What a sweep made less for this run, if anything."""
+    """Say what a sweep's budget reduced for this run, if anything."""
     scaled = config.get("sweep", {}).get("scaled", [])
     less = ", ".join(f"{s['name']} {s['used']} of {s['full']}" for s in scaled)
     return f", budget {config['sweep']['budget']}: {less}" if less else ""
@@ -321,7 +321,7 @@ def _all_but_the_seed(config: dict[str, Any]) -> str:
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
-    """Mean ± standard deviation, of shares in per cent; the mean alone of one value, nothing of none."""
+    """Return mean ± standard deviation, shares in per cent; for one value only the mean, for none nothing."""
     digits = ".2f" if metric is None or metric.share else ".4g"
     if len(values) > 1:
         return f"{mean(values):{digits}} ± {stdev(values):{digits}}"
@@ -329,7 +329,7 @@ def spread(values: Sequence[float], metric: Metric | None = None) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as readable text."""
     for unit in ("B", "kB", "MB", "GB"):
         shown = f"{number:.0f}" if unit == "B" else f"{number:.2f}"
         if float(shown) < 1000:
@@ -339,7 +339,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Return a number of seconds as readable text."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

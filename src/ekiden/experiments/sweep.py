@@ -22,7 +22,7 @@ from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""What a sweep folder holds next to its run folders: file and budget, the file as it was when last run, what failed."""
+"""Other files in a sweep folder: one with the file's name and budget, a copy of the experiment file, and the failures."""
 OWN = (MARK, COPY, FAILED)
 
 
@@ -31,10 +31,10 @@ class SweepRun:
     """One cell with one seed.
 
     Attributes:
-        cell: which one.
-        seed: which one.
-        folder: its own.
-        record: what it gave, where that is recorded.
+        cell: the cell.
+        seed: the seed.
+        folder: the run folder.
+        record: the recorded result, if there is one.
     """
 
     cell: Cell
@@ -55,7 +55,7 @@ class SweepRun:
 
     @property
     def state(self) -> Standing:
-        """What is there of it, in its folder or else its record."""
+        """The state of the run, from its folder or else from its record."""
         found = [standing(lambda: summarise(self.folder), self.plan)] if self.begun else []
         if record := self.record:
             found.append(standing(lambda: record, self.plan))
@@ -63,12 +63,12 @@ class SweepRun:
 
     @property
     def result(self) -> Summary | None:
-        """What it gave; None before it is finished, and where it does not count."""
+        """The result; None before the run is finished, or if it does not count."""
         return self.state.result
 
     @property
     def finished(self) -> bool:
-        """Whether there is a result of this run."""
+        """Whether this run has a result that counts."""
         return self.result is not None
 
 
@@ -77,10 +77,10 @@ class Sweep:
     """An experiment and the folder of its runs.
 
     Attributes:
-        experiment: at one of its budgets.
-        folder: where its runs are; of a file of records this file, so that there are none.
+        experiment: the experiment, at one of its budgets.
+        folder: the folder of its runs; for a file of records that file, so that there are no run folders.
         file: path of the experiment file, as given.
-        records: what finished runs gave whose folders may be gone, by the names of these.
+        records: results of finished runs whose folders may be gone, by the names of these folders.
     """
 
     experiment: Experiment
@@ -89,14 +89,14 @@ class Sweep:
     records: Mapping[str, Summary] = field(default_factory=dict)
 
     def runs(self, cells: Iterable[Cell] | None = None) -> tuple[SweepRun, ...]:
-        """All runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
+        """Return all runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
         chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
         names = [(cell, seed, f"{cell.slug}--seed{seed}") for seed in self.experiment.seeds for cell in chosen]
         return tuple(SweepRun(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
 
     @property
     def command(self) -> str:
-        """What runs it."""
+        """The command that runs the sweep."""
         budget = [] if self.experiment.budget == PAPER else ["--budget", self.experiment.budget]
         return shlex.join(["ekiden", "sweep", self.file, *budget])
 
@@ -104,14 +104,14 @@ class Sweep:
 def plan_sweep(
     file: Path, budget: str, out: Path | None, recorded: Path | None = None, reuse: Sequence[Path] = ()
 ) -> Sweep:
-    """The sweep over a file; nothing is written.
+    """Make the sweep over a file; nothing is written.
 
     Args:
         file: the experiment file.
-        budget: how much of it.
+        budget: name of the budget.
         out: sweep folder, if not the usual one.
-        recorded: file of records, which need not be there yet.
-        reuse: files of records and sweep folders of other experiments, whose runs with a plan of this one count here.
+        recorded: file of records; it may not exist yet.
+        reuse: files of records and sweep folders of other experiments; their runs count here if their plan is the same.
 
     Raises:
         UserError: the file is wrong, or the folder or the records belong to something else.
@@ -132,7 +132,7 @@ def plan_sweep(
 
 
 def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
-    """Finished runs of other experiments that this one would repeat bit for bit, by the names of this one's folders."""
+    """Return other experiments' finished runs that this sweep would repeat bit for bit, by this sweep's folder names."""
     found = {json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
     same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
     return {
@@ -143,13 +143,13 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
 
 
 def _origin(run: Summary) -> str:
-    """The experiment that a run was made for."""
+    """Return the experiment that a run was made for."""
     about = run.config.get("sweep", {})
     return str(about.get("of") or about.get("experiment", ""))
 
 
 def opened(folder: Path) -> Sweep:
-    """The sweep in a folder, or in a file of records, from the copy of its experiment file there.
+    """Read the sweep in a folder or a file of records, from the copy of its experiment file there.
 
     Raises:
         UserError: it is neither a sweep folder nor a file of records.
@@ -167,7 +167,7 @@ def opened(folder: Path) -> Sweep:
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
-    """Return the runs that are left to do, without those that cannot be read. Runs that have begun keep their settings.
+    """Return the runs that are left to do, except those that cannot be read. Runs that have begun keep their settings.
 
     Raises:
         UserError: a folder holds a run with other settings.
@@ -186,7 +186,7 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
 
 
 def damaged(runs: Iterable[SweepRun]) -> list[tuple[SweepRun, str]]:
-    """The runs that cannot be read and so cannot be run, and the reasons."""
+    """Return the runs that cannot be read, and so cannot be run, with the reasons."""
     return [(run, why) for run in runs if (why := run.state.damage)]
 
 
@@ -197,25 +197,25 @@ def begin(sweep: Sweep, content: str) -> None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {sweep.folder} ({error.strerror}): give another folder by --out") from None
-    write(sweep.folder / MARK, [json.dumps(mark).encode()])  # first: it makes the folder a sweep's
+    write(sweep.folder / MARK, [json.dumps(mark).encode()])  # first, because it marks the folder as a sweep's
     write(sweep.folder / COPY, [content.encode()])
 
 
 def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun] | None = None) -> int:
-    """Add what is finished to a file of records, to which other sweeps may add too.
+    """Add finished runs to a file of records, to which other sweeps may also add.
 
     Args:
-        sweep: whose runs.
-        content: of the experiment file, where the sweep begins; None later: what is there stands, since another sweep
-            may have begun with more in its file.
-        path: the file.
-        runs: all of the sweep, if not only these.
+        sweep: the sweep of the runs.
+        content: text of the experiment file when the sweep begins; None later, which keeps the text in the file, since
+            another sweep may have begun with a longer one.
+        path: the file of records.
+        runs: the runs to add; by default all of the sweep.
 
     Returns:
-        How many it then holds.
+        The number of runs in the file.
 
     Raises:
-        UserError: it cannot be written, or holds something else.
+        UserError: the file cannot be written, or holds something else.
     """
     now = {r.folder.name: found for r in (sweep.runs() if runs is None else runs) if r.begun and (found := r.result)}
     with records.held(path):
@@ -228,20 +228,20 @@ def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[S
 
 
 def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> None:
-    """Keep why runs failed, by the names of their folders, until they are tried again."""
+    """Keep the reasons why runs failed, by the names of their folders, until they are tried again."""
     kept = {name: why for name, why in _failed(sweep.folder).items() if name not in tried}
     if kept or failed or (sweep.folder / FAILED).exists():
         write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
 
 
 def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
-    """The runs that failed when they were last tried, and why."""
+    """Return the runs that failed when they were last tried, and why."""
     why = _failed(sweep.folder)
     return [(run, why[run.folder.name]) for run in sweep.runs() if run.folder.name in why and not run.finished]
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
-    """Run folders, from run folders and sweep folders.
+    """Return run folders, from run folders and sweep folders.
 
     Raises:
         UserError: a path is a file of records.
@@ -251,13 +251,13 @@ def expand(paths: Iterable[Path]) -> list[Path]:
         refuse_records(path)
         if (path / MARK).exists():
             found += [run.folder for run in opened(path).runs() if run.begun]
-        elif path.name not in OWN:  # runs/sweep/* names them too
+        elif path.name not in OWN:  # a pattern such as runs/sweep/* also matches these files
             found.append(path)
     return found
 
 
 def summaries(paths: Iterable[Path]) -> list[Summary]:
-    """What run folders, sweep folders and files of records hold."""
+    """Return the summaries of run folders, sweep folders and files of records."""
     found: list[Summary] = []
     for path in paths:
         if _is_records(path):
@@ -268,10 +268,10 @@ def summaries(paths: Iterable[Path]) -> list[Summary]:
 
 
 def refuse_records(path: Path) -> None:
-    """Refuse a file of records where run folders are wanted, and say what such a file is for.
+    """Refuse a file of records if run folders are needed, and say what such a file is for.
 
     Raises:
-        UserError: it is one.
+        UserError: the path is a file of records.
     """
     if _is_records(path) and path.exists():
         raise UserError(
@@ -287,7 +287,7 @@ def _job(sweep: Sweep, run: SweepRun, device: str) -> LaunchedRun:
 
 
 def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
-    """For which table a run is made."""
+    """Return the table that a run is made for."""
     return {
         "experiment": sweep.experiment.name,
         "row": run.cell.row,
@@ -314,7 +314,7 @@ def _is_records(path: Path) -> bool:
 
 
 def _known(path: Path | None, name: str, budget: str) -> Records | None:
-    """The records in a file, None where it is not there yet."""
+    """Return the records in a file, None if it does not exist yet."""
     if path is None:
         return None
     if path.suffix != records.SUFFIX:
@@ -337,7 +337,7 @@ def _failed(folder: Path) -> dict[str, str]:
 
 
 def _short(file: Path) -> str:
-    """Its path from here, where it is below."""
+    """Return a path relative to the current folder, if it is below that."""
     here = Path.cwd()
     return str(file.absolute().relative_to(here) if file.absolute().is_relative_to(here) else file)
 
