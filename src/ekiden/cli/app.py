@@ -1,4 +1,4 @@
-"""The command line: finds the command, runs it, and turns a user's mistake into one line."""
+"""The command line: find the command, run it, and turn a user's mistake into one line."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ your own
   trust FILE...     let runs made elsewhere execute a Python file they name
 published tables
   sweep FILE        run one, or go on with it
-  results SWEEP...  what came out, next to the printed values
+  results SWEEP...  results next to the printed values
 between machines
   federation init   certificates, keys and a folder for each silo
   federation start  the SuperLink that these silos connect to
@@ -101,9 +101,9 @@ def main() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        if error.filename is None:  # what is left of the output is nobody's: else Python complains of it at its end
+        if error.filename is None:  # drop the rest of the output, or Python complains about it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # as in `ekiden results ... | head`
+        if error.errno == errno.EPIPE:  # the reader is gone, as in `ekiden results ... | head`
             sys.exit(141)
         what = "the output" if error.filename is None else error.filename
         print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
@@ -119,7 +119,7 @@ def call(args: Sequence[str]) -> None:
     """Run the command that the first one or two arguments name.
 
     Raises:
-        UserError: they name none.
+        UserError: they name no command.
     """
     command = next((name for name in (" ".join(args[:2]), args[0]) if name in COMMANDS), "")
     group = [name.split()[1] for name in COMMANDS if name.startswith(f"{args[0]} ")]

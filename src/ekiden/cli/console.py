@@ -1,4 +1,4 @@
-"""What the commands share: the console, and words of its messages."""
+"""What the commands share: the console, and the wording of some messages."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rich.text import Text
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 
-_WORD = 10  # letters that a column of text keeps, if its words are that long
+_WORD = 10  # least width of a text column, if it has words of that length
 
 
 class TableConsole(Console):
@@ -39,7 +39,7 @@ class TableConsole(Console):
             self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
     def _fitted(self, table: Table) -> bool:
-        """Give the columns widths with which the table fits, and return whether there are any."""
+        """Give the columns widths with which the table fits; return whether there are such widths."""
         columns = table.columns
         room = self.width - (2 * len(columns) if self.is_terminal else len(columns) - 1)
         least, most = [], []
@@ -60,7 +60,7 @@ class TableConsole(Console):
         return True
 
     def _blocks(self, table: Table, options: dict[str, Any]) -> None:
-        """Print a table row by row: in each line the name of a column and its cell."""
+        """Print a table row by row: each line has the name of a column and its cell."""
         for text in (table.title, *zip(*(column.cells for column in table.columns), strict=True), table.caption):
             if isinstance(text, tuple):
                 for column, cell in zip(table.columns, text, strict=True):
@@ -72,7 +72,7 @@ class TableConsole(Console):
 
 
 def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Share `room` among columns: each gets between its least and its most, the narrowest grow first."""
+    """Share `room` among columns: each gets between its least and its most, and the narrowest grow first."""
     widths = list(least)
     for _ in range(room - sum(least)):
         growing = min((i for i in range(len(widths)) if widths[i] < most[i]), key=lambda i: widths[i])
@@ -85,18 +85,18 @@ console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False,
 
 
 def no_run(action: str, paths: Sequence[Path]) -> UserError:
-    """The error where there is no run to do something with."""
+    """Return the error for the case that there is no run."""
     if not paths:
         return UserError(f"name the run folders or sweep folders to {action}")
     return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
 
 
 def first_line(method: type[Method]) -> str:
-    """What the method is, in one sentence."""
+    """Return the first sentence of the method's docstring."""
     return (method.__doc__ or "").strip().split("\n")[0]
 
 
 def say(text: str) -> None:
-    """Print a line at once, as it is."""
+    """Print a line at once, without markup."""
     console.print(text, soft_wrap=True, highlight=False)
     console.file.flush()

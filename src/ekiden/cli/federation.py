@@ -58,7 +58,7 @@ class LinkOptions:
 
 @dataclass(frozen=True)
 class PsOptions(LinkOptions):
-    """The runs that a SuperLink knows, and whether they still go on."""
+    """List the runs that a SuperLink knows, and whether they are still running."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def stop(options: StopOptions) -> None:
 
 
 def _reached(options: LinkOptions) -> tuple[str, Security]:
-    """Where the SuperLink is, and how to know it."""
+    """Return the SuperLink's address, and how to verify it."""
     if options.federation is not None:
         found = federations.read(options.federation)
         return found.link, Security(found.certificate)
@@ -158,4 +158,4 @@ def _reached(options: LinkOptions) -> tuple[str, Security]:
 
 
 def _quiet(line: str) -> None:
-    """Say nothing of the commands behind a short question."""
+    """Print nothing about the commands behind a short question."""

@@ -1,4 +1,4 @@
-"""Flags read into a dataclass; a mistake in them becomes one line."""
+"""Read flags into a dataclass; a mistake in them becomes one line."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
-from tyro import _errors as mistakes  # not public, but the one place where tyro tells a mistake as data, not as text
+from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
 from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import (
     ConstructorRegistry,
@@ -41,13 +41,13 @@ def parse(
     Args:
         kind: the dataclass; the fields of dataclasses in it are flags, too.
         args: the arguments behind `prog`.
-        prog: the command, as messages call it.
-        default: the values where no flag is given.
+        prog: the command, as it appears in messages.
+        default: the values of flags that are not given.
         about: the first lines of the help; by default the docstring of `kind`.
         boxes: how the help groups the flags (see `helping.page`).
 
     Raises:
-        UserError: a flag is unknown or missing, or its value cannot be.
+        UserError: a flag is unknown or missing, or its value is not allowed.
         SystemExit: the help was asked for; it is printed.
     """
     shown = kind if default is None else default
@@ -64,10 +64,10 @@ def parse(
 
 
 def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
-    """Read the flags of a dataclass from among others.
+    """Read only the flags of a dataclass, and leave other flags alone.
 
     Raises:
-        UserError: a value cannot be.
+        UserError: a value is not allowed.
     """
     args = [arg for arg in args if arg not in _HELP]
     with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, kind)):
@@ -76,8 +76,8 @@ def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
 
 
 def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, shown: object) -> None:
-    """Raise the error for what tyro could not read."""
-    if _HELP & set(args):  # to tyro flags that nobody knows, since we write the help
+    """Raise an error for what tyro could not read."""
+    if _HELP & set(args):  # unknown to tyro, because we write the help
         raise _HelpWanted
     more = f"see {prog} --help"
     match event:
@@ -101,14 +101,14 @@ def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, sho
 
 
 def _name(argument: Any) -> str:
-    """What messages call an argument of tyro's."""
+    """Return the name of a tyro argument for messages."""
     name: str = argument.lowered.name_or_flags[-1]
     return name.rpartition(".")[2].upper() if argument.is_positional() else name
 
 
 @_READING.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Refuse what is not a number, by a message of ours."""
+    """Refuse what is not a number, with our own message."""
     kind: Any = info.type
     if kind not in (int, float):
         return None
@@ -125,7 +125,7 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 @_READING.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Keep the message of what may be left out; tyro has one of its own for unions."""
+    """Keep the message of an optional value; for unions tyro would print its own."""
     kinds = get_args(info.type)
     if len(kinds) != 2 or kinds[1] is not NoneType:
         return None
@@ -135,13 +135,13 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 @_READING.primitive_rule
 def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """A flag that takes a list takes one value at least."""
+    """Require at least one value for a flag that takes a list."""
     if get_origin(info.type) is not tuple or get_args(info.type)[1:] != (...,):
         return None
     one = _of(get_args(info.type)[0], info)
 
     def read(texts: list[str]) -> tuple[Any, ...]:
-        if not texts and Positional not in info.markers:  # commands say themselves what they need
+        if not texts and Positional not in info.markers:  # commands check positional arguments themselves
             raise ValueError("needs a value")
         return tuple(one.instance_from_str([text]) for text in texts)
 
@@ -150,7 +150,7 @@ def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 @_READING.struct_rule
 def _renamed(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Understand the former names of a method's flags."""
+    """Accept the former names of a method's flags."""
     kind: Any = info.type
     if not (isinstance(kind, type) and issubclass(kind, Method) and kind.renamed):
         return None
@@ -171,5 +171,5 @@ def _of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any]:
 
 
 def _spec(nargs: Any, read: Any) -> PrimitiveConstructorSpec[Any]:
-    """How to read a value; the help is ours, so it matters little how tyro would write one."""
+    """Say how a value is read. tyro's help is not shown, so the rest does not matter."""
     return PrimitiveConstructorSpec(nargs, "VALUE", read, lambda _: True, lambda value: [str(value)])

@@ -1,4 +1,4 @@
-"""The text of `--help`: the fields of a dataclass as flags, folded to the width of the terminal."""
+"""Write the text of `--help`: the fields of a dataclass as flags, folded to the width of the terminal."""
 
 import ast
 import inspect
@@ -21,22 +21,22 @@ _MOST = 100
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _NO_DEFAULTS = (MISSING, None, "", ())
 Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
-"""title, line below it, and names of fields; the name of a dataclass stands for all of its fields"""
+"""A title, the line below it, and names of fields; the name of a dataclass stands for all its fields."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What the help says of a field."""
+    """The help for one field."""
 
     field: str
     names: tuple[str, ...]
-    """none, if the value stands on its own"""
+    """Empty if the value is positional."""
     value: str
     told: str
 
     @property
     def lines(self) -> tuple[str, str]:
-        """The flag and its value, and what is told of it."""
+        """The flag with its value, and the text about it."""
         shown = [f"{name} {self.value}".strip() for name in self.names] or [self.value]
         return ", ".join(shown), self.told
 
@@ -50,13 +50,13 @@ class _Box:
 
 
 def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
-    """The help of a command.
+    """Return the help of a command.
 
     Args:
         prog: the command.
-        shown: a dataclass, or one with the values that are its defaults.
+        shown: a dataclass, or an instance whose values are the defaults.
         about: the first lines; by default its docstring.
-        boxes: the order in which its fields stand; by default those of the dataclass itself, then each dataclass in it.
+        boxes: the order of its fields; by default first its own fields, then each dataclass in it.
     """
     width = min(shutil.get_terminal_size().columns, _MOST)
     found = list(_boxes(shown))
@@ -76,7 +76,7 @@ def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
 
 
 def flags(shown: object) -> list[Flag]:
-    """All flags of a dataclass and of those in it."""
+    """Return all flags of a dataclass and of the dataclasses in it."""
     return [flag for box in _boxes(shown) for flag in box.flags]
 
 
@@ -122,7 +122,7 @@ def _flag(name: str, hint: Any, default: Any, text: str) -> Flag:
 
 
 def _value(hint: Any) -> str:
-    """The word for a flag's value."""
+    """Return the word for a flag's value."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _value(args[0])
@@ -136,12 +136,12 @@ def _value(hint: Any) -> str:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """The texts below the fields of a dataclass, by their names."""
+    """Return the texts below the fields of a dataclass, by the fields' names."""
     found: dict[str, str] = {}
     for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):
         try:
             (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # a class that stands in no file
+        except OSError:  # the class is not in a file
             continue
         assert isinstance(node, ast.ClassDef)
         for one, after in pairwise(node.body):
@@ -152,13 +152,13 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _block(title: str, about: str, listed: Iterable[Flag], width: int) -> list[str]:
-    """The lines of a box."""
+    """Return the lines of a box."""
     rows = [line for flag in listed for line in _row(*flag.lines, width)]
     return ["", title, *([*_folded(about, width), ""] if about else []), *rows]
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """The paragraphs of a text."""
+    """Return the paragraphs of a text."""
     parts = ["\n".join(_wrap(" ".join(part.split()), width)) for part in text.split("\n\n")]
     return "\n\n".join(parts).split("\n")
 

@@ -66,7 +66,7 @@ def list_all(options: ListOptions) -> None:
 
 
 def catalogue() -> str:
-    """What the library itself has, as a page in Markdown: nothing of other packages, nothing of this machine."""
+    """Return what the library has as a page in Markdown, without other packages and without this machine's data."""
     methods = ([_link(m), first_line(m), _moves(m), _ends_with(m)] for m in METHODS)
     networks = ([f"`{name}`", *about] for name, about in models.described().items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
@@ -91,7 +91,7 @@ def _link(method: type[Method]) -> str:
 
 
 def _moves(method: type[Method]) -> str:
-    """Bytes of a run with defaults, in sizes of the network that the user chose."""
+    """Return the bytes of a run with defaults, in sizes of the network that the user chose."""
 
     def chosen() -> nn.Module:
         return models.build("mlp", _SHAPE, _CLASSES)
@@ -109,10 +109,10 @@ def _ends_with(method: type[Method]) -> str:
 
 
 def _source(name: str) -> list[str]:
-    """Where a named data set is, its test part, what is done to its images, and its network."""
+    """Return where a named data set is, its test part, what is done to its images, and its network."""
     named = datasets.NAMED[name]
     hub = f"[{named.hub}](https://huggingface.co/datasets/{named.hub})" if named.hub else "not there: give local files"
-    if name == "digits":  # one part, which is in scikit-learn
+    if name == "digits":  # it has one part and is in scikit-learn
         hub, named = "not needed: scikit-learn has them", replace(named, test=None)
     done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
     network = models.usual(name)

@@ -30,7 +30,7 @@ def new(options: NewOptions) -> None:
     """`ekiden new method NAME`.
 
     Raises:
-        UserError: a file is there already.
+        UserError: a file already exists.
     """
     files, kind = skeleton.write(Path(), options.name)
     for file in files:

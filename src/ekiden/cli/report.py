@@ -14,7 +14,7 @@ from ekiden.cli.console import console
 
 @dataclass(frozen=True)
 class ReportOptions(Checked):
-    """One page to look at, without a network: tables, figures, and the numbers behind them."""
+    """Write one page with tables, figures, and the numbers behind them. It needs no network."""
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, or folders that hold them"""

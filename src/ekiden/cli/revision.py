@@ -44,7 +44,7 @@ class JoinOptions:
 def forget(options: ForgetOptions) -> None:
     """`ekiden forget RUN --client NAME`."""
     if _between_machines(options.run):
-        from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do without it)
+        from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
 
         silos.forget(options.run, options.client, options.out)
     else:

@@ -49,12 +49,12 @@ class RunOptions(Generic[M]):
 
 @dataclass(frozen=True)
 class _Where:
-    """The flag that decides which others there are."""
+    """The flag that decides which other flags exist."""
 
     on: Place = "here"
 
 
-# The flags in the order of the help, after the method's own.
+# The flags in the order of the help, after the method's own flags.
 _BOXES: Boxes = (
     (
         "data",
@@ -77,10 +77,10 @@ _BOXES: Boxes = (
 
 
 def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
-    """The flags of `ekiden run METHOD`, with the values of `default` where they are not given.
+    """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`.
 
     Raises:
-        UserError: a flag is unknown, or its value cannot be.
+        UserError: a flag is unknown, or its value is not allowed.
     """
     kind = type(default.method)
     own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
@@ -90,7 +90,7 @@ def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Go on with interrupted runs; they end as if nothing had happened."""
+    """Continue interrupted runs; they end as if nothing had happened."""
 
     runs: Positional[tuple[Path, ...]]
     """run folders"""
@@ -100,7 +100,7 @@ class ResumeOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """What a run folder holds: what was run, every step, what moved."""
+    """Show what a run folder holds: what was run, every step, what moved."""
 
     run: Positional[Path]
     """run folder"""
@@ -108,7 +108,7 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Runs side by side; those that differ only in the seed as mean ± standard deviation."""
+    """Show runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, and files that `ekiden sweep --records` made"""
@@ -116,7 +116,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class DataOptions(Checked):
-    """Who holds what: prints it and draws it."""
+    """Show who holds what, as a table and as a picture."""
 
     data: Positional[str] = "digits"
     """name of a data set, folder, table or file of arrays"""
@@ -163,7 +163,7 @@ def run(args: Sequence[str]) -> None:
     kind = method_named(args[0])
     rest, prog = args[1:], f"ekiden run {kind.title()}"
     if parse_some(_Where, rest, prog).on == "flower":
-        from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do without it)
+        from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
 
         return cli_silos.run(kind, rest)
     default: Plan[Any] = Plan(kind())
@@ -188,13 +188,13 @@ def run(args: Sequence[str]) -> None:
 
 
 def _stem(plan: Plan[Any]) -> str:
-    """What the data are called in the name of a run folder."""
+    """Return the name of the data for the name of a run folder."""
     return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
 
 
 def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
-    from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do without it)
+    from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
 
     if not options.runs:
         raise UserError("name the run folders to resume")
@@ -254,7 +254,7 @@ def data(options: DataOptions) -> None:
 
 
 def _launch(jobs: list[launch.LaunchedRun]) -> None:
-    """Do the runs and print what came out.
+    """Execute the runs and print the results.
 
     Raises:
         UserError: one of them failed.

@@ -27,7 +27,7 @@ _Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What the model of a run says of files: a class and its probability for each, as a table."""
+    """Predict for files with the model of a run: a class and its probability for each, as a table."""
 
     run: Positional[Path]
     """run folder"""
@@ -49,7 +49,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The model of a run for other software, or the metrics of runs as one table."""
+    """Write the model of a run for other software, or the metrics of runs as one table."""
 
     paths: Positional[tuple[Path, ...]]
     """the run folder; for metrics run folders and sweep folders, and maybe the file to write, OUT.parquet or OUT.csv"""
@@ -71,7 +71,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """A model card in Markdown: what was trained, on how many samples, how, how good it is, what is not known."""
+    """Write a model card in Markdown: what was trained, on how many samples, how, how good it is, what is not known."""
 
     run: Positional[Path]
     """run folder"""
@@ -116,7 +116,7 @@ def export(options: ExportOptions) -> None:
 
 
 def _said_by(out: Path | None) -> str:
-    """What the name of the output says of its format; "" where that is a table of metrics."""
+    """Return the format that the name of the output implies; "" if that is a table of metrics."""
     suffix = out.suffix.removeprefix(".") if out else ""
     return suffix if suffix in (*exporting.FORMATS, *_METRICS) else ""
 
@@ -147,10 +147,10 @@ def card(options: CardOptions) -> None:
 
 
 def own_network(name: str, run: Path) -> ModelSource | None:
-    """What `--network` names: a module, or a function that makes one, of shape and classes as for `ekiden run --model`.
+    """Return what `--network` names: a module, or a function that makes one from shape and classes, as for `--model`.
 
     Raises:
-        UserError: it is none in a file.
+        UserError: the name is not FILE.py:NAME, or what it names makes no module.
     """
     if not name:
         return None
@@ -172,7 +172,7 @@ def own_network(name: str, run: Path) -> ModelSource | None:
 
 
 def warn(folder: Path) -> None:
-    """Say on the standard error that a run has not ended."""
+    """Print to the standard error that a run has not ended."""
     run = open_run(folder)
     if line := not_finished(run.config, run.state.step):
         print(line, file=sys.stderr)

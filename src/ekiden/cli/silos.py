@@ -242,7 +242,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
 
 
 def resume(folder: Path, track: Sequence[str] = ()) -> bool:
-    """Go on with a run over silos; False if the folder is of a run on one machine."""
+    """Resume a run over silos; return False if the folder is of a run on one machine."""
     plan = stored(folder)
     if plan is None:
         return False
@@ -252,12 +252,12 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
 
 
 def forget(folder: Path, client: str, out: Path | None = None) -> None:
-    """Run a run of FedGram over silos again without `client`, in a folder of its own."""
+    """Repeat a run of FedGram over silos without `client`, in a new folder."""
     _revise(folder, revised.without(folder, client), out, f"without-{client}")
 
 
 def join(folder: Path, client: str, out: Path | None = None) -> None:
-    """Run a run of FedGram over silos again with `client`, in a folder of its own."""
+    """Repeat a run of FedGram over silos with `client`, in a new folder."""
     _revise(folder, revised.with_one_more(folder, client), out, f"with-{client}")
 
 
@@ -270,7 +270,7 @@ def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: st
 
 
 def _link(folder: Path) -> dict[str, Any]:
-    """How the engine of a run is reached."""
+    """Return how the engine of a run is reached."""
     try:
         link: dict[str, Any] = json.loads((folder / "link.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

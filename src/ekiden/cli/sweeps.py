@@ -46,9 +46,9 @@ class SweepOptions(Checked):
     out: Path | None = None
     """sweep folder; by default runs/FILE, or runs/FILE-BUDGET"""
     records: Path | None = None
-    """small file that keeps what finished runs gave, OUT.jsonl: those in it are not run again"""
+    """file that keeps the results of finished runs, OUT.jsonl; runs that are in it are not run again"""
     reuse: tuple[Path, ...] = ()
-    """records or sweep folders of other experiments: runs of theirs with the same settings are kept, not run again"""
+    """records or sweep folders of other experiments; their runs with the same settings count and are not run again"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics of each run as it goes on: tensorboard (files in the run folders), mlflow (where
     MLFLOW_TRACKING_URI says)"""
@@ -91,7 +91,7 @@ def run_sweep(options: SweepOptions) -> None:
         unkept.clear()
 
     def ended(run: SweepRun, outcome: RunEnd) -> None:
-        """Note at once what came of a run. Where that cannot be written the others go on, and the end tries again."""
+        """Save how a run ended. If this fails, the other runs go on, and the end of the sweep tries again."""
         if outcome.elsewhere:
             elsewhere.append(run)
             return
@@ -112,7 +112,7 @@ def run_sweep(options: SweepOptions) -> None:
 
 
 def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], failed: Mapping[str, str]) -> int:
-    """Print what there is now, and all that is missing; gives how many finished runs do not count."""
+    """Print the results so far and everything that is missing; return how many finished runs do not count."""
     came = results.collect(swept, cells)
     console.print(_table(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
@@ -135,7 +135,7 @@ def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], fa
 def _do(
     runs: Sequence[SweepRun], jobs: Sequence[launch.LaunchedRun], cores: int, ended: Callable[[SweepRun, RunEnd], None]
 ) -> None:
-    """Do what is left, and say of each run how it ended when it did."""
+    """Execute the runs that are left, and print how each ended."""
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
     if done := [run for run in runs if run.folder not in folders]:
@@ -162,7 +162,7 @@ def _do(
 
 
 def _table(found: Experiment, came: Sequence[results.CellResult]) -> Table:
-    """As in the paper, where the terminal is wide enough for that."""
+    """Return a table as in the paper if the terminal is wide enough, otherwise a list."""
     table = results.table(found, came)
     wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
     return results.listing(found, came) if wide else table
@@ -184,7 +184,7 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
 
 @dataclass(frozen=True)
 class ResultsOptions:
-    """The ledger of reproduction: what finished runs of sweeps gave, next to the printed values."""
+    """Show the ledger of reproduction: results of finished runs of sweeps next to the printed values."""
 
     sweeps: Positional[tuple[Path, ...]]
     """sweep folders, and files that `ekiden sweep --records` made"""

@@ -22,7 +22,7 @@ from ekiden.experiments.summary import Summary, summarise
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""Other files in a sweep folder: one with the file's name and budget, a copy of the experiment file, and the failures."""
+"""Other files in a sweep folder: the experiment file's name and budget, a copy of the file, and the failures."""
 OWN = (MARK, COPY, FAILED)
 
 
@@ -89,7 +89,7 @@ class Sweep:
     records: Mapping[str, Summary] = field(default_factory=dict)
 
     def runs(self, cells: Iterable[Cell] | None = None) -> tuple[SweepRun, ...]:
-        """Return all runs that can be made, or those of some cells: every cell with the first seed, then with the next."""
+        """Return all runs that can be made, or those of some cells: every cell with one seed, then with the next."""
         chosen = [c for c in (self.experiment.cells if cells is None else cells) if c.plan is not None]
         names = [(cell, seed, f"{cell.slug}--seed{seed}") for seed in self.experiment.seeds for cell in chosen]
         return tuple(SweepRun(cell, seed, self.folder / name, self.records.get(name)) for cell, seed, name in names)
@@ -132,7 +132,7 @@ def plan_sweep(
 
 
 def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
-    """Return other experiments' finished runs that this sweep would repeat bit for bit, by this sweep's folder names."""
+    """Return finished runs of other experiments that this one would repeat bit for bit, by this one's folder names."""
     found = {json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
     same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
     return {

@@ -1,4 +1,4 @@
-"""A model's outputs as the columns of a table."""
+"""Turn a model's outputs into the columns of a table."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from ekiden.results.model import LoadedModel
 
 @dataclass(frozen=True)
 class Answers:
-    """Runs a model and names its outputs.
+    """Run a model and name its outputs.
 
     Attributes:
-        model: which.
+        model: the model.
     """
 
     model: LoadedModel
@@ -69,5 +69,5 @@ class Answers:
 
 
 def _gaps(values: Tensor) -> list[float | None]:
-    """The numbers; None for NaN."""
+    """Return the numbers; None for NaN."""
     return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124  (NaN)

@@ -23,14 +23,14 @@ from transformers import AutoModel
 body = AutoModel.from_pretrained("backbone")
 ```
 
-The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. Of a text it takes the mean of the last
+The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. For a text it takes the mean of the last
 hidden states over the tokens that are not padding.
 """
-_MOST = 100  # silos that are listed one by one
+_MOST = 100  # silos that are listed individually
 
 
 def card(result: Result) -> str:
-    """Return the card of a run in Markdown. It says of the data: counts, shapes, names of classes and silos; no more.
+    """Return the card of a run in Markdown. About the data it has only counts, shapes, and names of classes and silos.
 
     Args:
         result: from `ekiden.open_run`.
@@ -58,7 +58,7 @@ def card(result: Result) -> str:
 
 
 def usage(model: LoadedModel, pretrained: bool = False) -> str:
-    """Return how an exported folder is used in plain PyTorch; `pretrained`: and in transformers."""
+    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers."""
     kind = {Images: "torch.uint8", Tokens: "torch.int64"}.get(type(model.inputs), "torch.float32")
     body = _BODY if pretrained else ""
     return f"""
@@ -75,8 +75,8 @@ x = torch.zeros(1, {", ".join(map(str, model.shape))}, dtype={kind})  # raw samp
 outputs = model(x)
 ```
 
-`model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; the network
-in it takes scaled samples. Nothing in these two is code.
+`model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; this
+network takes scaled samples. These two files contain no code.
 {body}"""
 
 
@@ -169,7 +169,7 @@ def _communication(result: Result) -> list[str]:
 
 
 def config_bytes(result: Result) -> int:
-    """Content of one model on the wire, in bytes."""
+    """Return the bytes of one model on the wire, without the header."""
     return int(result.config["model_bytes"])
 
 
@@ -196,11 +196,11 @@ def _measured(result: Result) -> list[str]:
 def _limits(result: Result) -> list[str]:
     config = result.config
     lines = [
-        "- The numbers above are of test data of the same silos. The model was not measured on data of others.",
-        "- One run with one seed: how much another seed would change is not known from it.",
+        "- The numbers above are for test data of the same silos. The model was not measured on data of other silos.",
+        "- This is one run with one seed: it does not show how much another seed would change.",
         "- Not measured: fairness between groups of people, robustness against changed or hostile inputs, calibration "
         "unless it is named above.",
-        "- Data stayed at the silos, models did not. What a model tells about the samples it was trained on was not "
+        "- Data stayed at the silos, models did not. What a model reveals about its training samples was not "
         "measured; no differential privacy was applied.",
         "- Where the data come from, their licence, and whether people agreed to this use: not known here.",
     ]
@@ -213,7 +213,7 @@ def _limits(result: Result) -> list[str]:
 
 
 def _last(result: Result) -> Mapping[str, Any]:
-    """The last row that was measured."""
+    """Return the last row that was measured."""
     return next((row for row in reversed(result.metrics) if "loss" in row), {})
 
 
@@ -225,7 +225,7 @@ def _about(method: str) -> str:
 
 
 def _short(name: str) -> str:
-    """A name without folders, which tell of a machine."""
+    """Return a name without folders, because folders say something about a machine."""
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 

@@ -39,9 +39,9 @@ _EXTRA = 'pip install "ekiden[onnx]"'
 class Exported:
     """What was written.
 
-    Attributes:
+    path: the file or the folder.
         path: the file, or the folder.
-        samples: how many samples both models answered.
+        samples: number of samples that both models were compared on.
         real: whether these are from the run's own test data; otherwise they are made up.
         difference: the largest difference between two outputs.
     """
@@ -121,10 +121,10 @@ def _check_target(path: Path, to: str, overwrite: bool) -> None:
 
 
 def _compared(model: LoadedModel, exported: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The largest difference between the outputs of both for samples `x`, and for a single one.
+    """Return the largest difference between both models' outputs, for samples `x` together and for a single sample.
 
     Raises:
-        UserError: it is larger than allowed.
+        UserError: the difference is larger than allowed.
     """
     largest = 0.0
     for part in (x, x[:1]):
@@ -145,17 +145,17 @@ def _compared(model: LoadedModel, exported: Callable[[Tensor], Tensor], x: Tenso
 
 
 def _example(model: LoadedModel) -> Tensor:
-    """Samples to trace with: zeros, as a traced program may keep them."""
+    """Return samples to trace with: zeros, because a traced program may keep them."""
     if isinstance(model.inputs, Tokens):
         return torch.ones(2, *model.shape, dtype=torch.int64)
     return torch.zeros(2, *model.shape, dtype=torch.uint8 if isinstance(model.inputs, Images) else torch.float32)
 
 
 def _traced(model: LoadedModel) -> Any:
-    """The model as a program for any number of samples.
+    """Return the model as a program for any number of samples.
 
     Raises:
-        UserError: its code depends on values, or does something that cannot be traced.
+        UserError: the network's code depends on values, or does something that cannot be traced.
     """
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
     if isinstance(model.inputs, Tokens):
@@ -163,13 +163,13 @@ def _traced(model: LoadedModel) -> Any:
     with _quiet():
         try:
             return torch.export.export(_Raw(model), (_example(model),), dynamic_shapes=(dims,), strict=False)
-        except Exception as error:  # of PyTorch's tracer or the user's own code, of all kinds
+        except Exception as error:  # errors of any kind, from PyTorch's tracer or the user's own code
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
             raise UserError(f"the network cannot be traced by torch.export ({reason})") from error
 
 
 class _Raw(nn.Module):
-    """A model whose scaling is a part of it."""
+    """A model that includes its scaling."""
 
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Raw(nn.Module):
         self.register_buffer("offset", (-mean / std).float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs (b, K) for raw samples (b, ...): numbers in their unit, otherwise logits."""
+        """Return outputs (b, K) for raw samples (b, ...): numbers in their unit, otherwise logits."""
         if self.scaled:
             x = x.float() * self.scale + self.offset
         out: Tensor = self.network(x)

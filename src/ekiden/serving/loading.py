@@ -45,7 +45,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
     _check_there(run, name, client)
     build = run.build.own if client else run.build
-    own = build()  # says what is missing of a network of the user's own before anything is read
+    own = build()  # if the user's own network is needed, this says so before anything is read
     weights = read_model(run.folder, name, lambda: own)
     return wrapped(as_module(build, weights), run.config)
 
@@ -66,7 +66,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     state = run.method.start()
     if (run.folder / "state.safetensors").exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))
-    # Rows of a step that a kill interrupted do not count.
+    # Rows of a step that was interrupted by a kill do not count.
     metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
     ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
     return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models)
@@ -82,9 +82,9 @@ class _Opened:
     """A run folder whose configuration was read.
 
     Attributes:
-        folder: where it is.
-        config: its configuration, with what older folders do not say.
-        method: what was run.
+        folder: its path.
+        config: its configuration, with entries that older folders lack.
+        method: the method of the run.
         build: makes networks that the models fit.
     """
 
@@ -107,7 +107,7 @@ class _Opened:
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def models(self) -> Models:
-        """All models that are there."""
+        """All models in the folder."""
         files = [f"personal/{name}.safetensors" for name in self.config["clients"]]
         personal = all((self.folder / name).exists() for name in files)
         if personal and not (self.folder / "model.safetensors").exists():
@@ -120,7 +120,7 @@ class _Opened:
 
 
 def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str, Any]:
-    """The configuration with what it says of network and inputs; of an older run, what its data say."""
+    """Complete what the configuration says of network and inputs; for an older run, from its data."""
     config = {"steps": method.steps(len(config["clients"])), **config}
     if "input" in config:
         return config
@@ -132,7 +132,7 @@ def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str,
 
 @dataclass(frozen=True)
 class _Unknown:
-    """Stands for a network of the user's own that was not given."""
+    """Takes the place of a user's own network that was not given."""
 
     model: str
 
@@ -146,7 +146,7 @@ class _Unknown:
 def _own(
     config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
 ) -> Callable[[], nn.Module]:
-    """What makes the network that the user chose."""
+    """Return what makes the network that the user chose."""
     seed, name = config["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
@@ -160,7 +160,7 @@ def _own(
 
 @dataclass(frozen=True)
 class _Same:
-    """Builds the network only if its frozen part is the run's."""
+    """Builds the network only if it has the run's frozen part."""
 
     build: Callable[[], nn.Module]
     frozen: str
@@ -176,7 +176,7 @@ class _Same:
 
 
 def _check_there(run: _Opened, name: str, client: str) -> None:
-    """Name the models that are there, if the one wanted is not."""
+    """If the wanted model does not exist, name those that do."""
     if (run.folder / name).exists():
         return
     personal = sorted(file.stem for file in run.folder.glob("personal/*.safetensors"))

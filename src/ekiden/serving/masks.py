@@ -1,4 +1,4 @@
-"""Write the masks of a segmentation: a folder with a mask for each image, and a table."""
+"""Write the masks of a segmentation: a folder with one mask per image, and a table."""
 
 import colorsys
 import csv
@@ -17,14 +17,14 @@ from ekiden.results.model import LoadedModel
 from ekiden.serving.reading import Batch
 
 TABLE = "masks.csv"
-_MOST = 256  # classes of a PNG with a palette
+_MOST = 256  # most classes of a PNG with a palette
 
 
 def check_out(out: str, overwrite: bool) -> None:
     """Refuse an output before anything is computed.
 
     Raises:
-        UserError: it is not a folder that can be made.
+        UserError: the output is not a folder that can be made.
     """
     folder = Path(out)
     if out == "-" or folder.suffix:
@@ -37,7 +37,7 @@ def check_out(out: str, overwrite: bool) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder holds what `write` made, and nothing else."""
+    """Return whether a folder holds only what `write` made."""
     try:
         with (folder / TABLE).open(newline="", encoding="utf-8") as file:
             listed = {row["mask"] for row in csv.DictReader(file)}
@@ -50,11 +50,10 @@ def write(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
     """Write a PNG for each image, whose pixel values are the numbers of the classes, and `masks.csv`.
 
     Masks have the size at which the model sees images. The table has `file`, `row`, `mask` (the name of the PNG), and
-    `share_NAME`, the share of the pixels that belong to each class. The folder is there when all is done, or not at
-    all.
+    `share_NAME`, the share of the pixels that belong to each class. The folder appears only when everything is done.
 
     Returns:
-        How many images there were.
+        The number of images.
 
     Raises:
         UserError: there is no image, there are too many classes, or the folder cannot be written.
@@ -103,11 +102,11 @@ def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
 
 
 def _shares(answer: Tensor, classes: int) -> list[float]:
-    """The share of the pixels (H, W) of each class."""
+    """Return the share of the pixels (H, W) of each class."""
     return (torch.bincount(answer.flatten(), minlength=classes) / answer.numel()).tolist()
 
 
 def _palette(classes: int) -> list[int]:
-    """Red, green and blue of each class: black, and then colours around the circle."""
+    """Return red, green and blue of each class: black first, then colours around the colour circle."""
     colours = [colorsys.hsv_to_rgb(k / max(classes - 1, 1), 0.8, 1.0) for k in range(classes - 1)]
     return [0, 0, 0, *(round(255 * part) for colour in colours for part in colour)]

@@ -1,4 +1,4 @@
-"""Write a trained model's predictions for files, one row for each sample."""
+"""Write a trained model's predictions for files, one row per sample."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from ekiden.serving.reading import Batch, SampleReader
 
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
-_AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples: their outputs are large
+_AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples per batch, because their outputs are large
 
 
 def predict(
@@ -34,12 +34,12 @@ def predict(
     Args:
         model: from `ekiden.load_model`.
         files: images, folders of images, Parquet or CSV files, arrays, as the model takes them.
-        out: a .parquet or .csv file; "-": CSV to the standard output; of segmentation a folder.
-        column: of tables, which holds the images or texts; of files of several arrays, the one of samples.
+        out: a .parquet or .csv file; "-" for CSV to the standard output; for segmentation a folder.
+        column: the column of tables with the images or texts; in files with several arrays, the array of samples.
         overwrite: whether a file of this name is replaced.
 
     Returns:
-        How many samples there were.
+        The number of samples.
 
     Raises:
         UserError: a file is broken or does not fit the model, or the output cannot be written.
@@ -71,10 +71,10 @@ def check_out(out: str, overwrite: bool) -> None:
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse to write where something is, or where nothing can be.
+    """Refuse to write where something exists, or where nothing can be written.
 
     Raises:
-        UserError: says which.
+        UserError: one of these is the case; the message says which.
     """
     if path.exists() and (not overwrite or path.is_dir()):
         what = "is a folder" if path.is_dir() else "exists"
@@ -96,7 +96,7 @@ def _table(batch: Batch, answers: Answers, numbered: bool) -> Any:
 
 @contextmanager
 def _writer(out: str) -> Iterator[Any]:
-    """What writes tables one after the other; the file is there when all are written, or not at all."""
+    """Open a file for tables that are written one after the other. The file appears only when all are written."""
     folder = Path(tempfile.gettempdir()) if out == STDOUT else Path(out).parent
     unfinished = folder / f".{Path(out).name}.{os.getpid()}.tmp"
     writer: Any = None

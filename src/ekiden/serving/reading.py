@@ -26,8 +26,8 @@ class Batch:
     """Some samples.
 
     Attributes:
-        files: (b,) the file that each comes from.
-        rows: (b,) its row there; None where the file is the sample.
+        files: (b,) the file of each sample.
+        rows: (b,) its row in the file; None if the file is one sample.
         x: (b, ...) samples as the model takes them.
     """
 
@@ -38,13 +38,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class SampleReader:
-    """Reads what a model takes.
+    """Reads samples that a model takes.
 
     Attributes:
-        inputs: what a sample is.
-        shape: of one sample.
-        column: of tables, which holds the images, texts or arrays; "": `image`, `text` or `x`.
-        batch: samples at a time.
+        inputs: kind of the samples, and how they become tensors.
+        shape: shape of one sample.
+        column: the column of tables with the images, texts or arrays; "" means `image`, `text` or `x`.
+        batch: number of samples at a time.
     """
 
     inputs: Inputs
@@ -53,21 +53,21 @@ class SampleReader:
     batch: int = 256
 
     def found(self, paths: Sequence[Path]) -> list[Path]:
-        """Return the files that are meant: those in folders, too.
+        """Return the files that the paths name, including those in folders.
 
         Raises:
-            UserError: one is not there, or of a kind that the model does not take; or there is none at all.
+            UserError: a path does not exist or is of a kind that the model does not take, or there are no files.
         """
         if not paths:
             raise UserError(f"name the files to predict: {self._wanted}")
         return [file for path in paths for file in self._in(path)]
 
     def holds_many(self, file: Path) -> bool:
-        """Whether a file has rows, each of them a sample."""
+        """Return whether a file has rows, each of which is a sample."""
         return file.suffix.lower() in self._many
 
     def _is_one(self, file: Path) -> bool:
-        """Whether a file is one sample."""
+        """Return whether a file is one sample."""
         suffix = file.suffix.lower()
         match self.inputs:
             case Images():
@@ -78,10 +78,10 @@ class SampleReader:
                 return False
 
     def read(self, files: Sequence[Path]) -> Iterator[Batch]:
-        """Yield batches of samples from files that `found` gave, in their order.
+        """Yield batches of samples from files that `found` returned, in their order.
 
         Raises:
-            UserError: a file is broken, or its samples do not fit the model; says which.
+            UserError: a file is broken, or its samples do not fit the model; the message names the file.
         """
         single: list[Path] = []
         for file in files:
@@ -96,7 +96,7 @@ class SampleReader:
 
     @property
     def _many(self) -> tuple[str, ...]:
-        """How files end that hold many samples."""
+        """Suffixes of files that hold many samples."""
         match self.inputs:
             case Images() | Arrays():
                 return *frames.SUFFIXES, *arrays.SUFFIXES
@@ -126,7 +126,7 @@ class SampleReader:
         return [path]
 
     def _alone(self, files: Sequence[Path]) -> Iterator[Batch]:
-        """Files that are one sample each."""
+        """Yield batches of files that are one sample each."""
         if not files:
             return
         raw: list[Any] = list(files)
@@ -136,7 +136,7 @@ class SampleReader:
         yield Batch([str(file) for file in files], [None] * len(files), x)
 
     def _array(self, file: Path) -> Iterator[Batch]:
-        """The samples in a file of arrays, (n, ...) each."""
+        """Yield the samples in a file of arrays, (n, ...) each."""
         array = self._opened(file)
         if isinstance(self.inputs, Images):
             array = arrays.channels_first(array)
@@ -150,7 +150,7 @@ class SampleReader:
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
 
     def _opened(self, file: Path) -> NDArray[Any]:
-        """The array of samples in a file; that of .npy is mapped, not read."""
+        """Return the array of samples in a file; that of .npy is mapped, not read."""
         if file.suffix.lower() != ".npy":
             found, name = arrays.read(file), self.column or "x"
             if name not in found:
@@ -162,7 +162,7 @@ class SampleReader:
             raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
 
     def _table(self, file: Path) -> Iterator[Batch]:
-        """The rows of a Parquet or CSV file."""
+        """Yield the rows of a Parquet or CSV file."""
         start = 0
         for part in _parts(file, self.batch, self._wants()):
             names = [f"row {start + i} of {file}" for i in range(part.num_rows)]
@@ -180,13 +180,13 @@ class SampleReader:
             start += part.num_rows
 
     def _wants(self) -> tuple[str, ...]:
-        """The columns of a table that are read; (): all."""
+        """The columns of a table that are read; () means all."""
         if isinstance(self.inputs, Table):
             return *self.inputs.numeric, *self.inputs.categorical
         return (self.column or _COLUMNS[kind(self.inputs)],)
 
     def _encoded(self, raw: Any, names: Sequence[str]) -> Tensor:
-        """Samples as tensors; where one cannot be encoded, the error names it."""
+        """Return samples as tensors; if one cannot be encoded, the error names it."""
         try:
             return self._fitting(self._encode(raw), names)
         except UserError:
@@ -196,7 +196,7 @@ class SampleReader:
                 try:
                     self._fitting(self._encode([item]), [name])
                 except UserError as error:
-                    if isinstance(item, Path):  # which the message names
+                    if isinstance(item, Path):  # the message already names it
                         raise
                     raise UserError(f"{name} cannot be used: {error}") from None
             raise
@@ -208,7 +208,7 @@ class SampleReader:
         if not inputs.size and self.shape[1] == self.shape[2]:  # all images of the run were of this size
             inputs = replace(inputs, size=self.shape[1])
         x, channels = inputs.encode(raw), self.shape[0]
-        if x.shape[1] == 1:  # as in training, grey ones spread over three channels
+        if x.shape[1] == 1:  # as in training, grey images are copied to three channels
             return x.expand(-1, channels, -1, -1)
         if channels == 1 and not (x == x[:, :1]).all():
             where = f"{raw[0]} is" if isinstance(raw[0], Path) else "the image is"
@@ -223,10 +223,10 @@ class SampleReader:
 
 
 def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
-    """Some rows of a table at a time, with these columns. Parquet is read in parts; others at once, as in training.
+    """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once.
 
     Raises:
-        UserError: it cannot be read, or lacks a column.
+        UserError: the file cannot be read, or lacks a column.
     """
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -267,7 +267,7 @@ def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:
 
 
 def _lists(table: Any, column: str, names: Sequence[str]) -> NDArray[np.float32]:
-    """(n, ...) float32 in a column of lists."""
+    """Return (n, ...) float32 from a column of lists."""
     try:
         found: NDArray[np.float32] = np.array(table[column].to_pylist(), dtype=np.float32)
     except (ValueError, TypeError) as error:
@@ -282,7 +282,7 @@ def _line(error: Exception) -> str:
 
 
 def column_in(config: Mapping[str, Any]) -> str:
-    """Return the column that a run's own tables had the images, texts or arrays in; "" where its plan does not say."""
+    """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan does not name it."""
     reading = config.get("plan", {}).get("reading", {})
     named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
     usual = NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else ""

@@ -1,4 +1,4 @@
-"""Exact unlearning and late joining: a finished run of FedGram, without one of its clients or with one more."""
+"""Exact unlearning and late joining: a finished run of FedGram without one of its clients, or with one more."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ from ekiden.transports.local.simulation import Simulation
 Loop = Callable[[FedGram, Fed, Summing], Iterator[State]]
 _FED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 _OWN_WORDS = ("ekiden", "sweep")
-"""Entries of a configuration that hold for one run only."""
+"""Entries of a configuration that are valid for one run only."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class _Finished:
     """A finished run of FedGram on this machine.
 
     Attributes:
-        folder: where it is.
+        folder: its folder.
         config: its configuration.
-        method: with its hyperparameters.
-        plan: what repeats it; None of a run from Python with data of its own.
-        state: its last.
+        method: the method with its hyperparameters.
+        plan: the plan that repeats the run; None if the run was made from Python with its own data.
+        state: its last state.
     """
 
     folder: Path
@@ -76,12 +76,12 @@ class _Finished:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Whose sums are in the totals."""
+        """The clients whose sums are in the totals."""
         return tuple(self.config["clients"])
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The same in the order of the run: the first settled the features."""
+        """The clients in the order of the run. The first one set the features."""
         return in_order(self.method.order, self.clients, derive(self.config["seed"], "order", 0))
 
 
@@ -93,22 +93,22 @@ def forget(
     network: ModelSource | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
-    """Take a client out of a finished run of FedGram: the model is the same bits as that of a run without it.
+    """Remove a client from a finished run of FedGram. The new model has the bits of a run without the client.
 
-    The client measures its sums again, and they are subtracted from the totals. Its test data are left out too. The old
-    run folder does not change and still has the client's sums in its totals and model: delete it to forget the client
-    there too.
+    The client computes its sums again, and they are subtracted from the totals. Its test data are left out, too. The
+    old run folder does not change and still has the client's sums in its totals and its model: delete that folder to
+    forget the client there, too.
 
     Args:
         folder: the run folder.
-        client: the client to forget; it cannot be the one that settled the features.
-        data: the run's data, where it was given data in Python.
-        network: the module that the run was started with, or a function that makes one, where the network is not one
-            of the library.
+        client: the client to forget; it cannot be the client that set the features.
+        data: the run's data, if it was given data in Python.
+        network: the module that the run was started with, or a function that makes one, if the network is not in the
+            library.
         out: the new run folder; by default FOLDER-without-CLIENT.
 
     Raises:
-        UserError: something that the caller can fix; nothing is written then.
+        UserError: the caller has to fix something; nothing has been written.
     """
     run = _finished(folder)
     if client not in run.clients:
@@ -138,18 +138,18 @@ def join(
     network: ModelSource | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
-    """Add a client to a finished run of FedGram: the model is the same bits as that of a run in which it was last.
+    """Add a client to a finished run of FedGram. The new model has the bits of a run in which the client was last.
 
     Args:
         folder: the run folder.
-        client: who joins.
-        data: data that have this client and those of the run, unchanged; by default the run's own, for a client that
-            `--without` left out. The name of data for runs that name theirs.
+        client: the client that joins.
+        data: data with this client and the clients of the run, unchanged; by default the run's own data, for a client
+            that `--without` left out. If the run names its data, this is a name, too.
         network: as in `forget`.
         out: the new run folder; by default FOLDER-with-CLIENT.
 
     Raises:
-        UserError: something that the caller can fix; nothing is written then.
+        UserError: the caller has to fix something; nothing has been written.
     """
     run = _finished(folder)
     if client in run.clients:
@@ -172,7 +172,7 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
     """Read a run.
 
     Raises:
-        UserError: it is none that a client can leave or join.
+        UserError: the run is not one that a client can leave or join.
     """
     path = Path(folder)
     config = read_config(path)
@@ -200,10 +200,10 @@ def _finished(folder: str | os.PathLike[str]) -> _Finished:
 
 
 def _given(run: _Finished, data: FederatedData | str | None) -> FederatedData:
-    """The data of all clients that can be in the run.
+    """Return the data of all clients that can be in the run.
 
     Raises:
-        UserError: they were not given, or cannot be.
+        UserError: the data were not given, or must not be.
     """
     if run.plan:
         if data is not None:
@@ -215,7 +215,7 @@ def _given(run: _Finished, data: FederatedData | str | None) -> FederatedData:
 
 
 def _check_data(run: _Finished, data: FederatedData) -> None:
-    """Refuse data that are not those of the run: other sums would come out of them.
+    """Refuse data that differ from the run's, because they would give other sums.
 
     Raises:
         UserError: the data of some clients differ.
@@ -242,16 +242,16 @@ def _revised(
     """Make the new run folder, or nothing.
 
     Args:
-        run: the run to begin with.
+        run: the run to start from.
         held: the data of all clients.
-        order: the clients of the new run, in the order of the run that it is equal to.
-        network: of the user's own.
+        order: the clients of the new run, in the order of the run that it must equal.
+        network: the user's own network, if any.
         out: the new run folder.
-        about: what is done, for `config.json`.
-        loop: does it.
+        about: entry for `config.json` about what is done.
+        loop: the outer loop that does it.
 
     Raises:
-        UserError: the folder is there already, or the network is another one.
+        UserError: the folder already exists, or the network is another one.
     """
     if out.exists():
         raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
@@ -261,7 +261,7 @@ def _revised(
     method = _ordered(run, order, clients)
     check_clients(data.clients, method)
     setup = _setup(run, method, data, network)
-    # A client that is forgotten takes part, too.
+    # A client that is being forgotten takes part, too.
     worker = Worker(setup, {c.name: c for c in held.clients if c.name in (*run.clients, *order)})
     check_model(worker, data)
     config = {k: v for k, v in run.config.items() if k not in _OWN_WORDS} | describe(setup, data.clients)
@@ -282,16 +282,16 @@ def _revised(
 def _driven(
     run: _Finished, worker: Worker, test: TestSet, clients: tuple[str, ...], folder: RunFolder, loop: Loop
 ) -> tuple[State, Weights | None, list[Weights], str]:
-    """The last state of `loop`, its model and personal ones, once all are written; and the digest of its totals."""
+    """Return the last state of `loop`, its model and personal models, all written, and the digest of its totals."""
     setup, kept = worker.setup, folder.path / "clients"
     method = cast(FedGram, setup.method)
-    for ref in live_refs(replace(run.state, model=None, personal=())):  # the totals, where a client holds them
+    for ref in live_refs(replace(run.state, model=None, personal=())):  # the totals, if a client holds them
         name = f"value-{ref.key}.safetensors"
         if not (file := run.folder / "clients" / ref.owner / name).exists():
             raise UserError(f"{file} is gone, the totals of the run: run again")
         (kept / ref.owner).mkdir(parents=True)
         shutil.copyfile(file, kept / ref.owner / name)
-    # As if all steps but the last two, and that of personal heads, were done.
+    # Continue as if all steps were done except the last two and the step of personal heads.
     state: State = replace(run.state, step=method.steps(len(clients)) - 2 - method.personal, model=None, personal=())
     transport = Simulation(InProcess(worker), Start(setup, worker.clients, state, kept))
     everyone = tuple(worker.clients)
@@ -318,20 +318,20 @@ def _driven(
         totals = wire.encode(transport.value(held) if isinstance(held, Ref) else held)
     write_models(folder, setup.build, test.build, clients, weights, personal)
     for place in kept.iterdir() if kept.exists() else ():
-        if not any(place.iterdir()):  # of the client that held the totals
+        if not any(place.iterdir()):  # the folder of the client that held the totals
             place.rmdir()
     return state, weights, personal, hashlib.sha256(totals).hexdigest()
 
 
 def _note_totals(folder: Path, digest: str) -> None:
-    """Note which totals the last revision gave; not those before, from which one could check guesses of who left."""
+    """Note which totals the last revision gave. Older digests are not kept: with them one could test who left."""
     config = read_config(folder)
     config["revisions"][-1]["totals"] = digest
     write(folder / "config.json", [json.dumps(config, separators=(",", ":")).encode() + b"\n"])
 
 
 def _ordered(run: _Finished, order: Sequence[str], clients: tuple[str, ...]) -> FedGram:
-    """The method with this order, in the words of the run where they mean the same for these clients."""
+    """Return the method with this order, in the words of the run if they mean the same for these clients."""
     word, seed = run.method.order, derive(run.config["seed"], "order", 0)
     if word in ("given", "reversed", "random") and in_order(word, clients, seed) == tuple(order):
         return run.method
@@ -339,7 +339,7 @@ def _ordered(run: _Finished, order: Sequence[str], clients: tuple[str, ...]) -> 
 
 
 def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelSource | None) -> Setup:
-    """What the parties agree on: that of the run, with other clients."""
+    """Return what the parties agree on: the run's setup, with other clients."""
     config, plan = run.config, run.plan
     model: str | ModelSource = plan.model if plan else network or config["model"]
     if not plan and network is None and config["network"] is None:
@@ -352,10 +352,10 @@ def _setup(run: _Finished, method: FedGram, data: FederatedData, network: ModelS
 
 
 def _check_same_network(run: _Finished, config: Mapping[str, Any]) -> None:
-    """Refuse another network, or one that is fed in another way: it would give other features.
+    """Refuse another network, or one with differently prepared inputs, because it would give other features.
 
     Raises:
-        UserError: it differs.
+        UserError: the network differs.
     """
     parts = {key: {"model": known["digests"]["model"]} for key, known in (("old", run.config), ("new", config))}
     different = identity.unlike(parts["old"], parts["new"])
@@ -366,7 +366,7 @@ def _check_same_network(run: _Finished, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` if all goes well, and else disappears."""
+    """Give a folder that becomes `out` if everything goes well, and is deleted otherwise."""
     staged = out.with_name(f".{out.name}.{os.getpid()}.part")
     out.parent.mkdir(parents=True, exist_ok=True)
     staged.mkdir()

@@ -1,4 +1,4 @@
-"""Samples to try a model on."""
+"""Choose samples to try a model on."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _TRIED = 64
 def samples_of(folder: Path, model: LoadedModel) -> tuple[Tensor, bool]:
     """Return raw samples (b, ...) for the model of a run, and whether they are of its own test data.
 
-    Runs whose data are not available (made in Python, or the files are gone) get made-up ones from a fixed seed.
+    If the run's data are not available (made in Python, or the files are gone), samples are made up from a fixed seed.
     """
     try:
         test = plan_in(read_config(folder), folder).federation().dataset.test

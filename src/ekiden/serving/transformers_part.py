@@ -1,4 +1,4 @@
-"""The body of a network that came from transformers, as a folder that `AutoModel.from_pretrained` opens."""
+"""Save the body of a network that came from transformers, as a folder that `AutoModel.from_pretrained` opens."""
 
 import copy
 import shutil
@@ -14,22 +14,22 @@ from ekiden.models.pretrained import Decoder, Encoder
 from ekiden.results.model import LoadedModel
 from ekiden.training.frozen import fixed
 
-_APART = 1e-3  # relative, of the largest feature
+_APART = 1e-3  # relative to the largest feature
 
 
 def save(model: LoadedModel, x: Tensor, folder: Path) -> bool:
-    """Write the body of the network to `folder`/backbone, its adapters merged into it, and open it again to compare.
+    """Write the body of the network to `folder`/backbone, with its adapters merged, and open it again to compare.
 
     Args:
-        model: whose network.
-        x: samples to compare the features of.
-        folder: where.
+        model: the model with the network.
+        x: samples on which features are compared.
+        folder: the folder of the export.
 
     Returns:
         Whether the network has a body of transformers; otherwise nothing is written.
 
     Raises:
-        UserError: what was written gives other features.
+        UserError: the written body gives other features.
     """
     features = getattr(model.network, "features", None)
     if not isinstance(features, Encoder | Decoder):
@@ -50,13 +50,13 @@ def save(model: LoadedModel, x: Tensor, folder: Path) -> bool:
         ours, theirs = features(x), again(x)
     if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
         raise UserError(
-            "the body of the network cannot be written for transformers, its outputs would differ: use --to pt2"
+            "the body of the network cannot be written for transformers, because its outputs would differ: use --to pt2"
         )
     return True
 
 
 def merged(backbone: nn.Module) -> nn.Module:
-    """Return a copy in which nothing is frozen, and each layer with an adapter is the sum of both."""
+    """Return a copy in which nothing is frozen, and each layer with an adapter is merged with it."""
     body = copy.deepcopy(backbone)
     for path, value in list(fixed(body)):
         above, _, name = path.rpartition(".")
