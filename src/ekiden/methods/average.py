@@ -31,10 +31,10 @@ class Average(OneShot):
     as in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated Learning. 2019.
 
     Departures from the paper: one round, all clients take part. The uniform average is the default, as in the one-shot
-    comparisons of FedELMY and MA-Echo; `weights = "samples"` is the paper's. `head = "class-wise"` averages each row of
-    the classifier over the clients with more than one sample of its class only (zero where there is none), as the
-    authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names, by
-    default the best on validation data.
+    comparisons of FedELMY and MA-Echo; `weighting = "samples"` is the paper's. `combine_heads = "class-wise"` averages
+    each row of the classifier only over the clients with more than one sample of its class (zero if there are none), as
+    the authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names,
+    by default the best on validation data.
     """
 
     epochs: Count = 200
@@ -42,17 +42,20 @@ class Average(OneShot):
     weighting: Literal["uniform", "samples"] = "uniform"
     """p_i: 1/N, or n_i/n"""
     combine_heads: Head = "mean"
-    """the classifier: averaged like the rest, by owners of each class, or by n_ic/n_c, the clients' samples of it"""
+    """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners), or class-counts (by
+    n_ic/n_c, the clients' shares of the class's samples)"""
     running_variances: Literal["mean", "mixture"] = "mean"
-    """running variances: averaged, or that of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
+    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
     combine: Rule = "mean"
-    """how the server makes one model of many: their mean, or a rule that withstands some that may be anything"""
+    """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
+    such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
+    limit"""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "weights": "weighting",

@@ -13,7 +13,7 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class Centralized(Method):
-    """What one could reach if the data were allowed to leave: plain training on the union of all clients' data.
+    """Plain training on the union of all clients' data: what one could reach if the data were allowed to leave.
 
     The yardstick "centralized" of Brendan McMahan et al.: Communication-Efficient Learning of Deep Networks from
     Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. No algorithm of its own.

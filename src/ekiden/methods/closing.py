@@ -68,16 +68,16 @@ class Lap(State):
 
 @dataclass(frozen=True)
 class ClosingLap(Method):
-    """A method, and one more lap in which all clients add up what the exact classifier on its final features needs.
+    """A method with one more lap, in which clients add up the sums for an exact classifier on its final features.
 
     Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
     Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
 
     The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
-    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. Where the model was at a client, the totals come back to it,
-    else to the server. Ridge regression with λ by generalised cross-validation of the totals replaces the last layer,
-    scaled by a temperature so that its softmax gives probabilities (of labels, by logits). All else of the model stays
-    as it is.
+    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. The totals return to the client that held the model, or else
+    to the server. Ridge regression on the totals, with λ by generalised cross-validation, replaces the last layer. It
+    is scaled by a temperature so that its softmax gives probabilities (for labels, its logits). The rest of the model
+    stays as it is.
 
     Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
     handed on instead of sent to the server; λ is not chosen on data.

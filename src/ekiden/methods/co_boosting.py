@@ -26,7 +26,7 @@ _CLIP = 10.0  # largest norm of a gradient, of generator and student
 
 @dataclass(frozen=True)
 class Boosted(Distilled):
-    """Where the server stands.
+    """The state of the server.
 
     Attributes:
         labels: (n,) int64, the classes that the samples of the pool were made for.
@@ -49,46 +49,46 @@ class CoBoosting(Method):
     loss on the samples so far. Then the student learns the ensemble's answers, on samples that are moved in a random
     direction of its answers.
 
-    Departures from the paper: written after the released code, with the defaults of its scripts and arguments; of the
-    text only the abstract and the objective were available. As there, weights first change in the second epoch, on the
-    samples of the epochs before, which are not moved for it, and the loss on BatchNorm statistics has weight 0: it is
-    left out. A step that would take all weights to 0, where the code would divide by 0, is not made. The student starts
-    from the common initial model, as the clients do, and is in evaluation mode while samples are made. Samples of the
-    pool are augmented as the clients' training data are. The last epoch is the result, not the best on the test set.
-    For samples that are not images the generator is a perceptron. Local training ends with the epoch that --select
-    names, by default the best on validation data.
+    Departures from the paper: written after the released code, with the defaults of its scripts and arguments; only the
+    abstract and the objective of the text were available. As in the code, weights first change in the second epoch, on
+    the samples of earlier epochs, which are not moved for this, and the loss on BatchNorm statistics has weight 0: it
+    is left out. A step that would set all weights to 0 is skipped; the code would divide by 0. The student starts from
+    the common initial model, as the clients do, and is in evaluation mode while samples are made. Samples of the pool
+    are augmented as the clients' training data are. The result is the last epoch, not the best on the test set. For
+    samples that are not images the generator is a perceptron. Local training ends with the epoch that --select names,
+    by default the best on validation data.
     """
 
     epochs: Count = 100
     """E, epochs at each client"""
     distill_epochs: Count = 200
-    """T, batches that are synthesised, with one pass over all of them after each"""
+    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
     distill_batch_size: Annotated[int, Range(least=2)] = 128
-    """b, samples synthesised an epoch, and per step of the student and of the weights"""
+    """b, samples synthesised per epoch; also the batch size of the student and of the weights"""
     hardness: NonNegative = 1.0
-    """exponent of 1 - p, by which a sample counts that the ensemble gives its class with probability p; 0: all alike"""
+    """exponent of 1 - p, the weight of a sample whose class has probability p under the ensemble; 0: equal weights"""
     adv: NonNegative = 1.0
     """β, weight of the disagreement of student and ensemble"""
     adv_temperature: Positive = 3.0
-    """softening of the answers that should disagree"""
+    """temperature of the answers that should disagree"""
     generator_lr: Positive = 1e-3
     """η_G, learning rate of the generator (Adam)"""
     weight_steps: CountOrZero = 1
-    """passes over the samples in which the weights of the models move, once an epoch; 0: all weights stay 1/N"""
+    """passes over the samples per epoch in which the models' weights are adapted; 0: all weights stay 1/N"""
     weight_lr: Positive = 0.01
-    """μ, how far a weight moves with a mini-batch"""
+    """μ, step of a weight per mini-batch"""
     weight_lr_decay: Fraction = 0.99
-    """factor of μ, once an epoch"""
+    """factor of μ after each epoch"""
     perturbation: NonNegative = 8 / 255
-    """ε, how far the student's samples are moved, in each number of the scaled inputs"""
+    """ε, how far each number of a scaled input is moved in the student's samples"""
     distill_lr: Positive = 0.01
     """η_S, learning rate of the student (SGD, momentum 0.9), at the start; it falls by a cosine"""
     distill_weight_decay: NonNegative = 1e-4
     """weight decay of the student"""
     temperature: Positive = 4.0
-    """softening of the answers that the student learns, and of those along which samples are moved"""
+    """temperature of the answers that the student learns, and of those in whose direction samples are moved"""
     noise: Count = 256
     """length of the generator's input z"""
     generator_width: Count = 64

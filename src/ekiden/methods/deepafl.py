@@ -57,7 +57,7 @@ class KeptSolutions(NamedTuple):
     """What a client keeps.
 
     Attributes:
-        solutions: what it got so far: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
+        solutions: the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
     """
 
     solutions: list[Tensor]
@@ -65,10 +65,10 @@ class KeptSolutions(NamedTuple):
 
 @dataclass(frozen=True)
 class Solved(State):
-    """Where the server stands.
+    """The state of the server.
 
     Attributes:
-        seed: of the random layers.
+        seed: seed of the random layers.
         solutions: W_0 (D, K), G_0 (F, K), W_1, G_1, ..., float64.
     """
 
@@ -109,27 +109,27 @@ class DeepAFL(Method):
     z_0 = tanh(R_0 h) of the features h of the initial network. Layer t: W_t is the ridge regression of the one-hot
     labels on z_t; f = σ(R_t z_t) are random features; z_{t+1} = z_t + Δᵀf, where Δ minimises
     ‖Y - (Z_t + F Δ) W_t‖² + λ_s‖Δ‖² ("sandwiched least squares"). W_T is the classifier. No gradient is taken, and the
-    result does not depend on how samples are spread over clients, up to rounding.
+    result depends on how samples are spread over clients only by rounding.
 
     Departures from the paper: written after the authors' code and the paper's abstract; the paper's text was not
-    available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same matrix in fewer bytes; clients
-    send Fᵀ(Y - Z W) where the code sends W(Y - Z W)ᵀF, and one triangle of symmetric matrices. Sums and solutions are
-    float64, in the code float32. Few layers and narrow ones are the default: the code's script has T = 20 and
-    D = F = 1024, on a pretrained ResNet-18. The factor of R_0 is ours.
+    available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same matrix in fewer bytes. Clients
+    send Fᵀ(Y - Z W), where the code sends W(Y - Z W)ᵀF, and of symmetric matrices only one triangle. Sums and solutions
+    are float64; in the code they are float32. The default is few and narrow layers; the code's script has T = 20 and D
+    = F = 1024, on a pretrained ResNet-18. The factor of R_0 is ours.
     """
 
     layers: CountOrZero = 3
-    """T, residual layers, each of two more communications"""
+    """T, number of residual layers; each takes two more communications"""
     width: Count = 256
-    """D, numbers in z"""
+    """D, length of z"""
     random_features: Count = 256
-    """F, random features of a layer"""
+    """F, number of random features in a layer"""
     ridge: Positive = 1.0
     """λ of the classifiers"""
     sandwich: Positive = 0.05
     """λ_s of the residual layers"""
     features: Literal["network", "inputs"] = "network"
-    """h: what enters the classifier of the initial network, or the inputs themselves"""
+    """h: the inputs of the initial network's classifier, or the samples themselves"""
     activation: Literal["gelu", "tanh", "relu"] = "gelu"
     """σ of the random features"""
     scale: Positive = 1.0

@@ -33,26 +33,26 @@ class DENSE(Method):
     teachers' answers on all batches so far.
 
     Departures from the paper: hyperparameters of the server are those of the authors' README command. Their code never
-    sees the clients' BatchNorm layers, so its statistics loss is always 0 (`bn` = 0); here it sees them, and is a mean
-    over the clients, as the answers are, so that λ_1 means the same for any N; the code would add them up. The student
-    is in evaluation mode while samples are made. Samples are augmented as the clients' training data are, and the last
-    epoch is the result, not the best on the test set. For samples that are not images the generator is a perceptron.
-    The student starts from the common initial model, as the clients do; in the released code from a fresh network of
-    its own. Local training ends with the epoch that --select names, by default the best on validation data.
+    sees the clients' BatchNorm layers, so its statistics loss is always 0 (`bn` = 0). Here it sees them and is a mean
+    over the clients, as the answers are, so that λ_1 means the same for any N; the code would add the losses up. The
+    student is in evaluation mode while samples are made. Samples are augmented as the clients' training data are. The
+    result is the last epoch, not the best on the test set. For samples that are not images the generator is a
+    perceptron. The student starts from the common initial model, as the clients do; in the released code it starts from
+    a fresh network. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 200
     """E, epochs at each client"""
     distill_epochs: Count = 200
-    """T, batches that are synthesised, with one pass over all of them after each"""
+    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
     steps_per_batch: Count = 30
     """T_G, steps of the generator for a batch"""
     distill_batch_size: Annotated[int, Range(least=2)] = 256
-    """B_s and B_k, samples synthesised an epoch, and per step of the student"""
+    """B_s and B_k, samples synthesised per epoch, and batch size of the student"""
     ce: NonNegative = 1.0
-    """weight of the loss of the teachers' answers with the wanted classes (labels, numbers)"""
+    """weight of the loss between the teachers' answers and the wanted classes (labels, numbers)"""
     bn: NonNegative = 1.0
-    """λ_1, weight of the distance from the teachers' BatchNorm statistics, a mean over them"""
+    """λ_1, weight of the distance from the BatchNorm statistics, averaged over the teachers"""
     adv: NonNegative = 1.0
     """λ_2, weight of the disagreement of student and teachers"""
     generator_lr: Positive = 1e-3
@@ -60,7 +60,7 @@ class DENSE(Method):
     distill_lr: Positive = 5e-3
     """η_S, learning rate of the student (SGD, momentum 0.9)"""
     temperature: Positive = 20.0
-    """softening of the answers that the student learns"""
+    """temperature of the answers that the student learns"""
     noise: Count = 256
     """length of the generator's input z"""
     generator_width: Count = 64

@@ -26,20 +26,20 @@ class DFedAvgM(PersonalMethod):
     Momentum starts at zero in every round. The result is one model per client, as it is after the last exchange.
 
     Departures from the paper: local training is counted in epochs; the variant with quantised messages is left out;
-    statistics of normalisation layers are averaged like parameters. `topology = "peers:K"`, as where others compare
-    with it, gives weights whose columns need not sum to 1, which the paper's theory asks for. `heavy_ball = False`
-    trains as --optimizer says: so FedELMY's authors ran it, with Adam, in one round. Local training ends with the epoch
-    that --select names, by default the best on validation data.
+    statistics of normalisation layers are averaged like parameters. `topology = "peers:K"`, which other papers use in
+    their comparisons, gives weights whose columns need not sum to 1, as the paper's theory requires. `heavy_ball =
+    False` trains as --optimizer says; FedELMY's authors ran it like this, with Adam, in one round. Local training ends
+    with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
     """T, rounds of training and exchange"""
     epochs: Count = 200
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     topology: str = "complete"
     """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
     heavy_ball: bool = True
-    """local steps of SGD with momentum θ, whatever --optimizer and --momentum say"""
+    """train with SGD and momentum θ, whatever --optimizer and --momentum say"""
     theta: BelowOne = 0.9
     """θ, momentum of the heavy ball"""
     lr_decay: Fraction = 1.0

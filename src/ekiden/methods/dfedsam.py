@@ -25,15 +25,15 @@ class DFedSAM(PersonalMethod):
     The result is one model per client, as it is after the last exchange.
 
     Departures from the paper: local training is counted in epochs, and --momentum may be added to its gradients, from
-    zero in each round; statistics of normalisation layers are averaged like parameters and updated in the first of the
-    two passes only. One round over the complete graph is the one-shot form that FedELMY compares with; there Q > 1
+    zero in each round; statistics of normalisation layers are averaged like parameters and updated only in the first of
+    the two passes. One round over the complete graph is the one-shot form that FedELMY compares with; there Q > 1
     changes nothing. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
     """T, rounds of training and exchange"""
     epochs: Count = 200
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     topology: str = "complete"
     """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
     gossip_steps: Count = 1

@@ -31,8 +31,8 @@ class Sparse(NamedTuple):
 class Masks(NamedTuple):
     """What a client keeps: (P,) bool."""
 
-    trained: Tensor  # under which its model was trained
-    current: Tensor  # under which it will be trained
+    trained: Tensor  # the mask with which its model was trained
+    current: Tensor  # the mask with which it will be trained
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,21 @@ class DisPFL(PersonalMethod):
     Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards Communication-Efficient Personalized
     Federated Learning via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
 
-    In each round every client gets the active weights and masks of its peers as they were after the round before.
-    The result is one model per client, as it is after its last training.
+    In each round every client gets the active weights and masks that its peers had after the previous round. The result
+    is one model per client, as it is after its last training.
 
     Departures from the paper: each client draws its own first mask. Inactive weights get no gradient, instead of being
-    set to zero after each step (the same unless the gradient's norm is limited). Weights just pruned may regrow, as in
-    the authors' code. Weights regrow at random, as in the authors' script; by gradient, the default of their code, is
-    `regrow = "gradient"`. All clients take part in every round. Statistics of normalisation layers travel along and are
-    averaged evenly. Local training ends with the epoch that --select names, by default the best on validation data.
+    set to zero after each step (the same unless the gradient's norm is limited). Weights that were just pruned may
+    regrow, as in the authors' code. Weights regrow at random, as in the authors' script; `regrow = "gradient"` is the
+    default of their code. All clients take part in every round. Statistics of normalisation layers travel with the
+    weights and are averaged evenly. Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     rounds: Count = 500
     """T, rounds of exchange and training"""
     epochs: Count = 5
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     density: Fraction = 0.5
     """s, share of active weights"""
     prune: Annotated[float, Range(least=0, most=1)] = 0.5
@@ -63,9 +64,9 @@ class DisPFL(PersonalMethod):
     regrow: Literal["random", "gradient"] = "random"
     """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
     sparsity_distribution: Literal["erk", "uniform"] = "erk"
-    """how density differs between tensors: Erdős–Rényi kernel (small ones denser), or not at all"""
+    """density of the tensors: by the Erdős–Rényi kernel (small tensors are denser), or the same for all"""
     topology: str = "peers:0.1"
-    """whom a client hears: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
+    """graph of the clients: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
     erdos_renyi:P[:SEED], matching or one_peer"""
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""

@@ -25,7 +25,7 @@ class Member(NamedTuple):
 
     Attributes:
         model: its trained model.
-        counts: nothing (0,), bool (K,) classes of which it has more than one sample, or int32 (K,) class counts.
+        counts: nothing (0,), bool (K,) for classes with more than one sample, or int32 (K,) class counts.
     """
 
     model: Weights
@@ -36,13 +36,13 @@ class Member(NamedTuple):
 class Ensemble(OneShot):
     """Every client trains once; the result is all N models, whose answers are averaged for each sample.
 
-    As a yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
+    A yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
     Learning. 2019. https://arxiv.org/abs/1902.11175. The rules are those of the released codes of FedELMY and DENSE
     (`logits`), MA-Echo (`class-wise`) and PFNM (`probabilities`, `counts`).
 
-    Departures from the paper: all clients' models are members, none is selected. The result is one network that holds
-    N: it takes N times the memory and the time of a single model. Local training ends with the epoch that --select
-    names, by default the best on validation data.
+    Departures from the paper: all clients' models are members, none is selected. The result is one network that
+    contains N networks: it takes N times the memory and the time of a single model. Local training ends with the epoch
+    that --select names, by default the best on validation data.
     """
 
     joins_models = True
@@ -51,10 +51,10 @@ class Ensemble(OneShot):
     epochs: Count = 200
     """E, epochs at each client"""
     rule: Rule = "logits"
-    """mean of logits z_i; mean of probabilities p_i; majority of the answers; logits of owned classes (more than one
-    sample) over the number of owners; p_i weighted by n_ic/n_c"""
+    """how answers are combined: mean of logits z_i; mean of probabilities p_i; majority; logits of owned classes (more
+    than one sample) divided by the number of owners; p_i weighted by n_ic/n_c"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     @property
     def needs(self) -> frozenset[Need]:

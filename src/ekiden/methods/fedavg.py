@@ -31,14 +31,14 @@ from ekiden.training.weights import Weights
 @recorded_as("Server")
 @dataclass(frozen=True)
 class ServerOptimizer(State):
-    """What the server's optimiser remembers: v, or m and v of Adam."""
+    """The memory of the server's optimiser: v, or m and v of Adam."""
 
     momentum: Tensor | None = None
     second: Tensor | None = None
 
 
 _TAU = 1e-3
-"""τ of Adam at the server, its degree of adaptivity; the value that its authors use most."""
+"""τ of Adam at the server, its degree of adaptivity: the value that its authors use most often."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class FedAvg(ParallelMethod):
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 5
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     participation: Fraction = 1.0
-    """c (C in the paper), part of the clients drawn for each round, at least one"""
+    """c (C in the paper), share of the clients drawn for each round; at least one client"""
     weighting: Weighting = "samples"
-    """p_i, weights of the average: numbers of samples, or all the same"""
+    """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_optimizer: Literal["sgd", "adam"] = "sgd"
     """the server's optimiser on the mean change; sgd at rate 1 is plain averaging"""
     server_lr: Positive = 1.0
@@ -74,11 +74,13 @@ class FedAvg(ParallelMethod):
     server_beta2: BelowOne = 0.99
     """β_2 of Adam at the server"""
     combine: Rule = "mean"
-    """how the server makes one model of many: their mean, or a rule that withstands some that may be anything"""
+    """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
+    such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
+    limit"""
 
     renamed: ClassVar[Mapping[str, str]] = {"server": "server_optimizer"}
     removed: ClassVar[Mapping[str, Any]] = {"server_tau": 1e-3}

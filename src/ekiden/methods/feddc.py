@@ -56,13 +56,13 @@ class DriftingReply(NamedTuple):
 
 @dataclass(frozen=True)
 class Drifting(State):
-    """The state with the server's.
+    """The state with the server's model and memory.
 
     Attributes:
-        cloud: the model that clients start from.
+        cloud: the model from which clients start.
         drift: mean of all h_i, None for zero.
         gradient: g, None for zero.
-        sizes: numbers of samples of the clients met so far.
+        sizes: numbers of samples of the clients that have taken part so far.
     """
 
     cloud: Model = INITIAL
@@ -73,33 +73,35 @@ class Drifting(State):
 
 @dataclass(frozen=True)
 class FedDC(ParallelMethod):
-    """Federated averaging whose clients learn how far they drift, and are held near the global model less that drift.
+    """Federated averaging whose clients learn how far they drift and stay near the global model minus that drift.
 
     Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu: FedDC: Federated Learning with Non-IID Data via
     Local Drift Decoupling and Correction. CVPR 2022. https://arxiv.org/abs/2203.11751
     (local loss L_i(θ) + α_i/2 ‖θ + h_i - w^r‖² + ⟨θ, g/ω_i - g_i⟩).
 
-    Departures from the paper: g_i is the mean over the local steps of the gradient without the correction; for plain
-    SGD that is the authors' g_i - g/ω_i + (w^r - θ_i)/(K·η) with the K and η of this client and round, to rounding, and
-    it holds with momentum and Adam too. Gradient memories travel in the shape of a model. The result is by default the
-    mean of the clients' models, which their code reports too, not the model broadcast. n/N is the mean over the clients
-    met so far, each of which says once how many samples it has: in full participation that is the paper's.
+    Departures from the paper: g_i is the mean over the local steps of the gradient without the correction. For plain
+    SGD that is the authors' g_i - g/ω_i + (w^r - θ_i)/(K·η) with the K and η of this client and round, up to rounding;
+    it also holds with momentum and Adam. Gradient memories travel in the shape of a model. By default the result is the
+    mean of the clients' models, which their code also reports, and not the model that is broadcast. n/N is the mean
+    over the clients that have taken part so far, each of which reports its number of samples once; with full
+    participation that is the paper's.
     """
 
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 5
-    """E, local epochs a round: K steps"""
+    """E, local epochs per round: K steps"""
     alpha: NonNegative = 0.01
     """α, weight of the penalty; divided by a client's relative size ω_i = n_i·N/n"""
     gradient_correction: bool = True
-    """use the term g/ω_i - g_i; False as in the code of FedDisco, which computes it only"""
+    """use the term g/ω_i - g_i; FedDisco's code computes it without using it, which is False here"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     result: Literal["mean", "cloud"] = "mean"
-    """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean + mean drift"""
+    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean + mean
+    drift"""
 
     private: ClassVar[Any] = Memory
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True, counts=True)

@@ -57,18 +57,18 @@ class FedDisco(ParallelMethod):
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 10
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     a: NonNegative = 0.5
     """a, weight of the discrepancy"""
     b: float = 0.1
-    """b, added to each weight; scale it as 1/m for other numbers m of clients a round than 10"""
+    """b, added to each weight; with m clients per round instead of 10, scale it like 1/m"""
     discrepancy: Measure = "kl"
-    """d_k, distance of the labels' distribution from uniform; kl is divided by its sum over the clients, as in the
-    authors' code"""
+    """d_k, distance between the distribution of the labels and the uniform one; kl is divided by its sum over the
+    clients, as in the authors' code"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 

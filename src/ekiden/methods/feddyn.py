@@ -36,10 +36,10 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class Dynamic(State):
-    """The state with the server's.
+    """The state with the server's model and memory.
 
     Attributes:
-        cloud: the model that clients start from, outside the hull of theirs.
+        cloud: the model from which clients start; it lies outside the hull of their models.
         h: the server's memory, None for zero.
     """
 
@@ -49,29 +49,29 @@ class Dynamic(State):
 
 @dataclass(frozen=True)
 class FedDyn(ParallelMethod):
-    """Federated averaging whose local losses are tilted so that their minima agree with the global one in the limit.
+    """Federated averaging whose local losses are tilted so that in the limit their minima agree with the global one.
 
     Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul Whatmough, Venkatesh Saligrama:
     Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263
     (local loss L_i(w) - ⟨λ_i, w⟩ + α/2 ‖w - w^r‖²).
 
-    Departures from the paper: λ_i stays at its client, where the authors' code keeps it at the server and sends it;
-    their code also divides α by a client's relative size, the paper does not and neither does this. The result is by
-    default the mean of the clients' models, which that code reports too, not the model broadcast.
+    Departures from the paper: λ_i stays at its client, where the authors' code keeps it at the server and sends it.
+    Their code also divides α by a client's relative size; the paper and this method do not. By default the result is
+    the mean of the clients' models, which that code also reports, and not the model that is broadcast.
     """
 
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 5
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     alpha: NonNegative = 0.01
     """α, weight of the regulariser; 0 is FedAvg with uniform weights"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     result: Literal["mean", "cloud"] = "mean"
-    """the model that is evaluated and kept: mean of the clients' models, or the one broadcast, mean - h/α"""
+    """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean - h/α"""
 
     private: ClassVar[Any] = Tensor
     exchange: ClassVar[Exchange] = Exchange(keeps=True)

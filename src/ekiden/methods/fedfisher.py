@@ -31,8 +31,8 @@ class BlockInformed(NamedTuple):
     """What a client sends.
 
     Attributes:
-        trained: its model, and n_k where it counts.
-        fisher: [(P,)] the diagonal of its Fisher information, or of each layer the lower halves of A and B.
+        trained: its model, and n_k if the average needs it.
+        fisher: [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer.
     """
 
     trained: Trained
@@ -41,28 +41,29 @@ class BlockInformed(NamedTuple):
 
 @dataclass(frozen=True)
 class FedFisher(OneShot):
-    """One-shot aggregation by gradient descent on the sum of the clients' losses in second order.
+    """One-shot aggregation by gradient descent on the sum of second-order approximations of the clients' losses.
 
     Divyansh Jhunjhunwala, Shiqiang Wang, Gauri Joshi: FedFisher: Leveraging Fisher Information for One-Shot Federated
     Learning. AISTATS 2024. https://arxiv.org/abs/2403.12329. Near its model W_k client k's loss grows like
     ½(W - W_k)ᵀF_k(W - W_k). The server minimises Σ p_k of these with Adam from the average of the models, with a
     diagonal or a Kronecker-factored (K-FAC) Fisher information F_k.
 
-    Departures from the paper: written from its abstract and the authors' code; the text could not be had. The code
-    keeps the iterate that is best on 500 samples of all clients' training data, seen at the server every 100
-    iterations; a federation has no such data, so the result is the last iterate, and `iterations` bounds how far it
-    goes. Models and factors travel whole in float32, where the code rounds them and cuts their rank until they have the
-    bytes of one model; of a symmetric matrix the lower half travels. With K-FAC normalisation layers and all others are
-    averaged, which the code's networks do not have. Local training ends with the epoch that --select names, by default
-    the best on validation data.
+    Departures from the paper: written from its abstract and the authors' code; the text could not be obtained. The code
+    keeps the iterate that is best on 500 samples of all clients' training data, evaluated at the server every 100
+    iterations. A federation has no such data, so the result is the last iterate, and `iterations` limits how far it
+    goes. Models and factors travel completely, in float32; the code rounds them and cuts their rank until they have the
+    bytes of one model. Of a symmetric matrix only the lower half travels. With K-FAC, normalisation layers and all
+    other layers, which the code's networks do not have, are averaged. Local training ends with the epoch that --select
+    names, by default the best on validation data.
     """
 
     epochs: Count = 30
     """E, epochs at each client"""
     curvature: Literal["kfac", "diagonal"] = "kfac"
-    """F_k: A ⊗ B for each linear and convolutional layer, or the diagonal for all layers"""
+    """F_k: A ⊗ B for each linear and convolutional layer, or a diagonal for all layers"""
     fisher: Labels = "expected"
-    """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
+    the given label"""
     iterations: Count = 2000
     """T, steps of Adam at the server"""
     server_lr: Positive = 0.01
@@ -70,7 +71,7 @@ class FedFisher(OneShot):
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting", "step": "server_lr", "form": "curvature"}
 

@@ -29,7 +29,7 @@ class Posterior(NamedTuple):
     """What a client sends.
 
     Attributes:
-        trained: its model, and n_k where it counts.
+        trained: its model, and n_k if the average needs it.
         factors: the lower halves of A and B of each linear and convolutional layer.
     """
 
@@ -39,35 +39,37 @@ class Posterior(NamedTuple):
 
 @dataclass(frozen=True)
 class FedLPA(OneShot):
-    """One-shot aggregation of the posteriors that a Laplace approximation gives for each layer at each client.
+    """One-shot aggregation of posteriors from a Laplace approximation for each layer at each client.
 
     Xiang Liu, Liangxi Liu, Feiyang Ye, Yunheng Shen, Xia Li, Linshan Jiang, Jialin Li: FedLPA: One-shot Federated
     Learning with Layer-Wise Posterior Aggregation. NeurIPS 2024. https://arxiv.org/abs/2310.00339. Layer by layer the
     server solves Σ p_k B_k W A_k = Σ p_k B_k W_k A_k, where A_k ⊗ B_k is client k's empirical Fisher information with
     √λ·I added to both factors.
 
-    Departures from the paper: written from its abstract and the authors' code; the text could not be had. The system is
-    solved by conjugate gradients, preconditioned with the Kronecker product of the mean factors, until the residual is
-    1e-8 of the right side; the code takes 10,000 plain gradient steps on the mean squared residual from the solution
-    with mean factors, and prints the better on test data of both solutions (`solve = "mean-factors"` is the other).
-    Factors are measured in evaluation mode. Of a symmetric matrix the lower half travels. Normalisation layers and all
-    others are averaged. Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: written from its abstract and the authors' code; the text could not be obtained. The
+    system is solved by conjugate gradients, preconditioned with the Kronecker product of the mean factors, until the
+    residual is 1e-8 of the right side. The code starts from the solution with mean factors, takes 10,000 plain gradient
+    steps on the mean squared residual, and prints the one of both solutions that is better on test data (`solve =
+    "mean-factors"` gives the first). Factors are measured in evaluation mode. Of a symmetric matrix only the lower half
+    travels. Normalisation layers and all other layers are averaged. Local training ends with the epoch that --select
+    names, by default the best on validation data.
     """
 
     epochs: Count = 200
     """E, epochs at each client"""
     damping: Positive = 0.001
-    """λ, whose root is added to the diagonals of A_k and B_k"""
+    """λ; its root is added to the diagonals of A_k and B_k"""
     solve: Literal["system", "mean-factors"] = "system"
     """the linear system, or (Σ p_k B_k)⁻¹ (Σ p_k B_k W_k A_k) (Σ p_k A_k)⁻¹"""
     iterations: Count = 1000
     """most conjugate gradient steps in each layer"""
     fisher: Labels = "given"
-    """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
+    the given label"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 

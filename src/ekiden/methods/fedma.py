@@ -21,7 +21,7 @@ from ekiden.training.weights import Weights
 
 
 class FirstLayer(NamedTuple):
-    """What a client sends when a round begins.
+    """What a client sends at the beginning of a round.
 
     Attributes:
         layer: (units, inputs) its first layer, biases last.
@@ -37,8 +37,8 @@ class KeptLayers(NamedTuple):
     """What a client keeps.
 
     Attributes:
-        layers: of its model; those that were matched are the global ones.
-        units: for each of these, the global unit of each of its own.
+        layers: the layers of its model; matched layers are the global ones.
+        units: for each of these layers, the global unit of each of its own units.
     """
 
     layers: list[Tensor]
@@ -47,10 +47,10 @@ class KeptLayers(NamedTuple):
 
 @dataclass(frozen=True)
 class Matched(State):
-    """Where the server stands.
+    """The state of the server.
 
     Attributes:
-        widths: of the global hidden layers, in every round.
+        widths: widths of the global hidden layers, in every round.
     """
 
     widths: tuple[tuple[int, ...], ...] = ()
@@ -58,21 +58,21 @@ class Matched(State):
 
 @dataclass(frozen=True)
 class FedMA(Method):
-    """Layer by layer, hidden units are matched and averaged, and clients retrain the layers after them.
+    """Hidden units are matched and averaged layer by layer, and clients retrain the layers after them.
 
     Hongyi Wang, Mikhail Yurochkin, Yuekai Sun, Dimitris Papailiopoulos, Yasaman Khazaeni: Federated Learning with
     Matched Averaging. ICLR 2020. https://arxiv.org/abs/2002.06440 (Algorithm 1).
 
-    A unit is its incoming weights and its bias. Units are matched as in PFNM; the next layer's inputs follow; matched
-    layers are frozen. The classifier is averaged, each class by the clients' samples of it. One round is a step of as
-    many communications as there are layers; the next one starts from the units of the global model that were the
-    client's own.
+    A unit consists of its incoming weights and its bias. Units are matched as in PFNM, and the inputs of the next layer
+    are reordered accordingly. Matched layers are frozen. The classifier is averaged: each class by the clients' numbers
+    of samples of it. One round is a step with as many communications as there are layers. The next round starts from
+    those units of the global model that were the client's own.
 
     Departures from the paper: written after the released code. `retrain_epochs = 0` is its one-shot matching: one
-    communication, no retraining. γ = 7 is that of the code; 5 where there are several rounds. BatchNorm is folded into
-    the layer before it after the first training, and the result has none. Recurrent layers are not treated. A class
-    that nobody has is averaged uniformly. Local training ends with the epoch that --select names, by default the best
-    on validation data.
+    communication, no retraining. γ = 7 is the code's value for it; with several rounds the code has 5. BatchNorm is
+    folded into the layer before it after the first training, and the result has none. Recurrent layers are not
+    supported. A class that no client has is averaged uniformly. Local training ends with the epoch that --select names,
+    by default the best on validation data.
     """
 
     rounds: Count = 1
@@ -82,17 +82,17 @@ class FedMA(Method):
     retrain_epochs: CountOrZero = 20
     """epochs at each client after the matching of a layer; 0: one-shot, without retraining"""
     gamma: Positive = 7.0
-    """γ, mass of the process: the larger, the more units remain separate"""
+    """γ, mass of the process: with a larger value more units remain separate"""
     sigma: Positive = 1.0
     """σ², variance of a client's units around the global ones"""
     sigma0: Positive = 1.0
     """σ0², variance of the global units"""
     sweeps: CountOrZero = 5
-    """it, how often every client is matched again"""
+    """it, how often every client's units are matched again"""
     bias: float = 0.1
-    """prior mean of biases; that of weights is 0"""
+    """prior mean of biases; the prior mean of weights is 0"""
     init: Init = "different"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700, "estimate": False}
 

@@ -58,29 +58,29 @@ class ServerMomentum(State):
 
 @dataclass(frozen=True)
 class FedNova(ParallelMethod):
-    """Federated averaging that divides each client's change by what its number of local steps makes of it.
+    """Federated averaging that corrects each client's change for its number of local steps.
 
     Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective Inconsistency Problem in
     Heterogeneous Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
     (w - τ_eff Σ p_i Δ_i / a_i with τ_eff = Σ p_i a_i).
 
-    Departures from the paper: clients send their model and a_i, and the server divides. a_i counts the steps really
-    made, momentum and proximal term included; with Adam, for which it has no closed form, it is the number of steps.
-    Running statistics are averaged plainly.
+    Departures from the paper: clients send their model and a_i, and the server divides. a_i counts the steps that were
+    actually made, including momentum and proximal term. For Adam it has no closed form, so there it is the number of
+    steps. Running statistics are averaged plainly.
     """
 
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 5
-    """E, local epochs a round: τ_i steps"""
+    """E, local epochs per round: τ_i steps"""
     mu: NonNegative = 0.0
     """μ, weight of a proximal term as in FedProx"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     weighting: Weighting = "samples"
-    """p_i, weights of the average: numbers of samples, or all the same"""
+    """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
     server_momentum: BelowOne = 0.0

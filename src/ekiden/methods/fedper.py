@@ -31,17 +31,17 @@ class FedPer(PersonalMethod):
 
     Both parts are trained jointly. The result is one model per client: the new extractor with the client's own head.
 
-    Departures from the paper: the personal layers are the model's declared head, not its last K blocks; all clients
-    take part in every round, and all heads start alike. There need be no server: over the complete graph everybody
-    averages what a server would, to the same bits; `topology = "server"` is the paper's exchange and `"peers:5"` that
-    in which UA-PDFL's authors compare with it. Statistics of normalisation layers go with their part. Local training
-    ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: the personal layers are the model's declared head, not its last K blocks. All clients
+    take part in every round, and all heads start alike. A server is not needed: over the complete graph every client
+    computes the average that a server would, with the same bits. `topology = "server"` is the paper's exchange, and
+    `"peers:5"` the one in which UA-PDFL's authors compare with it. Statistics of normalisation layers go with their
+    part. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 150
     """R, rounds of training and exchange"""
     epochs: Count = 5
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     topology: str = "complete"
     """who averages with whom: server (all, through a server), complete, ring, torus, star, exponential,
     erdos_renyi:P[:SEED], peers:K, matching or one_peer"""

@@ -33,7 +33,7 @@ class Own(NamedTuple):
 
 @recorded_as("Joint")
 class JointMixtures(NamedTuple):
-    """What a client of the chain hands on: the same for all clients so far."""
+    """What a client of the chain hands on; it covers all clients so far."""
 
     counts: Tensor
     mixtures: Mixtures
@@ -65,13 +65,13 @@ class FedPFT(Method):
     """
 
     topology: Literal["star", "chain"] = "star"
-    """topology: all clients to the server, or from client to client"""
+    """topology: from all clients to the server, or from client to client"""
     mixtures: Count = 10
     """K, Gaussians for each class"""
     covariance: Covariance = "diagonal"
     """Σ: spherical, diagonal or full"""
     half: bool = True
-    """send 16-bit numbers, as the paper does, else 32-bit ones"""
+    """send 16-bit numbers, as the paper does; otherwise 32-bit numbers"""
     head_epochs: Count = 100
     """passes over the drawn features, to train the head"""
     head_lr: Positive = 0.01

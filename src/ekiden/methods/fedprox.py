@@ -29,36 +29,38 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class FedProx(ParallelMethod):
-    """Federated averaging in which each client is held near the global model of the round.
+    """Federated averaging in which each client stays near the global model of the round.
 
     Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
     Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127 (local loss F_i(w) + μ/2 ‖w - w^r‖²).
 
-    Departures from the paper: clients are drawn uniformly and weighted by their samples, as in most code; the paper
-    draws them by their samples and averages uniformly. All clients do the same number of epochs. μ is fixed; its
-    heuristic that adapts μ to the loss is not offered.
+    Departures from the paper: clients are drawn uniformly and weighted by their numbers of samples, as in most code;
+    the paper draws them by their numbers of samples and averages uniformly. All clients do the same number of epochs. μ
+    is fixed; the paper's heuristic that adapts μ to the loss is not offered.
     """
 
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 5
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     mu: NonNegative = 0.01
     """μ, weight of the proximal term; 0 is FedAvg"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     weighting: Weighting = "samples"
-    """p_i, weights of the average: numbers of samples, or all the same"""
+    """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
     combine: Rule = "mean"
-    """how the server makes one model of many: their mean, or a rule that withstands some that may be anything"""
+    """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
+    such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
+    limit"""
 
     host_settings: ClassVar[tuple[str, ...]] = ("mu",)
 

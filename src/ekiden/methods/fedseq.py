@@ -14,15 +14,15 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class FedSeq(Method):
-    """Sequential federated learning (cyclic weight transfer): each client trains the model it receives, hands it on.
+    """Sequential federated learning (cyclic weight transfer): each client trains the received model and hands it on.
 
     Yipeng Li, Xinchen Lyu: Convergence Analysis of Sequential Federated Learning on Heterogeneous Data.
     NeurIPS 2023. https://arxiv.org/abs/2311.03154 (Algorithm 1). As cyclic weight transfer: Ken Chang et al.:
     Distributed deep learning networks among institutions for medical imaging. JAMIA 25(8), 2018.
 
-    Departures from the paper: all clients take part in every round; local training is counted in epochs and selects
-    the best validation epoch, as where FedELMY's authors compare with it; statistics of normalisation layers travel
-    with the parameters, and the optimiser restarts at each client. Beyond the paper: GLAM, the loss of SPFL.
+    Departures from the paper: all clients take part in every round. Local training is counted in epochs and selects the
+    best validation epoch, as in the comparisons of FedELMY's authors. Statistics of normalisation layers travel with
+    the parameters, and the optimiser restarts at each client. Beyond the paper: GLAM, the loss of SPFL.
     """
 
     rounds: Count = 1

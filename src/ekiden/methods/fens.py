@@ -33,8 +33,8 @@ class HeldOut(NamedTuple):
     """What a client keeps.
 
     Attributes:
-        rows: (m,) int64, rows of the training samples that its model has not learned from.
-        y: (m,) int64, their labels; before the models came empty, as the answers are.
+        rows: (m,) int64, rows of the training samples that its model was not trained on.
+        y: (m,) int64, their labels; empty until the models arrive, as are the answers.
         answers: (m, N, K) logits of all models for them.
     """
 
@@ -47,9 +47,9 @@ class HeldOut(NamedTuple):
 class TrainedAggregator(NamedTuple):
     """What a client sends in a round.
 
-    Attributes:
+    aggregator: the aggregator after training at this client.
         aggregator: as trained there.
-        weight: the samples that it saw.
+        weight: the number of samples that it was trained on.
     """
 
     aggregator: Weights
@@ -73,13 +73,13 @@ class RegressionSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Stacking(State):
-    """Where the run stands.
+    """The state of the run.
 
     Attributes:
         models: the clients' models.
-        aggregator: after the last round.
-        momentum: of the server's optimiser.
-        second: of the server's optimiser.
+        aggregator: the aggregator after the last round.
+        momentum: first moment of the server's optimiser.
+        second: second moment of the server's optimiser.
     """
 
     models: tuple[Ref[Weights], ...] = ()
@@ -90,23 +90,23 @@ class Stacking(State):
 
 @dataclass(frozen=True)
 class FENS(Method):
-    """Clients train once and get each other's models; federated rounds train only what joins the models' answers.
+    """Clients train once and get each other's models; federated rounds only train what joins the models' answers.
 
     Youssef Allouah, Akash Dhasade, Rachid Guerraoui, Nirupam Gupta, Anne-Marie Kermarrec, Rafael Pinot, Rafael Pires,
     Rishi Sharma: Revisiting Ensembling in One-Shot Federated Learning. NeurIPS 2024. https://arxiv.org/abs/2411.07182
 
-    `aggregator = "ridge"` needs no rounds: it is David H. Wolpert's stacked generalization (Neural Networks 1992) by
-    ridge regression on the N·K probabilities, of which each client sends sums. The sums add up to those of all clients'
-    held-out samples, so the answer is that of pooled ones.
+    `aggregator = "ridge"` needs no rounds. It is David H. Wolpert's stacked generalization (Neural Networks 1992) by
+    ridge regression on the N·K probabilities. Each client sends sums, which add up to the sums over all clients'
+    held-out samples, so the solution is that of pooled samples.
 
     Departures from the paper: written after its abstract and the released code; the rest of the text was not available.
     Defaults are those of the code's scripts, except for the aggregator: they train the `mlp`. `linear` and `per-class`
     begin with the mean of the answers, not with random weights; the constant that the code adds to all logits of
     `linear` changes no answer and is left out. Adam's second moment at the server begins with τ², as in FedAdam's
-    paper; in the code with 0. Models travel as float32, not as int8. The gate that reads the sample itself is left out.
-    The ridge is ours; it shrinks towards the mean of the probabilities, λ → ∞ is that mean. Passes through the
-    aggregator are not counted as compute. Local training ends with the epoch that --select names, by default the best
-    on validation data.
+    paper; in the code it begins with 0. Models travel as float32, not as int8. The gate that reads the sample itself is
+    left out. The ridge is ours; it shrinks towards the mean of the probabilities, which is its limit for λ → ∞. Passes
+    through the aggregator are not counted as compute. Local training ends with the epoch that --select names, by
+    default the best on validation data.
     """
 
     joins_models = True
@@ -114,16 +114,16 @@ class FENS(Method):
     epochs: Count = 200
     """E, epochs at each client"""
     holdout: Annotated[float, Range(above=0, below=1)] = 0.1
-    """part of a client's training data that its model does not learn from and the aggregator does"""
+    """share of a client's training data that its model is not trained on but the aggregator is"""
     aggregator: Form = "per-class"
-    """what joins the N models' answers: a weight for each model, for each model and class, a perceptron with one hidden
-    layer on their logits; or a ridge regression on their probabilities, in closed form"""
+    """what combines the N models' answers: a weight for each model; one for each model and class; a perceptron with one
+    hidden layer on their logits; or a ridge regression on their probabilities, in closed form"""
     hidden: Count = 2
     """d, hidden units of the perceptron for each client"""
     rounds: Count = 500
     """T, rounds in which the aggregator is trained"""
     local_steps: Count = 1
-    """mini-batches of a client in a round"""
+    """mini-batches of a client per round"""
     aggregator_batch_size: Count = 128
     """samples in such a mini-batch"""
     aggregator_lr: Positive = 1.0
@@ -137,7 +137,7 @@ class FENS(Method):
     ridge: NonNegative = 0.0
     """λ of the ridge; 0: the one with the least generalised cross-validation"""
     init: Init = "different"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "server": "server_optimizer",

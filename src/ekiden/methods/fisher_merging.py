@@ -26,7 +26,7 @@ class DiagonalInformed(NamedTuple):
     """What a client sends.
 
     Attributes:
-        trained: its model, and n_k where it counts.
+        trained: its model, and n_k if the average needs it.
         fisher: (P,) the diagonal of the Fisher information at its model.
     """
 
@@ -36,32 +36,33 @@ class DiagonalInformed(NamedTuple):
 
 @dataclass(frozen=True)
 class FisherMerging(OneShot):
-    """One-shot averaging of each weight by the clients' Fisher information about it.
+    """One-shot averaging in which each weight is weighted by the clients' Fisher information about it.
 
     Michael Matena, Colin Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
     https://arxiv.org/abs/2111.09832. W = Σ p_k F_k W_k / Σ p_k F_k for each weight, F_k being the diagonal of the
     Fisher information of client k's model on its data: the mode of the product of the clients' Laplace approximations.
 
-    Departures from the paper: the models come from one round of federated training. p_k = n_k/n, which the product of
-    posteriors has where F_k is a mean over samples; the paper searches coefficients on validation data. Every F_k is at
-    least `floor`; in the authors' code only that of a target model is, and a federation has none. They divide each F_k
-    by its norm, which is off by default (`normalise`), as in the experiments of FedFisher. Running statistics of
-    normalisation layers, of which there is no Fisher information, are averaged. Local training ends with the epoch that
-    --select names, by default the best on validation data.
+    Departures from the paper: the models come from one round of federated training. p_k = n_k/n; the product of
+    posteriors has this factor if F_k is a mean over samples. The paper searches the coefficients on validation data.
+    Every F_k is at least `floor`; in the authors' code only that of a target model is, and a federation has no target
+    model. They divide each F_k by its norm; here this is off by default (`normalise`), as in the experiments of
+    FedFisher. Running statistics of normalisation layers, which have no Fisher information, are averaged. Local
+    training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 200
     """E, epochs at each client"""
     fisher: Labels = "expected"
-    """labels of the squared gradients: all by the model's probabilities, one sampled by them, or the given one"""
+    """labels of the squared gradients: all, weighted by the model's probabilities; one that is sampled from them; or
+    the given label"""
     floor: Positive = 1e-6
-    """least F_k of a weight; weights about which nobody knows more are averaged"""
+    """least F_k of a weight; weights that no client has more information about are averaged"""
     normalise: bool = False
-    """divide each F_k by its length, so that models which are sure of all answers count as much as others"""
+    """divide each F_k by its norm, so that models that are sure of all their answers count as much as others"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 

@@ -19,14 +19,14 @@ class Local(PersonalMethod):
     The baseline "Local" of most papers on personalised federated learning, among them Zhu, Fan, Xie: UA-PDFL.
     Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674. No algorithm of its own.
 
-    Departures from the paper: none. The optimiser restarts each round, as in the methods compared with. Local
-    training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: none. The optimiser restarts each round, as in the methods that it is compared with.
+    Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     averages: ClassVar[bool] = False
 
     rounds: Count = 1
-    """R, times that every client trains; a unit of book-keeping only"""
+    """R, how often every client trains; this only divides the run into steps"""
     epochs: Count = 200
     """E, epochs per round"""
     lr_decay: Fraction = 1.0

@@ -19,31 +19,32 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class MetaFed(Method):
-    """Cyclic knowledge distillation without a server: common knowledge round a ring, then personalisation.
+    """Cyclic knowledge distillation without a server: common knowledge around a ring, then personalisation.
 
     Yiqiang Chen, Wang Lu, Xin Qin, Jindong Wang, Xing Xie: MetaFed: Federated Learning Among Federations With Cyclic
     Knowledge Distillation for Personalized Healthcare. FL-IJCAI 2022; IEEE TNNLS 2023.
     https://arxiv.org/abs/2206.08516 (equations as in the authors' code, algorithm "metafed" of PersonalizedFL).
 
-    Departures from the paper: a client that is not yet good copies its teacher once a visit, not once an epoch, which
-    would lose all epochs but the last. Logits and features come from one pass. Normalisation layers are copied with the
-    rest. The optimiser restarts at each visit. The global model is that of the last client visited in the ring.
-    Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: a client that is not yet good copies its teacher once per visit. The code does so once
+    per epoch, which would lose all epochs but the last. Logits and features come from one pass. Normalisation layers
+    are copied with the rest. The optimiser restarts at each visit. The global model is that of the last client visited
+    in the ring. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     rounds: Count = 1
-    """R, rounds of the ring, in which common knowledge accumulates"""
+    """R, rounds around the ring, in which common knowledge accumulates"""
     epochs: Count = 200
-    """E, epochs of each visit and of the personalisation"""
+    """E, epochs of each visit and of the personalisation phase"""
     warmup: CountOrZero = 30
     """epochs that every client trains alone before the first round"""
     distill_weight: NonNegative = 1.0
     """λ_0, largest weight of the distillation"""
     distill_above: NonNegative = 0.6
     """validation accuracy (R² in regression) above which a client keeps its own weights and distils, from then on;
-    below, it copies the teacher"""
+    until then, it copies the teacher"""
     trust: NonNegative = 0.5
-    """threshold_2, accuracy from which a teacher no better than the client still teaches (0.4 for VLCS and PACS)"""
+    """threshold_2, accuracy from which on a teacher that is no better than the client still teaches (0.4 for VLCS and
+    PACS)"""
 
     renamed: ClassVar[Mapping[str, str]] = {"threshold": "distill_above", "weight": "distill_weight"}
 

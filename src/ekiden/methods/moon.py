@@ -41,41 +41,43 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class MOON(ParallelMethod):
-    """Federated averaging whose clients keep representations near the global model's, away from their own last model's.
+    """Federated averaging that keeps representations near the global model's and away from the client's last model's.
 
     Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning. CVPR 2021.
     https://arxiv.org/abs/2103.16257
     (local loss ℓ + μ ℓ_con).
 
-    Departures from the paper: representations are the inputs of the network's last layer; a projection head before it
-    is a matter of the network, the library's have none. A client that takes part for the first time has no last model,
-    and so no contrast.
+    Departures from the paper: representations are the inputs of the network's last layer. A projection head before that
+    layer is part of the network; the library's networks have none. A client that takes part for the first time has no
+    last model, and so no contrast.
     """
 
     rounds: Count = 100
     """T, rounds"""
     epochs: Count = 10
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     mu: NonNegative = 5.0
     """μ, weight of the contrast; 0 is FedAvg"""
     temperature: Positive = 0.5
     """τ, temperature of the contrast"""
     earlier_models: Count = 1
-    """J, earlier models of its own that a client keeps and is held away from"""
+    """J, number of its own earlier models that a client keeps and is pushed away from"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     weighting: Weighting = "samples"
-    """p_i, weights of the average: numbers of samples, or all the same"""
+    """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
     combine: Rule = "mean"
-    """how the server makes one model of many: their mean, or a rule that withstands some that may be anything"""
+    """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
     faulty: CountOrZero = 1
-    """f, clients that may send anything: of as many extremes trimmed-mean is free, and krum reckons with them"""
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
+    such clients"""
     clip_update: NonNegative = 0.0
-    """C, longest step of a client from the model that it was sent; the server shortens longer ones. 0: no limit"""
+    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
+    limit"""
 
     renamed: ClassVar[Mapping[str, str]] = {"pool": "earlier_models"}
 

@@ -29,7 +29,7 @@ Matching = Callable[[int, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class OTFusion(OneShot):
-    """One-shot averaging after every model's neurons were matched to those of one of them by optimal transport.
+    """One-shot averaging after every model's neurons were matched to those of one model by optimal transport.
 
     Sidak Pal Singh, Martin Jaggi: Model Fusion via Optimal Transport. NeurIPS 2020. https://arxiv.org/abs/1910.05653.
 
@@ -37,22 +37,22 @@ class OTFusion(OneShot):
     optimal transport between their weights (or activations), permute. The classifier is only averaged.
 
     Departures from the paper: the defaults are those of the authors' commands (exact transport, Euclidean distance,
-    rows of weights normalised), not of their script; the classifier, whose outputs are classes, is not matched; columns
-    of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)); biases count as one more input of a unit, and
-    normalisation layers follow their units. There are no shared samples in one-shot federated learning: activations are
-    those on standard normal inputs. Networks with shortcuts are refused, which the code can fuse; its cost
-    normalisations, marginals by importance and activations taken again after each aligned layer are not offered. Local
+    rows of weights normalised), not of their script. The classifier, whose outputs are classes, is not matched. Columns
+    of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)). Biases count as one more input of a unit, and
+    normalisation layers follow their units. One-shot federated learning has no shared samples, so activations are taken
+    on standard normal inputs. Networks with shortcuts are refused; the code can fuse them. Not offered: its cost
+    normalisations, marginals by importance, and activations that are taken again after each aligned layer. Local
     training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 10
     """E, epochs at each client"""
     alignment: Literal["weights", "activations"] = "weights"
-    """what units are compared by"""
+    """how units are compared"""
     samples: Count = 200
-    """m, inputs for which activations are compared"""
+    """m, number of inputs on which activations are compared"""
     normalise: bool = True
-    """compare weights without regard to their scale"""
+    """compare weights regardless of their scale"""
     squared: bool = False
     """cost of a match: squared Euclidean distance instead of the distance"""
     sinkhorn: NonNegative = 0.0
@@ -60,9 +60,9 @@ class OTFusion(OneShot):
     reference: CountOrZero = 0
     """number of the client whose model the others are aligned to; 0 is the first"""
     combine_heads: Literal["mean", "class-wise"] = "mean"
-    """the classifier: averaged, or each row over the clients with more than one sample of its class"""
+    """the classifier: averaged, or each row averaged over the clients with more than one sample of its class"""
     init: Init = "different"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"target": "reference", "head": "combine_heads"}
     removed: ClassVar[Mapping[str, Any]] = {"correction": 0.0}

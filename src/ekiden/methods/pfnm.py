@@ -21,7 +21,7 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class PFNM(OneShot):
-    """One-shot: hidden units of all models are matched to common ones, as few or as many as there seem to be.
+    """One-shot: hidden units of all models are matched to global units, whose number is inferred.
 
     Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman Khazaeni: Bayesian
     Nonparametric Federated Learning of Neural Networks. ICML 2019. https://arxiv.org/abs/1905.12022.
@@ -30,27 +30,27 @@ class PFNM(OneShot):
     are a Beta-Bernoulli process with Gaussian values; those of a client are noisy copies of some of them. From the last
     hidden layer to the first, each client's units are assigned in turn, given the others'.
 
-    Departures from the paper: written after the released code, which says σ² and σ0² where it has variances. One round;
-    γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are treated too: a weight becomes
-    a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and the result has
-    none. A single model stays as it is. A layer's every unit finds a place, also beyond 700. Local training ends
-    with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: written after the released code. `sigma` and `sigma0` are variances, as there. One
+    round; γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are supported, too: a
+    weight becomes a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and
+    the result has none. A single model stays as it is. Every unit of a layer is assigned, also if there are more than
+    700. Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 10
     """E, epochs at each client"""
     gamma: Positive = 1.0
-    """γ, mass of the process: the larger, the more units remain separate"""
+    """γ, mass of the process: with a larger value more units remain separate"""
     sigma: Positive = 1.0
     """σ², variance of a client's units around the global ones"""
     sigma0: Positive = 1.0
     """σ0², variance of the global units"""
     sweeps: CountOrZero = 5
-    """it, how often every client is matched again"""
+    """it, how often every client's units are matched again"""
     bias: float = 0.1
-    """prior mean of biases; that of weights is 0"""
+    """prior mean of biases; the prior mean of weights is 0"""
     init: Init = "different"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700}
 

@@ -26,7 +26,7 @@ class WithGrams(NamedTuple):
     """What a client sends.
 
     Attributes:
-        trained: its model, and n_k where it counts.
+        trained: its model, and n_k if the average needs it.
         grams: the lower half of G = XᵀX of each linear and convolutional layer, a mean over samples.
     """
 
@@ -53,11 +53,11 @@ class RegMean(OneShot):
     epochs: Count = 200
     """E, epochs at each client"""
     alpha: Annotated[float, Range(least=0, most=1)] = 0.9
-    """α, factor of the entries of G_k off the diagonal; 0 leaves a weighted average, 1 plain least squares"""
+    """α, factor of the off-diagonal entries of G_k; 0 gives a weighted average, 1 plain least squares"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k, factor of G_k as a mean over samples: 1/N, or n_k/n as in the sum over all samples"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 

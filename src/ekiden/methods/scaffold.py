@@ -61,22 +61,23 @@ class SCAFFOLD(ParallelMethod):
     SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378
     (control variates of option II).
 
-    Departures from the paper: c_i⁺ is taken as the mean of the gradients over the local steps. For plain SGD that is
-    option II, c_i - c + (w^r - y)/(K·η), to rounding; it holds as well with momentum or Adam, where the displacement
-    would need another divisor. Control variates travel in the shape of a model, with its running statistics. A limit
-    on the gradient's norm acts on the corrected gradient; c_i⁺ counts what it leaves, as the displacement does.
+    Departures from the paper: c_i⁺ is the mean of the gradients over the local steps. For plain SGD that is option II,
+    c_i - c + (w^r - y)/(K·η), up to rounding. It also holds with momentum or Adam, where the displacement would need
+    another divisor. Control variates travel in the shape of a model, with its running statistics. A limit on the
+    gradient's norm applies to the corrected gradient, and c_i⁺ is computed from the limited gradient, as the
+    displacement is.
     """
 
     rounds: Count = 100
     """T (R in the paper), rounds"""
     epochs: Count = 5
-    """E, local epochs a round: K steps"""
+    """E, local epochs per round: K steps"""
     participation: Fraction = 1.0
-    """S/N, part of the clients drawn for each round, at least one"""
+    """S/N, share of the clients drawn for each round; at least one client"""
     weighting: Weighting = "uniform"
-    """p_i, weights of the average: all the same, or numbers of samples; control variates are averaged uniformly"""
+    """p_i, weights of the average: uniform, or numbers of samples; control variates are averaged uniformly"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 

@@ -27,13 +27,13 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Taught(State):
-    """The state with what teachers are chosen from.
+    """The state with what the choice of teachers needs.
 
     Attributes:
         counts: (N, K) class counts of all clients.
-        trained: the models of this round so far.
-        teachers: those chosen from the round before.
-        sent: models that have moved.
+        trained: the models trained in this round so far.
+        teachers: the models chosen from the previous round.
+        sent: number of models that have moved.
     """
 
     counts: Tensor | None = None
@@ -44,31 +44,32 @@ class Taught(State):
 
 @dataclass(frozen=True)
 class SFedKD(Method):
-    """Sequential federated learning whose clients also distil from a few models of the round before.
+    """Sequential federated learning whose clients also distil from a few models of the previous round.
 
     Haotian Xu, Jinrui Zhou, Xichong Zhang, Mingjun Xiao, He Sun, Yin Xu: SFedKD: Sequential Federated Learning with
     Discrepancy-Aware Multi-Teacher Knowledge Distillation. 2025. https://arxiv.org/abs/2507.08508. The two parts of the
     distillation: Borui Zhao, Quan Cui, Renjie Song, Yiyu Qiu, Jiajun Liang: Decoupled Knowledge Distillation.
     CVPR 2022. https://arxiv.org/abs/2203.08679 (equation 7).
 
-    In each round a model goes through a random sequence of clients. From the second round on the server chooses as
-    teachers those models of the last round whose clients' class distributions together come nearest to uniform, by a
-    greedy search. The loss is ℓ + τ² Σ_t (α a_t TCKD_t + β b_t NCKD_t): TCKD compares the probabilities of the true
-    class and of all others together, NCKD those of the other classes among each other. With d_t in [0, 1] half the L1
-    distance of the class distributions of teacher and student, a_t is 1 - d_t and b_t is d_t, each normalised over the
-    teachers: who has seen the same classes teaches the true class, who has seen others teaches the others.
+    In each round a model goes through a random sequence of clients. From the second round on the server chooses
+    teachers among the models of the previous round, by a greedy search: the class distributions of their clients
+    together should be as close to uniform as possible. The loss is ℓ + τ² Σ_t (α a_t TCKD_t + β b_t NCKD_t). TCKD
+    compares the probabilities of the true class and of all others together, NCKD those of the other classes among each
+    other. With d_t in [0, 1], half the L1 distance of the class distributions of teacher and student, a_t is 1 - d_t
+    and b_t is d_t, each normalised over the teachers. So a teacher that has seen the same classes teaches the true
+    class, and one that has seen other classes teaches those.
 
-    Departures from the paper: only its abstract and summaries of it could be read. Inferred are the direction and the
-    form of a_t and b_t, the L1 distance, the loss's weights, and all default values. Class counts, not distributions,
+    Departures from the paper: only its abstract and summaries of it could be read. The direction and the form of a_t
+    and b_t, the L1 distance, the loss's weights and all default values are inferred. Class counts, not distributions,
     are sent, once, by all clients. Local training ends with the epoch that --select names.
     """
 
     rounds: Count = 10
     """T, rounds; the first has no teachers"""
     epochs: Count = 10
-    """E, epochs at each client in a round"""
+    """E, epochs at each client per round"""
     teachers: Count = 3
-    """number of teachers, at most as many as there are clients in a round"""
+    """number of teachers, at most the number of clients in a round"""
     target_weight: NonNegative = 1.0
     """α, weight of the part about the true class; α = β = 0 is FedSeq"""
     others_weight: NonNegative = 1.0
@@ -76,9 +77,9 @@ class SFedKD(Method):
     temperature: Positive = 1.0
     """τ, softens the answers; the loss is multiplied by τ²"""
     participation: Fraction = 1.0
-    """c, part of the clients in a round's sequence, at least one"""
+    """c, share of the clients in a round's sequence; at least one client"""
     order: str = "random"
-    """order of the clients: random (another one in each round), given, reversed, or names separated by commas"""
+    """order of the clients: random (a new one in each round), given, reversed, or names separated by commas"""
 
     renamed: ClassVar[Mapping[str, str]] = {"target": "target_weight", "others": "others_weight"}
 

@@ -21,7 +21,7 @@ from ekiden.training.objective import Objective, Penalty
 from ekiden.training.weights import Weights, mean
 
 Anchor = Literal["received", "global"]
-"""Where a proximal term is anchored: at the model that a visit starts from, or at the global one of the round."""
+"""The model that a proximal term stays near: the one that a visit starts from, or the round's global model."""
 Vectors = tuple[Weights, ...]
 """Vectors in the shape of a model."""
 
@@ -150,10 +150,11 @@ class ParallelMethod(Method):
     """What a round needs in addition to models."""
 
     host_settings: ClassVar[tuple[str, ...]] = ()
-    """Fields that mean something in SPFL's chains, too."""
+    """Fields that also have a meaning in SPFL's chains."""
 
     host_anchor: ClassVar[Anchor | None] = None
-    """The usual anchor in SPFL's chains, where there is a choice; alone, received and global model are one."""
+    """The default anchor in SPFL's chains, for hosts that have a choice. Without chains, received and global model are
+    the same."""
 
     selection = last_iterate
 

@@ -19,7 +19,7 @@ from ekiden.training.weights import Weights, mean
 
 @recorded_as("Trained")
 class CountedModel(NamedTuple):
-    """A model, and how many samples it was trained on."""
+    """A model and the number of samples that it was trained on."""
 
     model: Weights
     n: Annotated[int, OwnSamples]
@@ -27,13 +27,13 @@ class CountedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Periods(State):
-    """What is known of every client's learning.
+    """What is known about every client's learning.
 
     Attributes:
-        norms: of each client, its gradient norm at each check so far.
-        peers: how many peers each client hears now.
-        capped: whether it ever heard as many as it may.
-        sent: models sent so far.
+        norms: for each client, its gradient norm at each check so far.
+        peers: number of peers of each client now.
+        capped: whether a client has ever had its largest number of peers.
+        sent: number of models sent so far.
     """
 
     norms: tuple[tuple[float, ...], ...] = ()
@@ -49,30 +49,31 @@ class CriticalFL(PersonalMethod):
     Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
     for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
 
-    Departures from the paper: there a server selects more clients; here, as where UA-PDFL compares with it, every
-    client is its own server, watches its own norm and draws its own peers, and whole models travel in all rounds (the
-    paper's critical uploads hold the largest changes only). Norms are taken before any clipping. How UA-PDFL's authors
-    changed the number of peers is not published: it doubles up to a cap and halves again, and is checked before even
-    rounds, as in CriticalFL's code. The authors' server has the norms of those it drew; here everybody has its own.
-    Local training ends with the epoch that --select names, by default the best on validation data.
+    Departures from the paper: in the paper a server selects more clients. Here, as in UA-PDFL's comparison, every
+    client is its own server, watches its own norm and draws its own peers. Complete models travel in all rounds; the
+    paper's critical uploads contain only the largest changes. Norms are taken before any clipping. How UA-PDFL's
+    authors changed the number of peers is not published: here it doubles up to a cap and halves again, and is checked
+    before even rounds, as in CriticalFL's code. The authors' server has the norms of the clients that it drew; here
+    every client has only its own. Local training ends with the epoch that --select names, by default the best on
+    validation data.
     """
 
     rounds: Count = 150
     """R, rounds of training and exchange"""
     epochs: Count = 5
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     peers: Count = 5
-    """N_com, peers that a client hears at least"""
+    """N_com, least number of peers of a client"""
     cap: Fraction = 0.75
-    """share of all other clients that a client hears at most, at least one"""
+    """largest number of a client's peers, as a share of all other clients; at least one"""
     delta: NonNegative = 0.01
     """δ, relative growth of the norm above which a period is critical"""
     window: Count = 10
-    """checks over which norms are averaged"""
+    """number of checks over which norms are averaged"""
     forced: CountOrZero = 5
-    """first checks that count as critical whatever the norms"""
+    """number of first checks that count as critical, whatever the norms"""
     every: Count = 2
-    """rounds from check to check; the first one is before round 2"""
+    """rounds between checks; the first check is before round 2"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 

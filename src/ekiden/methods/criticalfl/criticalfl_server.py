@@ -25,7 +25,7 @@ class Upload(NamedTuple):
 
     Attributes:
         values: its parameters (P,), or in a critical round those that changed most.
-        mask: (P / 8,) uint8, where they belong, one bit a parameter; None: everywhere.
+        mask: (P / 8,) uint8, the positions of the values, one bit per parameter; None: all.
         rest: no parameters; running statistics and counters.
         n: number of its samples.
         norm: its federated gradient norm.
@@ -40,15 +40,15 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection(State):
-    """What the server knows of the periods of learning.
+    """What the server knows about the periods of learning.
 
     Attributes:
         norms: the mean gradient norm of the clients at each check so far.
-        count: M, clients of the next round; 0: as many as at least.
-        critical: whether the next round is in a critical period: as the last check found, and at the start.
-        capped: whether M was ever as large as it may be.
-        whole: models that were sent back whole so far.
-        sparse: models of which the largest changes were.
+        count: M, number of clients in the next round; 0: the least number.
+        critical: whether the next round is in a critical period, by the last check; True at the start.
+        capped: whether M has ever reached its largest value.
+        whole: number of complete models that were sent back so far.
+        sparse: number of models of which only the largest changes were sent back.
     """
 
     norms: tuple[float, ...] = ()
@@ -67,32 +67,32 @@ class CriticalFLServer(Method):
     for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
 
     Departures from the paper: what its text does not say follows the authors' code (the window of norms, the first
-    checks that count in any case, the number of clients that doubles and halves). A coordinate is known to be sent by a
-    mask, not by being other than 0, and one that nobody sent keeps its value, where the code sets it to 0. Norms are
-    taken before any clipping. The host is FedAvg. As in the code, checks come before even rounds, and a round uploads
-    the largest changes if the last check was critical or there was none yet.
+    checks that always count as critical, the number of clients that doubles and halves). A mask says which coordinates
+    are sent, not whether they differ from 0. A coordinate that no client sent keeps its value; the code sets it to 0.
+    Norms are taken before any clipping. The host is FedAvg. As in the code, checks come before even rounds, and a round
+    uploads the largest changes if the last check was critical or there was none yet.
     """
 
     rounds: Count = 200
     """T, rounds"""
     epochs: Count = 3
-    """E, local epochs a round"""
+    """E, local epochs per round"""
     participation: Fraction = 0.125
-    """M_min / N, part of the clients drawn at least, at least one"""
+    """M_min / N, smallest share of the clients that is drawn; at least one client"""
     cap: Fraction = 0.75
-    """M_max / N, part of the clients drawn at most, at least one"""
+    """M_max / N, largest share of the clients that is drawn; at least one client"""
     upload: Fraction = 0.2
-    """part of the parameters sent back in critical rounds, those that changed most; 1: whole models"""
+    """share of the parameters that is sent back in critical rounds: those that changed most. 1: complete models"""
     delta: NonNegative = 0.01
     """δ, relative growth of the norm above which a period is critical"""
     window: Count = 10
-    """checks over which norms are averaged"""
+    """number of checks over which norms are averaged"""
     forced: CountOrZero = 5
-    """first checks that count as critical whatever the norms"""
+    """number of first checks that count as critical, whatever the norms"""
     every: Count = 2
-    """rounds from check to check; the first one is before round 2"""
+    """rounds between checks; the first check is before round 2"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
 
     removed: ClassVar[Mapping[str, Any]] = {"zero_padded": False}
 

@@ -17,7 +17,7 @@ from ekiden.training.weights import distance
 
 _BLOCK = 1 << 16
 Measure = Literal["l2", "squared_l2", "l1", "cosine"]
-"""Distance of two models: l2 is the text's, the others those it is compared with (Fig. 8 or 9, by version)."""
+"""Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by version)."""
 AddSum = Callable[[Tensor, Tensor], object]
 """Adds Σ_t f_t (θ - θ_t) to a gradient (P,), given it and the factors f (S,)."""
 

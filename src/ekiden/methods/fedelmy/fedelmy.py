@@ -22,14 +22,14 @@ class FedELMY(Method):
     Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
     https://arxiv.org/abs/2404.12130 (Algorithm 1; with `rounds` > 1 Algorithm 2; loss ℓ - α d1 + β d2).
 
-    Each client trains S models one after the other, each from the mean of its pool and held apart from the pool
-    (d1) and near the received model (d2), and hands on the mean of the pool.
+    Each client trains S models one after the other. Each model starts from the mean of the client's pool, is pushed
+    away from the pool (d1) and kept near the received model (d2). The client hands on the mean of the pool.
 
-    Departures from the paper: `order` is the given one, not redrawn each round, as in the authors' code; otherwise
-    none with `form = "paper"`, the text (each distance brought to one order of magnitude
-    below the loss), which measures no worse on PACS and better on digits. `form = "released"` computes the distances as
-    the authors' code does: squared, the start point counted as a member of the pool, one divisor for both, taken from
-    d2. Gradients of both are in closed form. Beyond the paper: GLAM, the loss of SPFL.
+    Departures from the paper: `order` is the given one and not redrawn each round, as in the authors' code. Otherwise
+    `form = "paper"` follows the text (each distance is scaled to one order of magnitude below the loss); it measures no
+    worse on PACS and better on digits. `form = "released"` computes the distances as the authors' code does: squared,
+    with the start point as a member of the pool, and with one divisor for both, taken from d2. Gradients of both
+    distances are in closed form. Beyond the paper: GLAM, the loss of SPFL.
     """
 
     models: Count = 5
@@ -47,10 +47,10 @@ class FedELMY(Method):
     order: str = "given"
     """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
     form: Literal["paper", "released"] = "paper"
-    """distances and their scale as in the text, or as in the authors' code"""
+    """distances and their scale: as in the text, or as in the authors' code"""
     measure: Measure = "l2"
-    """distance of two models in the paper's form (its Fig. 8 or 9, by version); the released form is squared_l2
-    throughout"""
+    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released form always uses
+    squared_l2"""
     average_start: bool = True
     """count the received model as a member of the pool that is averaged"""
     align_previous: NonNegative = 0.0

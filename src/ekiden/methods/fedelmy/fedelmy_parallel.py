@@ -22,11 +22,11 @@ class FedELMYParallel(Method):
     Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
     https://arxiv.org/abs/2404.12130 (Algorithm 3; Table 9).
 
-    Each client warms up a random model of its own, then trains S models as in `FedELMY`, and sends the mean of its pool
-    to all others; all clients end with the same model, the uniform mean.
+    Each client warms up its own random model, then trains S models as in `FedELMY`, and sends the mean of its pool to
+    all others. All clients end with the same model, the uniform mean.
 
     Departures from the paper: none known; there is no released code of this variant. `init = "same"` starts all clients
-    from one model instead. Fields mean what they mean in `FedELMY`.
+    from one model instead. Fields mean the same as in `FedELMY`.
     """
 
     models: Count = 5
@@ -40,16 +40,17 @@ class FedELMYParallel(Method):
     beta: NonNegative = 1.0
     """β, weight of d2, the distance from the client's own start"""
     server: bool = False
-    """send to a server that averages, instead of everyone to everyone: N·M instead of N(N-1)·M"""
+    """send models to a server that averages them, instead of from every client to every other: N·M instead of
+    N(N-1)·M"""
     form: Literal["paper", "released"] = "paper"
-    """distances and their scale as in the text, or as in the authors' code"""
+    """distances and their scale: as in the text, or as in the authors' code"""
     measure: Measure = "l2"
-    """distance of two models in the paper's form (its Fig. 8 or 9, by version); the released form is squared_l2
-    throughout"""
+    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released form always uses
+    squared_l2"""
     average_start: bool = True
     """count the start as a member of the pool that is averaged"""
     init: Init = "different"
-    """initial models: each client its own, as published, or one for all"""
+    """initial models: a different one for each client, as published, or the same for all"""
 
     @property
     def one_model(self) -> bool:

@@ -41,50 +41,50 @@ class FedGram(Method):
     Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
     The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
     https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
-    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm the one of
+    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm that of
     FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
     Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
 
-    Nothing is trained, and nothing is forgotten: whatever the skew and the order of the clients, the result is that of
-    pooled data. Features are whole numbers from -127 to 127, so the sums are the same bits in any order.
+    Nothing is trained and nothing is forgotten: for any skew and any order of the clients the result is that of pooled
+    data. Features are whole numbers from -127 to 127, so the sums have the same bits in any order.
 
-    Departures from the paper: the sums are handed from client to client instead of to a server, if the shape is a
-    chain. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the sums;
-    λ is chosen by generalised cross-validation of the totals, and a temperature makes probabilities of the scores.
-    Personal heads are ridge regression towards the head of all; the papers have none.
+    Departures from the paper: if the shape is a chain, the sums are handed from client to client instead of to a
+    server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
+    sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
+    probabilities. Personal heads, which the papers do not have, are ridge regression towards the head of all.
     """
 
     features: str = "auto"
     """φ: patches, answers to patches of the first client's images; random, random units of the inputs; fourier, Fourier
-    features of the inputs; network, the features of the network as it is given and random units of these; run:FOLDER,
-    the same of the model that a finished run gave; auto: patches for images of 16 pixels a side or more, else random"""
+    features of the inputs; network, the features of the given network and random units of these; run:FOLDER, the same
+    with the model of a finished run; auto, patches for images of 16 pixels a side or more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
     nearest class means"""
     bytes: str = "M"
-    """how much a hand-off may hold, which decides the number of features: M, as much as a model of the network; 5% of
-    that; 250kB, 11.5MB"""
+    """largest size of a hand-off, which decides the number of features: M (as much as a model of the network), 5% (of
+    that), 250kB, 11.5MB"""
     width: CountOrZero = 0
     """D, number of features; 0: as many as `bytes` allows"""
     patch: str = "6"
-    """p, side of the patches in pixels, or several that share the features, as in 5,8"""
+    """p, side of the patches in pixels; several sides share the features, as in 5,8"""
     dictionary: Literal["first", "all"] = "first"
-    """filters: patches of the first client's images; or random directions among patches, whitened by the moments of all
-    clients' patches, for which the clients are passed twice, so that no patch travels"""
+    """filters: patches of the first client's images; or random directions, whitened by the moments of all clients'
+    patches. With these no patch travels, but the clients are passed twice"""
     pooling: Count = 2
-    """g, answers are averaged in g x g parts of the image"""
+    """g, answers are averaged over g x g parts of the image"""
     mirror: Literal["colour", "always", "never"] = "colour"
-    """average the features of an image and of its mirror image: of colour images alone (grey ones are often digits or
-    letters), of all images, or of none"""
+    """average the features of an image and of its mirror image: only for colour images (grey ones are often digits or
+    letters), for all images, or never"""
     soft_threshold: NonNegative = 0.5
-    """t, what is subtracted from the absolute value of each answer"""
+    """t, subtracted from the absolute value of each answer"""
     root: bool = True
-    """take the square root of what is averaged"""
+    """take the square root of the averages"""
     bilinear: bool = False
-    """parts of the image overlap: answers count the more in a part the nearer they are to its centre"""
+    """let the parts of the image overlap: the nearer an answer is to the centre of a part, the more it counts there"""
     candidates: Count = 1
-    """patches that the first client draws for each filter; of more than one it chooses those whose features say most
-    about its labels"""
+    """number of patches that the first client draws for each filter; with more than one it chooses those whose features
+    say most about its labels"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
     ridge: NonNegative = 0.0
@@ -92,12 +92,12 @@ class FedGram(Method):
     shrink: BelowOne = 0.05
     """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
     topology: Literal["chain", "star"] = "chain"
-    """who adds up: each client what it received and its own, or the server"""
+    """who adds the sums up: each client adds its own to what it received, or the server adds all"""
     personal: bool = False
-    """each client ends with a head of its own, too: ridge regression of its own samples towards the head of all, λ by
-    its own generalised cross-validation"""
+    """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
+    own generalised cross-validation"""
     order: str = "given"
-    """order of the clients: given, reversed, random, or names separated by commas; the first settles the features"""
+    """order of the clients: given, reversed, random, or names separated by commas; the first one sets the features"""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "penalty": "ridge",

@@ -12,14 +12,14 @@ from ekiden.models.patch_filters import PatchSums
 from ekiden.training.weights import Weights
 
 Settled = tuple[Tensor, ...]
-"""What the first client settles of the features; see `WholeFeatures.tell`."""
+"""What the first client decides about the features; see `WholeFeatures.tell`."""
 
 
 class Handoff(NamedTuple):
     """What a client hands to the next one.
 
     Attributes:
-        settled: what the first client settled of the features.
+        settled: what the first client decided about the features.
         sums: over the samples of all clients so far.
     """
 
@@ -28,10 +28,10 @@ class Handoff(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What a client needs for a head of its own: the head of all, for standardised features; float32.
+    """What a client needs for a personal head: the head of all, for standardised features; float32.
 
     Attributes:
-        settled: what the first client settled of the features.
+        settled: what the first client decided about the features.
         mean: (D,) μ of the features of all clients.
         scale: (D,) 1/σ, or 0.
         weight: (K, D).
@@ -51,7 +51,7 @@ class PatchMoments(NamedTuple):
     parts: tuple[PatchSums, ...]
 
     def plus(self, other: "PatchMoments") -> "PatchMoments":
-        """Those of the patches of both."""
+        """Return the moments of the patches of both."""
         return PatchMoments(tuple(a.plus(b) for a, b in zip(self.parts, other.parts, strict=True)))
 
 

@@ -23,22 +23,22 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class FedOV(OneShot):
-    """Clients learn to answer "unknown" to what is none of their classes; the more certain vote for each sample.
+    """Clients learn to answer "unknown" to classes that they do not have; the more certain models vote on each sample.
 
     Yiqun Diao, Qinbin Li, Bingsheng He: Towards Addressing Label Skews in One-Shot Federated Learning. ICLR 2023.
     https://openreview.net/forum?id=rzrqh85f4Sc.
 
-    The network has one output more, u. A client trains it on its samples and on outliers made of them: corrupted
-    samples, and those moved by PGD to where the network takes them for known. The result holds all models: it adds up
-    the probabilities of the k that are least sure that the sample is unknown to them.
+    The network has one more output, u. A client trains it on its samples and on outliers made from them: corrupted
+    samples, and samples moved by PGD to where the network takes them for known. The result contains all models. It adds
+    up the probabilities of the k models that least consider the sample unknown.
 
-    Departures from the paper: what the authors' code does is followed where the two may differ, for any number of
-    classes (the code has 10 written into it). The corruptions are those of the code (an overwritten band may begin one
-    line further). Which k the paper reports is not known; the default is all. Networks with BatchNorm learn from
-    samples and corrupted ones in one pass, without the other terms, as in the code. The distillation of the vote into
-    one model, which needs data that the server does not have, is left out. Samples that are not images are corrupted by
-    permuting their numbers. As in the code, local training ends with its last epoch, whatever --select says; FedELMY's
-    tables state the epoch of best validation accuracy for all methods.
+    Departures from the paper: where paper and code may differ, the authors' code is followed, for any number of classes
+    (the code has the number 10 written into it). The corruptions are those of the code (an overwritten band may begin
+    one line further). The k that the paper reports is not known; the default is all. Networks with BatchNorm learn from
+    samples and corrupted samples in one pass, without the other terms, as in the code. The distillation of the vote
+    into one model needs data that the server does not have and is left out. Samples that are not images are corrupted
+    by permuting their numbers. As in the code, local training ends with its last epoch, whatever --select says;
+    FedELMY's tables state the epoch of best validation accuracy for all methods.
     """
 
     extra_outputs = 1
@@ -49,15 +49,15 @@ class FedOV(OneShot):
     attack_steps: CountOrZero = 5
     """steps of PGD that make outliers harder"""
     attack_step: NonNegative = 0.002
-    """length of such a step"""
+    """length of a PGD step"""
     attack_radius: NonNegative = 0.5
-    """how far they may lead away from an outlier, in each number"""
+    """how far PGD may move an outlier, in each number"""
     mix: NonNegative = 0.01
     """weight of the term on mixed representations of two classes"""
     voters: CountOrZero = 0
     """k, how many models vote on a sample; 0: all"""
     init: Init = "different"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
 
     renamed: ClassVar[Mapping[str, str]] = {"radius": "attack_radius"}
 
@@ -101,8 +101,8 @@ class OpenSet(Objective):
 
     Attributes:
         module: the network in training.
-        unknown: u = K, the number of the additional output.
-        method: weights and settings.
+        unknown: u = K, the index of the additional output.
+        method: the method with its weights and settings.
     """
 
     module: nn.Module
@@ -180,7 +180,7 @@ class Mixed:
 
 
 class Vote(nn.Module):
-    """N networks of K + 1 outputs that answer together. Its weights are those of all members, one after the other."""
+    """N networks of K + 1 outputs that vote. Its weights are those of all members, one after the other."""
 
     def __init__(self, members: Sequence[nn.Module], voters: int) -> None:
         super().__init__()
@@ -188,11 +188,11 @@ class Vote(nn.Module):
         self.voters = min(voters or len(members), len(members))
 
     def scores(self, x: Tensor) -> Tensor:
-        """(b, K): the summed probabilities of the k members that give "unknown" the least; ties in their order."""
+        """Return (b, K): summed probabilities of the k members with the least "unknown"; ties in the members' order."""
         return self(x).exp()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K): logarithms of the scores, exact also where all are sure of "unknown"."""
+        """Return logits (b, K): logarithms of the scores, exact also if all members are sure of "unknown"."""
         answers = torch.stack([member(x).float() for member in self.members])
         unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)  # log-odds
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]

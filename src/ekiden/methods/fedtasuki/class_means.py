@@ -15,11 +15,11 @@ _GRID = 8  # cells along a side of a mean image, at most: on CIFAR-10 32 gained 
 
 
 class ClassInputs(NamedTuple):
-    """How many samples of each class there are, and their mean input.
+    """The number of samples of each class, and their mean input.
 
     Attributes:
         counts: (K,) int64.
-        means: (K, C, h, w) of images averaged over the cells of a grid, (K, d) of other samples; zeros for none.
+        means: (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if none.
     """
 
     counts: Tensor

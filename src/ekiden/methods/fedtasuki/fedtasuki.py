@@ -29,10 +29,10 @@ class TeacherHandoff(NamedTuple):
     """What a client hands to the next one.
 
     Attributes:
-        model: as it has been trained so far.
-        seen: N, the number of training samples behind it.
-        statistics: of these samples' features, with `statistics`.
-        inputs: their mean of each class, with `recall`.
+        model: the model as trained so far.
+        seen: N, the number of training samples that it was trained on.
+        statistics: class statistics of these samples' features, if `statistics` is set.
+        inputs: their mean input of each class, if `recall` is set.
     """
 
     model: Weights
@@ -43,7 +43,7 @@ class TeacherHandoff(NamedTuple):
 
 @dataclass(frozen=True)
 class Passed(State):
-    """The state with the clients whose samples are behind the model."""
+    """The state with the clients whose samples the model was trained on."""
 
     behind: tuple[str, ...] = ()
 
@@ -59,40 +59,42 @@ class FedTasuki(Method):
     and averaging the last iterates.
 
     The loss over all samples so far is N times the mean over those of earlier clients plus n times the mean over the
-    client's own. The former are out of reach; matching the received function stands for them, each counted once:
-    cross-entropy + (N / n)·D. Since earlier clients' samples differ from the client's own, a part of each batch can be
-    scrambled and only distilled (`widen`): the two functions then agree on more than the client's data. With `recall`
-    the mean input of each class travels, and a part of each batch is moved to the means of classes that earlier clients
-    hold, and only distilled. What is handed on is the mean of the iterates over the last part of the steps.
+    client's own. The former are out of reach. Instead the client matches the outputs of the received model, which
+    counts N samples: cross-entropy + (N / n)·D. Earlier clients' samples differ from the client's own. So a share of
+    each batch can be scrambled and only distilled (`widen`): then the two models agree on more than the client's data.
+    With `recall` the mean input of each class travels, and a share of each batch is moved to the means of classes that
+    earlier clients hold, and only distilled. The client hands on the mean of the iterates over the last part of the
+    steps.
 
-    Under label skew the classifier forgets more than the extractor. With `statistics` a mean of each class's features
-    and their common covariance travel too (linear discriminant analysis; cf. Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang,
+    Under label skew the classifier forgets more than the extractor. With `statistics` the mean of each class's features
+    and their common covariance also travel (linear discriminant analysis; cf. Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang,
     Jian Liang, Jiashi Feng: No Fear of Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001). Each client
-    moves them by the linear map from old to new features of its own and scrambled samples; the classifier that they
-    give is added to the last client's.
+    moves them by the linear map from old to new features of its own and scrambled samples. The classifier computed from
+    them is added to the last client's.
 
-    Departures from the paper: there is none; docs/methods/fedtasuki.md holds derivation and results. The first client
-    has nothing to distil from and trains plainly. From the second pass on the received model has seen everybody, so
-    N is what all others hold: the total less the client's own n.
+    Departures from the paper: there is none; docs/methods/fedtasuki.md has derivation and results. The first client has
+    nothing to distil from and trains plainly. From the second pass on the received model has seen all clients, so N is
+    the number of samples of all others: the total minus the client's own n.
     """
 
     epochs: Count = 150
-    """E, epochs at each client; where samples are augmented the teacher's passes make 3 cost as much as 4 plain ones"""
+    """E, epochs at each client; with augmented samples, 3 epochs cost as much as 4 plain ones, because of the teacher's
+    passes"""
     divergence: Form = "both"
-    """D: KL(q || p), the student's answers p brought to the teacher's q; or half of it and half of the same without
-    the true class. Of other tasks than classification the distance of its outputs, whatever the form: the squared
-    error of numbers, the binary divergence of labels, the divergence of each pixel or token"""
+    """D: KL(q || p) between the student's answers p and the teacher's q; or half of it plus half of the same without
+    the true class. In tasks other than classification, whatever the form, the task's distance between outputs: squared
+    error of numbers, binary divergence of labels, divergence of each pixel or token"""
     distill_weighting: Literal["counts", "one", "hop"] = "counts"
-    """λ, weight of D: N/n; to compare with: 1, or the number of other clients behind the received model"""
+    """λ, weight of D: N/n; for comparison 1, or the number of other clients behind the received model"""
     widen: BelowOne = 0.0
-    """part of each batch that is only distilled, its images turned, moved, mirrored, and cut together"""
+    """share of each batch that is replaced by rotated, shifted, mirrored and mixed images, which are only distilled"""
     recall: BelowOne = 0.0
-    """part of each batch that is only distilled, each input moved from the mean of its class to that of a class that
-    earlier clients hold; these means travel, at most 2.5 % of M"""
+    """share of each batch that is only distilled, with each input moved from the mean of its class to the mean of a
+    class that earlier clients hold; these means travel, at most 2.5 % of M"""
     statistics: bool = False
-    """send class statistics too, at most 5 % of M, and add the classifier that they give to the last client's"""
+    """also send class statistics, at most 5 % of M, and add the classifier computed from them to the last client's"""
     average_iterates: bool = True
-    """hand on the mean of the last iterates (--tail of the steps); else what --select says"""
+    """hand on the mean of the last iterates (--tail of the steps); otherwise what --select says"""
     temperature: Positive = 1.0
     """τ, softens p and q; D is multiplied by τ²"""
     rounds: Count = 1

@@ -19,7 +19,7 @@ class ClassStatistics(NamedTuple):
     Attributes:
         counts: (K,) int64, number of samples.
         means: (K, A) of their features; zeros for a class without samples.
-        diagonal: (A,) D, what F leaves of the variances.
+        diagonal: (A,) D, the part of the variances that F leaves.
         factor: (A, r) F, the leading directions within classes.
     """
 
@@ -47,12 +47,12 @@ class ClassStatistics(NamedTuple):
 
 
 class ClassMoments(NamedTuple):
-    """Class statistics to compute with, in double precision.
+    """Class statistics for computing, in double precision.
 
     Attributes:
         counts: (K,).
         means: (K, A).
-        covariance: (A, A), the mean over all samples of what lies within classes.
+        covariance: (A, A), the covariance within classes, a mean over all samples.
     """
 
     counts: Tensor

@@ -43,7 +43,7 @@ class Adapter(nn.Module):
 
 
 class Stage(nn.Module):
-    """One client's block, and the adapter before it.
+    """One client's block and the adapter before it.
 
     Attributes:
         adapter: from the channels of all clients to those that the block reads; None: their mean.
@@ -63,12 +63,12 @@ class Stage(nn.Module):
 
 
 class Fused(nn.Module):
-    """Levels of stages; each stage reads what all stages of the level before give.
+    """Levels of stages; each stage reads the outputs of all stages of the level before.
 
     Attributes:
-        levels: from the input on; a level has one stage per client, or only the owner's.
-        heads: a classifier per stage of the last level, whose logits are averaged, or one that reads their sum.
-        frozen: how many levels are neither trained nor change their statistics.
+        levels: the levels, from the input on; a level has one stage per client, or only the owner's.
+        heads: one classifier per stage of the last level, with logits averaged, or one classifier that reads their sum.
+        frozen: number of levels that are not trained and keep their statistics.
     """
 
     def __init__(self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0) -> None:

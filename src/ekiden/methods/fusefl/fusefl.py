@@ -43,11 +43,11 @@ class KeptBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Levels(State):
-    """Where the run stands.
+    """The state of the run.
 
     Attributes:
-        seed: of the clients' common thin network.
-        sent: each client's block with the adapter before it, per round.
+        seed: seed of the clients' common thin network.
+        sent: for each round, each client's block with the adapter before it.
     """
 
     seed: int = 0
@@ -62,31 +62,31 @@ class FuseFL(Method):
     Federated Learning through the Lens of Causality with Progressive Model Fusion. NeurIPS 2024.
     https://arxiv.org/abs/2410.20380 (Figure 4).
 
-    In round b every client trains its blocks from b on and its classifier. Block b of all clients is then frozen and
-    put side by side. A client's block b + 1 reads all of them through an adapter, a 1x1 convolution, which the client
-    trains together with that block. The result is the network of all clients' blocks.
+    In round b every client trains its blocks from b on and its classifier. Then block b of all clients is frozen, and
+    these blocks stand side by side. A client's block b + 1 reads all of them through an adapter, a 1x1 convolution,
+    which the client trains together with that block. The result is the network of all clients' blocks.
 
     Departures from the paper: written after the authors' code and the paper's abstract and Figure 4; the rest of the
     paper's text was not available. Frozen blocks stay in evaluation mode; in the code their BatchNorms and dropouts
     stay in training mode. As in the code, the averaged classifier reads the sum of the last blocks' features and is
-    then calibrated on samples of class Gaussians (CCVR), which takes one communication more; the code's pooled
-    covariances keep the outer product of the mean by a slip of parentheses, these do not. The width that fits into N
-    models is ours. Local training ends with its last epoch, whatever --select says, as in the code.
+    then calibrated on samples from class Gaussians (CCVR), which takes one more communication. The code's pooled
+    covariances keep the outer product of the mean because of a misplaced parenthesis; ours do not. The width that fits
+    into N models is ours. Local training ends with its last epoch, whatever --select says, as in the code.
     """
 
     blocks: Count = 2
     """K, blocks of the network and rounds"""
     epochs: Count = 100
-    """E, epochs at each client in each round"""
+    """E, epochs at each client per round"""
     hidden_width: Annotated[float, Range(least=0, most=1)] = 0.0
-    """width of the hidden layers as a part of the network's; 0: the widest that moves no more than N models"""
+    """width of the hidden layers as a share of the network's; 0: the widest for which no more than N models move"""
     adapter: Literal["conv", "mean"] = "conv"
-    """what a block reads of the blocks before: a 1x1 convolution of all channels, or their mean"""
+    """what a block reads from the blocks before it: a 1x1 convolution of all channels, or their mean"""
     combine_heads: Literal["calibrated", "average", "logits"] = "calibrated"
-    """the result's: the average of the clients', on the sum of the last blocks' features, calibrated or not; or the
-    mean of the logits of each client's on its own last block"""
+    """classifier of the result: the average of the clients' classifiers on the sum of the last blocks' features,
+    calibrated or not; or the mean logits of the clients' classifiers, each on its own last block"""
     calibration_samples: Count = 5000
-    """virtual features of each class that the classifier is calibrated on, once each"""
+    """number of virtual features of each class on which the classifier is calibrated, once each"""
     calibration_lr: Positive = 0.01
     """learning rate of the calibration (plain SGD, batches of 128)"""
 

@@ -49,17 +49,18 @@ class MAEcho(Method):
     164, 203-215, 2023. https://arxiv.org/abs/2204.12493 (Algorithm 1, Eq. 11).
 
     With each model W_i a client sends, per layer, the projector P_i on the inputs that its data give. The server
-    alternates: W goes down the distances ‖(W - V_i)P_i‖, and each V_i, from W_i, goes to W where P_i does not see it.
+    alternates: W goes down the distances ‖(W - V_i)P_i‖, and each V_i, starting from W_i, moves towards W in the
+    directions that P_i does not see.
 
-    Departures from the paper: `form = "released"`, the default, is the authors' code, which their published numbers
-    come from: projectors by a damped recursion over the mean inputs of batches, α = 1/N, V steps λ(I - P), the result
-    is the mean of the V_i, and classifier rows are averaged over the owners of each class. `form = "paper"` is
-    Algorithm 1 with factor 2 in the direction and I - μ/(1 + μ)P in the V steps, result W. Both forms leave the
+    Departures from the paper: `form = "released"`, the default, is the authors' code, from which their published
+    numbers come: projectors by a damped recursion over the mean inputs of batches, α = 1/N, V steps λ(I - P). The
+    result is the mean of the V_i, and classifier rows are averaged over the owners of each class. `form = "paper"` is
+    Algorithm 1 with factor 2 in the direction and I - μ/(1 + μ)P in the V steps, and the result W. Both forms leave the
     classifier out of the iteration and average it (`combine_heads`), as the code does and the paper's ablation says;
     Algorithm 1 names all layers. Biases are one more input, which is constant 1. Layers that are neither linear nor
-    convolutional are averaged. With `align` projectors follow the aligned units, T P Tᵀ (the transposes of the text
-    clash; the code computes them again from the data). Local training ends with the epoch that --select names, by
-    default the best on validation data.
+    convolutional are averaged. With `align` projectors follow the aligned units, T P Tᵀ (the text's transposes
+    contradict each other; the code computes the projectors again from the data). Local training ends with the epoch
+    that --select names, by default the best on validation data.
     """
 
     epochs: Count = 10
@@ -71,31 +72,33 @@ class MAEcho(Method):
     iterations: Count = 60
     """τ, iterations at the server"""
     step: Annotated[float, Range(above=0, below=2)] = 1.6
-    """λ of the released form, below 2; η of the paper's, at most 1"""
+    """λ of the released form, below 2; η of the paper's form, at most 1"""
     weighting: Literal["uniform", "qp"] = "uniform"
     """α_i: 1/N, or the minimum of ‖Σ α_i g_i‖² with Σ α_i = 1 and 0 <= α_i <= C"""
     bound: Fraction = 1.0
     """C, largest α_i, at least 1/N"""
     mu: NonNegative = 1.0
-    """μ, how much of a V step P_i holds back in the paper's form"""
+    """μ, how strongly P_i holds back a V step in the paper's form"""
     normalise: bool = False
     """Norm, bring each row of a V step to length 1 (for different initial models)"""
     origin: Literal["mean", "first", "random"] = "mean"
     """W at the start: mean of the models, the first client's, or random values"""
     combine_heads: Literal["class-wise", "mean"] = "class-wise"
-    """the classifier: each row averaged over the clients with more than one sample of its class, or over all"""
+    """the classifier: each row is averaged over the clients with more than one sample of its class, or over all
+    clients"""
     projector: Literal["recursion", "closed"] = "recursion"
     """P_i: damped recursion over batch means (released), or closed form over all samples (paper)"""
     ranks: str = ""
-    """k, eigenvectors sent of each projector: one number, or one for each layer, separated by commas; empty: all"""
+    """k, number of eigenvectors sent for each projector: one number, or one for each layer, separated by commas; empty:
+    all"""
     align: bool = False
     """MA-Echo + OT: first align all models to the first client's by optimal transport"""
     init: Init = "same"
-    """initial models: one for all, or each client its own"""
+    """initial models: the same for all clients, or a different one for each"""
     participation: Fraction = 1.0
-    """m/N, part of the clients drawn for each round, at least one"""
+    """m/N, share of the clients drawn for each round; at least one client"""
     decentralised: bool = False
-    """every client sends to every other and aggregates by itself; the server reads nothing"""
+    """every client sends its model to every other and aggregates by itself; the server reads nothing"""
 
     renamed: ClassVar[Mapping[str, str]] = {"alpha": "weighting", "norm": "normalise", "head": "combine_heads"}
     removed: ClassVar[Mapping[str, Any]] = {"relax": "running", "damping": 0.5}

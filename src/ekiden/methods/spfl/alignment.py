@@ -12,13 +12,13 @@ from ekiden.training.weights import Weights
 
 @dataclass(frozen=True)
 class Passing(State):
-    """The state with w_g, the model that a pass over the clients began with, and which pass that was."""
+    """The state with w_g, the model with which a pass over the clients began, and the number of that pass."""
 
     origin: Model | None = INITIAL
     begun: int = -1
 
     def in_pass(self, number: int) -> Self:
-        """The state with this pass's w_g: the model at its first hop that is not left out."""
+        """Return the state with this pass's w_g: the model at its first hop that is not left out."""
         return self if self.begun == number else replace(self, origin=self.model, begun=number)
 
 
@@ -32,5 +32,5 @@ def alignment(client: Client, reference: Weights | None, previous: Weights | Non
 
 
 def transfers(clients: int, rounds: int, align_global: float) -> int:
-    """Models that move: T·N - 1 hand-overs, and from the second pass on w_g to those who neither got nor made it."""
+    """Return how many models move: T·N - 1 hand-overs, and from the second pass on w_g to clients that lack it."""
     return rounds * clients - 1 + ((rounds - 1) * max(clients - 2, 0) if align_global else 0)

@@ -21,11 +21,11 @@ class GLAM(Objective):
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
-        """Those of the two that there are."""
+        """The two networks, or the one that is used."""
         return tuple(f for f in (self.reference, self.previous) if f is not None)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a batch, with what the teachers answer."""
+        """Return the loss of a batch, given the teachers' answers."""
         said = iter(answers)
         reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
         outputs = forward(x).float()
@@ -37,10 +37,10 @@ class GLAM(Objective):
 def near(
     task: Task, outputs: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
 ) -> Tensor:
-    """The loss of outputs in any task: that of the labels, and the task's distances from what the teachers answer.
+    """Return the loss of outputs in any task: that of the labels, and the task's distances from the teachers' answers.
 
-    Of classes, these are L_ag and L_ap up to a constant: cross-entropy with the answers of a teacher is their
-    divergence and their entropy, and L_ap is the mean of the divergences in both directions.
+    For classes these are L_ag and L_ap up to a constant: cross-entropy with a teacher's answers is their divergence
+    plus their entropy, and L_ap is the mean of the divergences in both directions.
     """
     loss = task.mean_loss(outputs, y)
     if reference is not None:

@@ -36,14 +36,14 @@ Order = Literal["latin", "random", "fixed"]
 
 @dataclass(frozen=True)
 class Chains(State):
-    """The state with the round under way.
+    """The state within a round.
 
     Attributes:
-        cloud: the model that the round started from, w^r.
+        cloud: the model with which the round started, w^r.
         sequences: the clients of each chain, in order.
-        ends: the model at the end of each chain so far; none before the first hop.
+        ends: the last model of each chain so far; empty before the first hop.
         memory: vectors of the host's server.
-        sizes: numbers of samples of the clients met so far, where the host needs them.
+        sizes: numbers of samples of the clients that have taken part so far, if the host needs them.
     """
 
     cloud: Model = INITIAL
@@ -54,7 +54,7 @@ class Chains(State):
 
 
 class Opening(NamedTuple):
-    """What comes with the first visit of a round: w^r where it is needed, and what the host's server sends."""
+    """What the first visit of a round receives: w^r if it is needed, and what the host's server sends."""
 
     start: Weights | None
     sent: Vectors
@@ -68,9 +68,9 @@ class KeptInChains(NamedTuple):
         opening: of this round.
         memory: the host's, from the rounds before.
         learned: mean of what this round's visits gave so far.
-        visits: how many these were.
-        own: the model of its last visit, where GLAM aligns with it.
-        earlier: the same in the round before.
+        visits: number of these visits.
+        own: the model of its last visit, if GLAM aligns with it.
+        earlier: the same from the previous round.
     """
 
     opening: Opening = Opening(None, ())
@@ -88,11 +88,12 @@ class SPFL(Method):
     SPFL: Sequential updates with Parallel aggregation for Enhanced Federated Learning under Category and Domain Shifts.
     NeurIPS 2025. https://openreview.net/forum?id=IHZngJNasX (with its loss GLAM).
 
-    Departures from the paper: it does not say how chains are ordered; by default a random order is drawn each round
-    and chain j starts at its j-th client, so that at every position each client trains one model. Its minus before the
-    alignment with the previous model is taken as a slip. Nor does it say how hosts with a memory are plugged in: here
-    control variates, drifts and memories are frozen while a round lasts and change once, by the mean of its visits. A
-    client missing inside a chain stops the run, which goes on from there; the chain is not led round it.
+    Departures from the paper: it does not say how chains are ordered. By default a random order is drawn each round and
+    chain j starts at its j-th client, so that at every position each client trains one model. The minus sign before the
+    alignment with the previous model is taken as a misprint. The paper does not say either how hosts with a memory are
+    plugged in. Here control variates, drifts and memories stay fixed during a round and change once, by the mean over
+    its visits. If a client is missing inside a chain, the run stops and can be resumed; the chain does not skip the
+    client.
     """
 
     host: str = "fedavg"
@@ -103,7 +104,7 @@ class SPFL(Method):
     epochs: Count = 5
     """E, epochs at each visit: K steps"""
     chains: CountOrZero = 0
-    """S, chains a round; 0: as many as clients take part"""
+    """S, chains per round; 0: as many as clients take part"""
     length: CountOrZero = 0
     """L, clients in a chain; 0: all that take part"""
     chain_order: Order = "latin"
@@ -112,13 +113,13 @@ class SPFL(Method):
     align_previous: NonNegative = 1.0
     """τ, weight of GLAM's alignment with the previous model"""
     align_global: NonNegative = 1.0
-    """ρ, weight of GLAM's alignment with the global model; without τ and ρ there is no GLAM"""
+    """ρ, weight of GLAM's alignment with the global model; with τ = ρ = 0 there is no GLAM"""
     previous: Literal["received", "own"] = "received"
-    """w_p, GLAM's previous model: the one received from the chain, or the client's own of the round before"""
+    """w_p, GLAM's previous model: the one received from the chain, or the client's own model of the previous round"""
     participation: Fraction = 1.0
-    """c, part of the clients drawn for each round, at least one"""
+    """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
-    """factor on the local learning rate, once a round"""
+    """factor of the local learning rate after each round"""
 
     renamed: ClassVar[Mapping[str, str]] = {"order": "chain_order"}
 

@@ -20,18 +20,18 @@ from ekiden.training.weights import Weights, mean
 
 
 class Units(NamedTuple):
-    """What a client makes of the unit input."""
+    """What a client computes from the unit input."""
 
     unit: Tensor  # I (C,), probabilities
-    aux: Tensor  # I^Aux (A,), what its extractor gives
+    aux: Tensor  # I^Aux (A,), the output of its extractor
     n: int  # |D|
 
 
 class Choice(NamedTuple):
     """What a client wants from its peers this round."""
 
-    similar: list[bool]  # whose heads
-    adopt: int  # whose whole model, as a position among the peers; -1: nobody's
+    similar: list[bool]  # peers whose heads it wants
+    adopt: int  # the peer whose complete model it takes, as a position among the peers; -1: none
 
 
 class Heard(NamedTuple):
@@ -43,12 +43,12 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True)
 class Branches(State):
-    """What the branches that clients took have moved so far.
+    """What has moved so far because of the clients' choices.
 
     Attributes:
-        models: whole models, of peers that were taken over.
-        bases: extractors.
-        heads: heads, of peers that were near.
+        models: number of complete models taken from peers.
+        bases: number of extractors.
+        heads: number of heads of peers that were near.
     """
 
     models: int = 0
@@ -58,46 +58,47 @@ class Branches(State):
 
 @dataclass(frozen=True)
 class UAPDFL(PersonalMethod):
-    """Unit representations decide whom a client averages with: whose whole model it takes, or whose head.
+    """Unit representations decide whom a client averages with: whose complete model it takes, or whose head.
 
     Hangyu Zhu, Yuxiang Fan, Zhenping Xie: UA-PDFL: A Personalized Approach for Decentralized Federated Learning.
     Neurocomputing (preprint 2024). https://arxiv.org/abs/2412.11674 (Algorithm 2)
 
-    Each round a client draws peers and compares what their networks make of a constant input with its own. If all are
-    near it takes one peer's whole model (client-wise dropout); else it averages all extractors, and the heads of those
-    near only (layer-wise personalisation). Training keeps its extractor's answer to the input near the peers' mean.
+    Each round a client draws peers and compares their networks' outputs for a constant input with its own. If all are
+    near, it takes one peer's complete model (client-wise dropout). Otherwise it averages all extractors, and only the
+    heads of those that are near (layer-wise personalisation). Training keeps its extractor's output for the constant
+    input near the peers' mean.
 
-    Departures from the paper: the auxiliary penalty is recomputed with the current weights in each step (a stored
-    value, as printed, has no gradient) and is the mean over the extractor's outputs, as in the authors' code; the unit
-    input is ones after normalisation; extractor and head are the declared parts of the model; the optimiser restarts
-    each round. The divergence is printed as half of Jeffreys' and called Jensen-Shannon. Its toy values for like and
-    unlike clients, 0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no bound:
-    13.8 where each of two clients gives the other's class a probability of 1e-6. So Jensen-Shannon is the default.
+    Departures from the paper: the auxiliary penalty is computed with the current weights in each step (a stored value,
+    as printed, has no gradient) and is the mean over the extractor's outputs, as in the authors' code. The unit input
+    consists of ones after normalisation. Extractor and head are the declared parts of the model. The optimiser restarts
+    each round. The printed divergence is half of Jeffreys' but is called Jensen-Shannon. Its toy values for like and
+    unlike clients, 0.02 and 0.61, fit Jensen-Shannon, which is at most ln 2 = 0.693. Half of Jeffreys' has no bound: it
+    is 13.8 if each of two clients gives the other's class a probability of 1e-6. So Jensen-Shannon is the default.
     Threshold, μ and epochs are not published; divergence and threshold were compared on validation data
     (experiments/ua-pdfl-threshold.toml). In the paper's CNN both fully connected layers are personal, as in
-    `cnn_ua_pdfl`; in the library's other networks the last one only. Local training ends with the epoch that --select
-    names, by default the best on validation data.
+    `cnn_ua_pdfl`; in the library's other networks only the last one is. Local training ends with the epoch that
+    --select names, by default the best on validation data.
     """
 
     rounds: Count = 150
     """R, rounds of exchange and training"""
     epochs: Count = 5
-    """E, epochs per round at each client"""
+    """E, epochs at each client per round"""
     peers: Count = 5
     """N_com, peers that each client draws each round"""
     threshold: NonNegative = 0.1
-    """th_I, divergence up to which a peer is near"""
+    """th_I, largest divergence at which a peer counts as near"""
     mu: NonNegative = 0.1
     """μ, weight of the auxiliary penalty"""
     divergence: Divergence = "js"
-    """Jensen-Shannon, as it is called and as the toy values fit, or jeffreys: half the sum of both Kullback-Leibler
-    divergences, as printed"""
+    """divergence: jensen-shannon, as the paper calls it and as its toy values suggest; or jeffreys, half the sum of
+    both Kullback-Leibler divergences, as its formula is printed"""
     dropout: bool = True
-    """take one peer's model where all are near"""
+    """take one peer's model if all peers are near"""
     personal_heads: bool = True
     """average heads with near peers only; otherwise with all"""
     average_aux: bool = True
-    """take the mean of the auxiliary penalty over its A entries, as the authors' code does; off: their sum"""
+    """average the auxiliary penalty over its A entries, as the authors' code does; off: sum over them"""
     lr_decay: Fraction = 0.95
     """factor of the learning rate η after each round"""
 
