@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ekiden import FederatedData, Hardware, Training, federate, run
+from ekiden import FederatedData, Hardware, Training, __version__, federate, run
 from ekiden.base.errors import UserError
 from ekiden.cli import app
 from ekiden.cli.app import COMMANDS, main
@@ -231,7 +231,7 @@ def test_data_and_lists(call: Call) -> None:
     assert Image.open("who.png").size[0] > 100
     listed = call("list")
     assert all(name in listed for name in ("fedelmy", "centralized", "resnet18", "tiny_imagenet"))
-    assert call("--version").strip() == "0.1.0"
+    assert call("--version").strip() == __version__
     assert all(command.split()[0] in call() for command in COMMANDS)
 
 
