@@ -176,7 +176,7 @@ def test_the_forgotten_client_leaves_nothing_in_the_new_folder(tmp_path: Path) -
 
 
 def totals(folder: Path) -> list[list[Any]]:
-    """All tensors that clients hold, but for the models."""
+    """All tensors that clients hold, except the models."""
     files = [file for file in folder.glob("clients/*/*") if not file.name.endswith("-solve.safetensors")]
     assert len(files) == 1
     return [leaf.tolist() for leaf in wire.leaves(read(files[0], Handoff))]
@@ -251,7 +251,7 @@ def edited(folder: Path, **changes: Any) -> None:
 
 
 def other_samples() -> FederatedData:
-    """The same but for one number of one sample."""
+    """The same except for one number of one sample."""
     data = five()
     x = data.dataset.train.x.clone()
     x[data.clients[2].train.rows[0], 0] += 1

@@ -196,7 +196,7 @@ class Plain(Tiny):
 
 
 class Wide(nn.Module):
-    """A network of 4 inputs with room for statistics beside it."""
+    """A network of 4 inputs with space for statistics next to it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One's own files, frames and arrays: what works, and the one line that tells what is wrong."""
+"""A user's own files, frames and arrays: what works, and the one line that says what is wrong."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

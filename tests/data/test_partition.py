@@ -177,7 +177,7 @@ def test_dirichlet_gives_nothing_more_to_a_client_that_has_its_share(seed: int) 
     for rows in Dirichlet(0.2).assign(dataset, 5, np.random.default_rng(seed)):
         counts = torch.bincount(dataset.train.y[rows], minlength=10)
         before = torch.cumsum(counts, 0) - counts
-        assert int(counts[before >= 1000 / 5].sum()) <= 10  # but for int truncation at the last client
+        assert int(counts[before >= 1000 / 5].sum()) <= 10  # except for truncation to int at the last client
 
 
 def test_dirichlet_holds_a_client_of_exactly_its_share_for_full() -> None:

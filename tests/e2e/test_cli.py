@@ -135,7 +135,7 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     one, two = (Path(f"runs/fedseq-digits-seed0{end}") for end in ("", "-2"))
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
-    assert spread in call("compare", *folders, two), "a repetition is no further seed"
+    assert spread in call("compare", *folders, two), "a repeated run does not count as another seed"
 
 
 def test_resume_after_ctrl_c_ends_with_the_same_bits(
@@ -166,7 +166,7 @@ def test_resume_after_ctrl_c_ends_with_the_same_bits(
     main()
     printed = capfd.readouterr()
     assert json.loads(printed.out)["accuracy"] >= 0
-    assert printed.err.startswith("the run stopped after step"), "beside the JSON, not in it"
+    assert printed.err.startswith("the run stopped after step"), "next to the JSON, not in it"
     call("resume", folder)
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (whole / name).read_bytes() == (folder / name).read_bytes()
@@ -452,7 +452,7 @@ def test_tuning_needs_validation_data(refused: Call) -> None:
 def test_output_that_nobody_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A reader that has gone is no mistake; a full disk is one, in a line."""
+    """A reader that has gone is not an error; a full disk is one, reported in one line."""
     ours, theirs = os.pipe()
     os.close(ours)
     monkeypatch.setattr(sys, "argv", ["ekiden", "--version"])

@@ -46,7 +46,7 @@ class Machine:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.folder.mkdir()
         _ip("netns", "add", self.space)
-        hosts = Path("/etc/netns") / self.space / "hosts"  # which `ip netns exec` puts in the place of /etc/hosts
+        hosts = Path("/etc/netns") / self.space / "hosts"  # `ip netns exec` uses it instead of /etc/hosts
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
         _ip("-n", self.space, "link", "set", "lo", "up")
@@ -168,7 +168,7 @@ def together(files: list[Path]) -> FederatedData:
 
 
 def test_five_machines_run_by_the_commands_on_the_page(machines: dict[str, Machine], tmp_path: Path) -> None:
-    """Exactly those of the page, but for scp, which copies within one disk here."""
+    """Exactly those of the page, except for scp, which copies on one disk here."""
     lines = [line.partition("#")[::2] for line in commands()]
     (init, _), (copy, _), (start, _), (silo, where), (run, _) = lines
     assert len(lines) + len(SILOS) - 1 <= 8

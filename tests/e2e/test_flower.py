@@ -242,7 +242,7 @@ def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, 
 
 SHAPES: dict[str, tuple[Method, list[str]]] = {
     "scaffold": (SCAFFOLD(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # rounds with private state
-    "maecho": (MAEcho(epochs=1, iterations=5), ["--epochs", "1", "--iterations", "5"]),  # one shot, projectors beside
+    "maecho": (MAEcho(epochs=1, iterations=5), ["--epochs", "1", "--iterations", "5"]),  # one shot, with projectors
     "dfedavgm": (DFedAvgM(rounds=2, epochs=1), ["--rounds", "2", "--epochs", "1"]),  # gossip
 }
 
@@ -251,7 +251,7 @@ SHAPES: dict[str, tuple[Method, list[str]]] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path: Path) -> None:
     method, flags = SHAPES[name]
-    for client in NAMES:  # read anew for every message
+    for client in NAMES:  # read again for every message
         file = federation.folder / f"{client}.toml"
         file.write_text(re.sub("methods = .*", f'methods = ["{name}"]', file.read_text()))
     here = tmp_path / "here"
@@ -265,7 +265,7 @@ def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path:
 @pytest.mark.slow
 def test_without_sealing_the_database_shows_the_model(federation: Federation) -> None:
     """What `readable` looks for is there to be found."""
-    for name in NAMES:  # read anew for every message
+    for name in NAMES:  # read again for every message
         file = federation.folder / f"{name}.toml"
         file.write_text(re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text()))
     said = federation.run("fedseq", "--epochs", "1", "--no-sealed", "--out", "open")

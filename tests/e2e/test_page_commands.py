@@ -22,7 +22,7 @@ def commands() -> list[str]:
 
 
 def test_four_silos_run_by_the_commands_on_the_page(tmp_path: Path) -> None:
-    """As on the page, but for two ports that are free here."""
+    """As on the page, except for two ports that are free here."""
     first, link, *silos, run = commands()
     assert len(silos) == 4
     assert len(silos) + 3 <= 8
@@ -59,7 +59,7 @@ def end(shell: Federation) -> None:
 
 
 def test_three_hospitals_as_the_tutorial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, but for two ports that are free here; what is refused is refused."""
+    """From top to bottom, except for two ports that are free here; what the page says is refused is refused."""
     monkeypatch.chdir(tmp_path)
     shell, (port, control), said = Federation(tmp_path), free_ports(2), ""
     try:

@@ -28,7 +28,7 @@ def tiny(seed: int = 0) -> Tiny:
 
 
 def changed(data: FederatedData, part: str, field: str, client: int = 1) -> FederatedData:
-    """The same data but for one number of one client."""
+    """The same data except for one number of one client."""
     held: Samples = getattr(data.dataset, "test" if part == "test" else "train")
     values: Tensor = getattr(held, field).clone()
     row = int(getattr(data.clients[client], part).rows[0])

@@ -399,7 +399,7 @@ def test_a_run_whose_files_are_damaged_or_gone_begins_again(
 def test_an_earlier_private_state_is_not_taken_for_a_lost_one(
     blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Restored from an older backup, say."""
+    """For example, restored from an older backup."""
     two = FederatedData(blobs.dataset, blobs.clients[:2])
     whole = go(Counting(rounds=3), two, tmp_path / "whole")
     go(Counting(rounds=3), two, tmp_path / "run", stop_after=2)

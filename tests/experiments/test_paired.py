@@ -148,7 +148,7 @@ def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     apart = [100 * (values[f"FedELMY--seed{s}"] - values[f"FedSeq--seed{s}"]) for s in (0, 1)]
     middle, error = sum(apart) / 2, abs(apart[0] - apart[1]) / 2
     wanted = f"{middle:+.2f} ± {error:.2f} (2)"
-    assert "**FedELMY less the others, paired by seed: points, mean ± standard error**" in page
+    assert "**FedELMY minus the others, paired by seed: points, mean ± standard error**" in page
     assert "|  | FedSeq | best other method |" in page
     assert f"| digits | {wanted} | {wanted}: FedSeq |" in page
     assert f"Behind in {int(middle < 0)} of 1" in page

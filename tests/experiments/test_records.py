@@ -182,7 +182,7 @@ def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -
     old = ledger.page([other, sweep.Sweep(swept.experiment, Path("nowhere"), swept.file)])
     assert old.count("No run is finished.") == 2
     page = ledger.page([swept], old)
-    assert page == ledger.page([other, swept]), "its own section is made anew, in its place"
+    assert page == ledger.page([other, swept]), "its own section is written again, in its place"
     assert ledger.page([other], ledger.page([swept])) == ledger.page([swept, other]), "a new one comes last"
     with pytest.raises(UserError, match="not a ledger"):
         ledger.page([swept], "# My notes\n")
@@ -320,7 +320,7 @@ def test_changed_settings_are_named_in_the_ledger_and_precision_is_one(
         assert "No run is finished" in page
     elsewhere = TABLE.replace("epochs = 1", 'epochs = 1\ndevice = "cuda"\nthreads = 2\nchannels_last = false')
     table = experiment.parse(elsewhere, "table", "paper", "table.toml")
-    assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), "where it ran is no setting"
+    assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), "where it ran is not a setting"
 
 
 def test_a_record_whose_environment_was_lost(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:

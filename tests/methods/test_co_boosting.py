@@ -91,7 +91,7 @@ def test_weights_stay_in_bounds_and_never_all_vanish() -> None:
     assert moved(weights, torch.stack([good, bad]), y, 0.1).tolist() == pytest.approx([0.6, 0.4])
     assert moved(weights, torch.stack([good, bad]), y, 0.7).tolist() == [1.0, 0.0]
     draw = torch.Generator().manual_seed(0)
-    for _ in range(50):  # the slope of a single weight is 0, but for its rounding
+    for _ in range(50):  # the slope of a single weight is 0, except for rounding
         alone, y = torch.randn(1, 4, 3, generator=draw), torch.randint(3, (4,), generator=draw)
         assert float(moved(torch.tensor([0.01]), alone, y, 0.01)) > 0
 

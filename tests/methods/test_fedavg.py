@@ -108,7 +108,7 @@ def test_partial_participation(kind: type[Any], blobs: FederatedData, tmp_path: 
     whole = run(method, blobs, Tiny, **SETTINGS)
     trained = [{row.target for row in whole.ledger if row.step == r and row.task == "train"} for r in range(4)]
     assert all(len(names) == 2 for names in trained)
-    assert len({frozenset(names) for names in trained}) > 1, "drawn anew each round"
+    assert len({frozenset(names) for names in trained}) > 1, "drawn again each round"
     assert whole.weights is not None
     assert whole.bytes == method.cost(4, Size.of(Network(Tiny())))
     for step in (1, 2, 3):  # private states of clients that were not there in the round before

@@ -190,7 +190,7 @@ def test_bytes_decide_how_many_features(text: str, budget: int) -> None:
 @pytest.mark.parametrize("features", ["random", "fourier", "network"])
 def test_bytes_are_those_of_the_formula(shape: Any, features: Any) -> None:
     data, method = silos(torch.split(torch.arange(60, 300), 80)), FedGram(features=features, topology=shape, width=20)
-    inputs, units = (8, 12) if features == "network" else (4, 16)  # beside the inputs themselves
+    inputs, units = (8, 12) if features == "network" else (4, 16)  # in addition to the inputs themselves
     settled = 8 * inputs + (4 if features == "fourier" else 4 * units)
     sums = 2 * 20 * 21 + 4 * 3 * 20 + 8 * 3
     hops = 3 if shape == "chain" else 4

@@ -45,7 +45,7 @@ def test_gossip_of_everybody_with_himself_is_local_training(monkeypatch: pytest.
 
 
 def test_rounds_are_book_keeping(blobs: FederatedData) -> None:
-    """R rounds of E epochs of plain SGD are R·E epochs; momentum starts anew in each, so there they differ."""
+    """R rounds of E epochs of plain SGD are R·E epochs; momentum restarts in each, so there they differ."""
     for momentum, alike in ((0.0, True), (0.9, False)):
         settings: dict[str, Any] = {
             "training": Training(optimizer="sgd", lr=0.05, momentum=momentum, batch_size=512, select="last"),

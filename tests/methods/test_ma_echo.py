@@ -369,7 +369,7 @@ def test_every_variant_runs_and_declares_its_bytes(blobs: FederatedData, fields:
 
 
 def by_the_book(models: list[nn.Sequential], batches: list[list[Tensor]], owns: Tensor) -> list[Tensor]:
-    """The released code as the note describes it, written anew over plain matrices: c = 0.5, λ = 1.6, 60 iterations."""
+    """The released code as the note describes it, rewritten with plain matrices: c = 0.5, λ = 1.6, 60 iterations."""
     clients = [[m.weight.detach().double() for m in model if isinstance(m, nn.Linear)] for model in models]
     result = []
     for layer in range(len(clients[0]) - 1):

@@ -187,7 +187,7 @@ def test_bytes_by_hand(blobs: FederatedData) -> None:
     method = SFedKD(rounds=2, epochs=1, teachers=2, order="given")
     result = run(method, blobs, Tiny, **SETTINGS)
     size = Size.of(Network(Tiny()), (4,))
-    # 7 hops; 4 clients get 2 teachers each, but for 2 that are at home; 4 clients send 3 counts.
+    # 7 hops; 4 clients get 2 teachers each, except 2 that are at home; 4 clients send 3 counts.
     assert result.bytes == 13 * size + 4 * 3 * 8
     assert method.cost(4, size) == 15 * size + 4 * 3 * 8
 

@@ -104,7 +104,7 @@ class Silo:
         return 7
 
     def unit(self) -> Tensor:
-        """Any input will do."""
+        """Any input works."""
         return torch.ones(1, 1)
 
     def probe(self, x: Tensor, model: Weights) -> tuple[Tensor, Tensor]:

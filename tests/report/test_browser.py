@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
 ]
 
-# The page in a frame as wide as a phone, and a script beside it that measures what the browser made of it.
+# The page in a frame as wide as a phone, and a script next to it that measures what the browser made of it.
 MEASURE = """<!doctype html><iframe id="frame" style="width: 390px; height: 844px; border: 0" srcdoc="PAGE"></iframe>
 <pre id="found"></pre><script>
 document.getElementById("frame").addEventListener("load", event => {

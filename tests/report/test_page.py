@@ -82,7 +82,7 @@ def test_paired_differences_of_a_sweep(runs: Path, out: Path, page: str) -> None
     assert [(row["task"], row["other"], row["seeds"]) for row in table] == [("digits", "Sequential <i>", "2")]
     assert float(table[0]["mean"]) == pytest.approx(sum(apart) / 2)
     assert float(table[0]["standard_error"]) == pytest.approx(abs(apart[0] - apart[1]) / 2)
-    assert "Averaged less the others, paired by seed" in page
+    assert "Averaged minus the others, paired by seed" in page
     assert f"{sum(apart) / 2:+.2f} ± {abs(apart[0] - apart[1]) / 2:.2f}: Sequential &lt;i&gt;" in page
 
 

@@ -67,7 +67,7 @@ def place(
 
 
 PREDICT = [
-    ("a folder that is no run", "predict images images", "is not a run folder"),
+    ("a folder that is not a run", "predict images images", "is not a run folder"),
     ("a run that is not there", "predict nowhere images", "is not a run folder"),
     ("a run that was killed", "predict killed images", "has no model.safetensors: run `ekiden resume`"),
     ("a damaged model", "predict damaged images", "is damaged"),

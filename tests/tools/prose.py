@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = ("*.md", "docs/**/*.md", "experiments/*.toml", "src/**/*.py", "benchmarks/**/*.py")
-EXCEPT = ("docs/results.md",)  # generated
+FILES = ("*.md", "docs/**/*.md", "experiments/*.toml", "src/**/*.py", "benchmarks/**/*.py", "tests/**/*.py")
+EXCEPT = ("docs/results.md", "tests/tools/prose.py", "tests/tools/test_prose.py")  # generated; the words themselves
 INSTEAD = {
     r"(?<!here\s)\b(?:is|are|was) no (?!longer|more|less|better|worse)": "is not a ..., or: there is no ...",
     r"\bbesides?\b": "next to, also",

@@ -300,7 +300,7 @@ def test_messages_for_a_run_that_was_removed_show_nothing(tmp_path: Path) -> Non
 
 
 def layers(weights: dict[str, torch.Tensor]) -> Weights:
-    """The network of the runs here, 64-400-200-100-10, all zero but for what is given."""
+    """The network of the runs here, 64-400-200-100-10, all zero except for what is given."""
     module = build("mlp", (1, 8, 8), 10)
     with torch.no_grad():
         for name, tensor in module.named_parameters():

@@ -1,4 +1,4 @@
-"""A transport of one's own: the page's example runs as it stands, and what breaks the contract is found."""
+"""A user's own transport: the page's example runs unchanged, and what breaks the contract is found."""
 
 import re
 import sys

@@ -535,7 +535,7 @@ def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
     with pytest.raises(ClientMissing, match="client-0 did not come"):
         session.run(plan, FakeNodes(files), tmp_path / "other", swapped, said.append, poll=0)
     assert any("does not hold the key of 'client-0'" in line for line in said)
-    # An impostor beside the real silo gets nothing, and the run goes on.
+    # An impostor next to the real silo gets nothing, and the run goes on.
     impostor = silo_file(tmp_path / "impostor", "client-0", '[link]\nkey = "own.key"\n')
     keys.generate(tmp_path / "impostor" / "own.key")
     nodes = FakeNodes([impostor, *files])

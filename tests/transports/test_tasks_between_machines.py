@@ -119,7 +119,7 @@ def here(method: Method, kind: str) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Bit by bit, but for what is measured."""
+    """Bit by bit, except for what is measured."""
     assert same(one.weights, other.weights)
     assert len(one.personal) == len(other.personal)
     assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))

@@ -103,7 +103,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_the_state_must_be_the_one_in_which_the_method_ends(relay: Made, tmp_path: Path) -> None:
-    """Its file is signed by nobody: a model in the place of a Ref, or another Ref, let any model pass."""
+    """Nobody signs its file; a model instead of a Ref, or another Ref, would let any model pass."""
     assert verify(relay.run, relay.public).result
     others: list[Model | None] = [relay.model, Ref("client-1", "1-0-train"), INITIAL, None]
     for number, model in enumerate(others):
@@ -142,7 +142,7 @@ def test_a_result_of_the_server_is_verified_as_far_as_it_goes(
 
 
 def test_own_keys_do_not_pass_for_those_that_are_given(relay: Made, tmp_path: Path) -> None:
-    """A folder made up with keys of one's own, which says in config.json that no silo took part."""
+    """A folder forged with the forger's own keys, which says in config.json that no silo took part."""
     forged = relay.copied(tmp_path)
     config = json.loads((forged.run / "config.json").read_text())
     (forged.run / "config.json").write_text(json.dumps(config | {"clients": {}}))

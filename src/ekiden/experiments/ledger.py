@@ -26,8 +26,8 @@ _HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standar
 seeds, in %. Printed values are from the papers.
 
 - **t** is the difference from the printed value in standard errors of the two means, √(s₁²/n₁ + s₂²/n₂), with Welch's
-  limit in brackets: if both had one mean, |t| would be above it in 5 % of the cases. If a spread or a number of runs
-  is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
+  limit in brackets: if both had the same mean, |t| would be above it in 5 % of the cases. If a spread or a number of
+  runs is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
 - **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
   is wide: "consistent" then says only that these runs show no difference. *By single runs* is the verdict of earlier
   pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. If the
@@ -35,8 +35,8 @@ seeds, in %. Printed values are from the papers.
   rounded values are judged; a line says so if these do not decide. A value at a smaller budget, or with other
   settings, is not compared.
 - *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
-  plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. Time of computing is
-  that of the attempts that ended their steps.
+  plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. The time of
+  computing counts only attempts that finished their steps.
 - The command above a table makes all of it; with `--only "ROW/COLUMN"` it makes one cell.
 - Paired differences are over the seeds that both have, ± s/√n. A number in brackets says how many these are if some
   are missing. The best other method is the one with the smallest difference among those that are not a form of the

@@ -63,7 +63,7 @@ class Contrast:
     @property
     def title(self) -> str:
         """What the table shows."""
-        return f"{self.method} less the others, paired by seed: points, mean ± standard error"
+        return f"{self.method} minus the others, paired by seed: points, mean ± standard error"
 
     @property
     def header(self) -> list[str]:
@@ -88,7 +88,7 @@ class Contrast:
     @property
     def table(self) -> Table:
         """The table for the terminal, with only the best other method."""
-        title = f"{self.method} less the best other method, paired by seed"
+        title = f"{self.method} minus the best other method, paired by seed"
         made = Table(title=Text(title), title_justify="left", caption=Text(self.behind), caption_justify="left")
         for name in ("", "points, mean ± standard error", "other method"):
             made.add_column(name)

@@ -27,8 +27,8 @@ _ERROR = (
     "printed spread or number of runs that is not known is assumed to equal ours; in points with one seed."
 )
 _PAIRED = (
-    "Over the seeds that both have, ± s/√n; a number in brackets says how many if some are missing. Best other "
-    "method: the one with the smallest difference that is not a form of this one and does not pool the data."
+    "Differences over the seeds that both have, ± s/√n; in brackets the number of seeds if some are missing. "
+    "Best other method: the one with the smallest difference that is not a form of this one and does not pool the data."
 )
 
 

@@ -99,7 +99,7 @@ class Poisoned(FedAvg):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """As FedAvg, but for client-3."""
+        """As FedAvg, except for client-3."""
         reply = Reply(client.fit(model, epochs=self.epochs), 1.0)
         return (
             reply._replace(model=reply.model.with_params(-100 * reply.model.params))
@@ -128,7 +128,7 @@ def accuracy(method: Method, data: FederatedData) -> float:
 
 @dataclass(frozen=True)
 class Fixed(FedAvg):
-    """FedAvg whose clients send the given model, but for its first parameter: 0, 1, 2, 3 or 1000 larger."""
+    """FedAvg whose clients send the given model with its first parameter 0, 1, 2, 3 or 1000 larger."""
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:

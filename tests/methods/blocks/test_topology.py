@@ -228,7 +228,7 @@ def test_drawn_graphs_contract_although_one_alone_need_not() -> None:
 
 @pytest.mark.parametrize("topology", ["peers:2", "one_peer"])
 def test_contraction_is_what_gossip_does(topology: str) -> None:
-    """The distance left by a round, over many rounds from the worst direction: its root mean square is no larger."""
+    """The distance left by a round, over many rounds from the worst direction: its root mean square is not larger."""
     bound, n = contraction(topology, 8, 300), 8
     x = torch.randn(n, 50, dtype=torch.float64, generator=drawn(3))
     x -= x.mean(0)
