@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 ROUNDS = 9
 SIZE = 44_800_000  # bytes of ResNet-18 on the wire, about
 LOOK = 3.0  # seconds between a SuperNode's looks for messages
-GOLDEN = 0.6180339887  # multiples of it, less their whole part, spread evenly
+GOLDEN = 0.6180339887  # multiples of it, without their whole part, spread evenly
 
 
 @dataclass(frozen=True)

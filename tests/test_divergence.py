@@ -1,4 +1,4 @@
-"""What a run says of its result: when it is so bad that training must have diverged."""
+"""What a run says about a result that is so bad that training must have diverged."""
 
 import warnings
 from math import log, nan

@@ -166,7 +166,7 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
         stop_after: stop after this number of steps, to resume later.
         processes: True uses worker processes even for one worker, False never.
         absent: which clients do not answer in which step, to test a method: (step, client) -> bool.
-        transport: your own way to bring tasks to clients, in place of `workers`: makes an `ekiden.transports.Transport`
+        transport: your own way to bring tasks to clients, instead of `workers`: makes an `ekiden.transports.Transport`
             from an `ekiden.transports.Start` (docs/own-transport.md).
         keep_trained: keep the models that each client's last task trained, in its part of the folder.
         evaluate_on: measure personal models on all test data, or each on its own client's only, which takes 1/N of the

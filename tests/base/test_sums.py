@@ -1,4 +1,4 @@
-"""Exact sums: by hand, in any order and division, taken away again, and never wrong in silence."""
+"""Exact sums: by hand, in any order and division, subtracted again, and never silently wrong."""
 
 from itertools import pairwise
 

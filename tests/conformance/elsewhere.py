@@ -11,7 +11,7 @@ refuses on a GPU is refused here, as far as devices are concerned:
 - A gradient lies where its parameter lies.
 
 Stricter than a GPU in two points. Operations on a device's tensors within `torch.autocast("cpu")` are refused: a GPU
-would ignore the autocast in silence. And a CPU tensor of no dimension is refused by all operations that PyTorch does
+would silently ignore the autocast. And a CPU tensor of no dimension is refused by all operations that PyTorch does
 not tag as pointwise, though kernels of a GPU accept it here and there.
 
 Not covered: all that a kernel does (bits, speed, memory, what it does not support), streams and asynchronous copies,

@@ -1,4 +1,4 @@
-"""What is said of the copies of data sets, and how many test images are in the training part."""
+"""What is reported about the copies of data sets, and how many test images are in the training part."""
 
 import json
 from pathlib import Path

@@ -38,7 +38,7 @@ def log(federation: Federation, name: str) -> Path:
 
 
 def test_killed_silo_coordinator_and_link(federation: Federation, tmp_path: Path) -> None:
-    """SIGKILL of a silo in mid-training, then of the SuperLink with the coordinator."""
+    """SIGKILL of a silo during training, then of the SuperLink with the coordinator."""
     expected(FedSeq(epochs=400, order="reversed"), tmp_path / "here")
     second, third = log(federation, "client-1"), log(federation, "client-2")
     out = start_run(federation, "killed", "--epochs", "400")

@@ -1,4 +1,4 @@
-"""What a method's outer loop can do: order, sample, call, get, and what the ledger says of it."""
+"""What a method's outer loop can do: order, sample, call, get, and what the ledger says about it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

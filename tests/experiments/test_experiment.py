@@ -1,4 +1,4 @@
-"""Experiment files: what they mean, and what is said of mistakes in them."""
+"""Experiment files: what they mean, and the messages about mistakes in them."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,7 @@ A note.
 
 8 of 8 cells, 24 runs.
 
-**A less the others**
+**A minus the others**
 
 |  | B |
 |---|---|
@@ -100,7 +100,8 @@ def test_kept_lines_are_judged_as_lines_are_today(alone: Path) -> None:
     )
     assert "Of 4 compared values 2 have another verdict than by single runs (1 within 2 std → above, 1 below" in page
     assert "A note." in page
-    assert "8 of 8 cells, 24 runs.\n\n**A less the others**\n\n|  | B |\n|---|---|\n| digits | +1.00 ± 0.50 |\n" in page
+    table = "**A minus the others**\n\n|  | B |\n|---|---|\n| digits | +1.00 ± 0.50 |\n"
+    assert f"8 of 8 cells, 24 runs.\n\n{table}" in page
     assert ledger.page([], page) == page, "once judged, it stays as it is"
 
 
@@ -147,7 +148,7 @@ def test_what_was_judged_from_runs_stays_without_them(mean: float, std: float, p
 
 def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("EKIDEN_DATA", raising=False)  # the page keeps what it says of the data
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)  # the page keeps its text about the data
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert ledger.page([], page) == page, "from the page alone"
     records = sorted((ROOT / "experiments" / "records").glob("*.jsonl"))

@@ -66,7 +66,7 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
     for step in range(1, 1002):
         lines(Event(0, "client-0: epoch 1/2"))
         lines(Event(0, f"accuracy {step}" if step % 2 else "", step))
-    lines(Event(0, "accuracy 1001", 1001))  # the end tells of the last step once more
+    lines(Event(0, "accuracy 1001", 1001))  # the end reports the last step again
     lines(RunEnd(0, tmp_path))
     got = printed.getvalue().splitlines()
     assert got[:3] == [

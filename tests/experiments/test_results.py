@@ -317,9 +317,7 @@ def test_cells_are_named_by_row_and_column() -> None:
         return [cell.label for cell in selection.select(cells, only, without)]
 
     assert len(labels([], [])) == 9
-    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], (
-        "a full label does not match labels that contain it"
-    )
+    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a full label comes first"
     assert labels(["seq"], ["E=2", "E=20"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
     assert labels(["local/PACS", "long / E=2"], []) == ["FedSeq long / PACS E=2", "Local / PACS"]
     with pytest.raises(UserError, match="unknown cell 'Lokal': did you mean 'Local'"):

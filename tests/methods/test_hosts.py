@@ -234,9 +234,7 @@ def test_own_model_of_the_round_before_is_another_alignment(blobs: FederatedData
         for p in ("received", "own")
     )
     assert not same(first.weights, other.weights)
-    assert other.metrics[3]["forward"] == other.metrics[3]["backward"], (
-        "clients have no earlier model in the first round"
-    )
+    assert other.metrics[3]["forward"] == other.metrics[3]["backward"], "no earlier model in the first round"
     assert first.bytes == other.bytes
 
 

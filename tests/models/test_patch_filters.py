@@ -37,7 +37,7 @@ def check(dictionary: Dictionary, shape: tuple[int, ...]) -> None:
 
 
 def normalised(images: Tensor, size: int, step: int) -> np.ndarray:
-    """All patches at each `step` pixels less their means, over the root of variance + 10."""
+    """All patches at each `step` pixels minus their means, over the root of variance + 10."""
     found = []
     for image in images.numpy().astype(np.float64):
         for y in range(0, image.shape[1] - size + 1, step):

@@ -1,4 +1,4 @@
-"""`ekiden predict`: what it says of the test data is what the run reported."""
+"""`ekiden predict`: its predictions for the test data give what the run reported."""
 
 import io
 from collections.abc import Callable

@@ -320,7 +320,7 @@ def through(first: torch.Tensor, bias: torch.Tensor, last: float) -> Weights:
 
 
 def stolen(measure: Callable[[list[Weights]], list[Count]], loud: float = 1.0) -> torch.Tensor:
-    """One test image, pixel by pixel, from what a silo says of crafted models.
+    """One test image, pixel by pixel, from a silo's reports about crafted models.
 
     Bisection finds a threshold that one sample alone exceeds in some direction. Units that only it switches on then
     carry one of its pixels each to the loss, `loud` times.
@@ -423,7 +423,7 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
 
 
 def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) -> None:
-    """It works together with the coordinator: each other silo still tells of one model."""
+    """It works together with the coordinator: each other silo still reports on one model."""
     nodes, public = federation(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     record = custody.parse((tmp_path / "run" / "custody.jsonl").read_text().splitlines()[2])

@@ -1,4 +1,4 @@
-"""What a silo says of its test samples is coarse."""
+"""What a silo reports about its test samples is coarse."""
 
 import math
 
@@ -13,7 +13,7 @@ from ekiden.transports.flower.parcel import Count
 
 
 def coarse(right: Tensor, losses: Tensor, least: int) -> Count:
-    """What is said of a classifier of two classes whose answers are right or not."""
+    """The report about a classifier of two classes whose answers are right or not."""
     y = torch.zeros(len(losses), dtype=torch.int64)
     return measured.coarse(Scores(Classification(), 2, y, (~right).long(), losses), least)
 

@@ -1,4 +1,4 @@
-"""What a coordinator, a silo or a relay tries by what a run says of its network, its frozen values and its samples.
+"""What a coordinator, a silo or a relay tries by what a run says about its network, its frozen values and its samples.
 
 Each test is written as the attacker would write it, against the silo's own `answer`.
 """

@@ -117,7 +117,7 @@ def assert_equal(one: Result, other: Result) -> None:
     last, expected = one.metrics[-1], other.metrics[-1]
     losses = {key for key in expected if key.endswith("loss")}
     assert {k: v for k, v in last.items() if k not in losses} == {k: v for k, v in expected.items() if k not in losses}
-    # What a silo says of its loss is coarse, and no sample counts for more than 10 in it.
+    # What a silo reports about its loss is coarse, and no sample counts for more than 10 in it.
     assert all(0.2 * expected[k] - 0.1 < last[k] < 1.05 * expected[k] + 0.1 for k in losses)
 
 

@@ -149,7 +149,7 @@ def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, 
 def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
     how: str, sealed: bool, tmp_path: Path
 ) -> None:
-    """It gave another model in silence."""
+    """It silently gave another model."""
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 101):
         far(SCAFFOLD_3, nodes, tmp_path / "run", public, sealed=sealed)

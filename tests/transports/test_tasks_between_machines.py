@@ -1,4 +1,4 @@
-"""Tasks other than classification between machines: the same bits, and no more told of test samples."""
+"""Tasks other than classification between machines: the same bits, and no more reported about test samples."""
 
 import json
 from collections.abc import Callable

@@ -281,7 +281,7 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
     assert unlisted == []
     assert tried > 60
     allowed = {("config.json", "hardware"), ("config.json", "remote_plan")}
-    if method.title() == "fedavg":  # what the server did, and how much it told of that
+    if method.title() == "fedavg":  # what the server did, and how much of that it reported
         allowed |= {("ledger.jsonl", f) for f in ("step", "source", "target", "task", "missing")}
         allowed |= {("metrics.jsonl", "forward"), ("metrics.jsonl", "backward"), ("custody.jsonl", "(a line gone)")}
     free = {one for one in passed if one[0] != "network.jsonl" and one[1] != "metadata"}
@@ -290,7 +290,7 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
 
 
 def noticed(made: Made) -> Verdict | None:
-    """What `ekiden verify` says of a folder where it finds nothing wrong; None where it ends with code 2."""
+    """What `ekiden verify` says about a folder in which nothing is wrong; None if it ends with code 2."""
     try:
         verdict = verify(made.run, made.public)
     except UserError as error:

@@ -57,7 +57,7 @@ look
   report RUN...     one page of tables and figures, from runs and sweeps
   export RUN... OUT metrics as Parquet, CSV or TensorBoard files
 use the result
-  predict RUN F...  what the model says of images, tables, texts
+  predict RUN F...  predictions for images, tables, texts
   export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked
   card RUN          a model card in Markdown
 leave or join, exactly: runs of fedgram

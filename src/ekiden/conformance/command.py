@@ -26,7 +26,7 @@ def check_method(options: CheckOptions) -> None:
     try:
         kind = method_named(name)
     except UserError as error:
-        if "frozen" not in str(error.__cause__):  # what Python says of a dataclass that derives from a frozen one
+        if "frozen" not in str(error.__cause__):  # Python's error for a dataclass that derives from a frozen one
             raise
         _tell(Finding(is_a_frozen_dataclass.__name__, line(is_a_frozen_dataclass), str(error)))
         raise UserError(f"{name} breaks the contract: write @dataclass(frozen=True) above the class") from None

@@ -36,14 +36,14 @@ def ends_after_its_steps(subject: Subject) -> None:
 
 def learns(subject: Subject) -> None:
     """It learns: a small run ends better than chance. It need not train."""
-    _, best = subject.plain, 0.0  # a run that fails is told of once
+    _, best = subject.plain, 0.0  # a run that fails is reported once
     for method, lr in _attempts(subject):
         training = Training(lr=lr, batch_size=16)
         row = run(method, toy.blobs(), toy.Tiny, **(settings() | {"training": training})).metrics[-1]
         best = max(best, row["accuracy"], row["client_mean"])
         if best > _CHANCE:
             return
-    raise Broken(f"accuracy {best:.2f} at best on three classes, where {_CHANCE} is asked")
+    raise Broken(f"accuracy {best:.2f} at best on three classes, at least {_CHANCE} is needed")
 
 
 def counts_every_pass(subject: Subject) -> None:

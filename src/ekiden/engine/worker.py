@@ -191,7 +191,7 @@ class Client:
     ) -> Weights:
         """Train from `model` on this client's training data; see `ekiden.training.fit.fit`.
 
-        `network` is trained in place of the run's own, for example one with other widths or with frozen layers.
+        `network` is trained instead of the run's own, for example one with other widths or with frozen layers.
         """
         if epochs <= 0:
             return model

@@ -153,7 +153,7 @@ def name_of(kind: type[Method]) -> str:
 
 
 def written(method: Method) -> dict[str, Any]:
-    """What a run folder says of a method; `method_of` reads it."""
+    """What a run folder says about a method; `method_of` reads it."""
     lap = isinstance(method, ClosingLap)
     inner = method.method if isinstance(method, ClosingLap) else method
     said = {"method": name_of(type(inner)), "hyperparameters": inner.settings()}
@@ -183,7 +183,7 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
 
     Args:
         kind: of the plan.
-        values: what it said of itself.
+        values: the method's description of itself.
         reader: what to use where it cannot be read.
 
     Raises:

@@ -189,7 +189,7 @@ class FedDC(ParallelMethod):
         return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
 
     def cost(self, clients: int, model: int) -> int:
-        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M in place of 4M without the correction."""
+        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction."""
         return self.traffic(clients, model) + 8 * min(clients, self.rounds * participants(clients, self.participation))
 
     def moved(self, end: Drifting, clients: int, model: int) -> int:

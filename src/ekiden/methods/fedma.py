@@ -188,7 +188,7 @@ class FedMA(Method):
 
     @on_client
     def next_layer(self, client: Client, initial: Weights, layer: Tensor, units: Tensor) -> Tensor:
-        """Take the global layer in place of its own, retrain the layers after it; the next one goes to the server.
+        """Take the global layer instead of its own and retrain the later layers; the next one goes to the server.
 
         Args:
             client: whose state is `KeptLayers`.

@@ -154,7 +154,7 @@ def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def _normalised(patches: Tensor) -> Tensor:
-    """(k, d) float64 patches less their means, over the root of their variance + `CONTRAST`."""
+    """(k, d) float64 patches minus their means, over the root of their variance + `CONTRAST`."""
     v = patches.double()
     v -= v.mean(1, keepdim=True)
     return v.div_((v.square().mean(1, keepdim=True) + CONTRAST).sqrt_())
@@ -168,7 +168,7 @@ def _whitening(moments: Tensor) -> Tensor:
 
 
 def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int]) -> Dictionary:
-    """Filters W·d/|d| less their means, as int8 that sum to exactly zero."""
+    """Filters W·d/|d| minus their means, as int8 that sum to exactly zero."""
     folded = (directions / directions.norm(dim=1, keepdim=True)) @ whitening
     folded -= folded.mean(1, keepdim=True)
     reach = _REACH - folded.shape[1]  # rounding moves each entry by one at most

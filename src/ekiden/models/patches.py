@@ -304,8 +304,8 @@ def _unfolded(pixels: Tensor, size: int) -> Tensor:
 def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Sums and differences of pixels in columns j and p-1-j of each patch.
 
-    A filter is an even part plus an odd part; its mirror image is the even less the odd. So two products of half the
-    depth give the responses of an image and of its mirror image.
+    A filter is an even part plus an odd part; its mirror image is the even part minus the odd part. So two products of
+    half the depth give the responses of an image and of its mirror image.
     """
     windows, columns = _windows(pixels, size), pixels.shape[2] - size + 1
     shape = (*windows.shape[:3], columns, windows.shape[4])

@@ -281,7 +281,7 @@ def _first(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What PyTorch says of its exporters' insides is for its developers."""
+    """Hide what PyTorch prints about the inside of its exporters; it is for its developers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -120,7 +120,7 @@ class _Opened:
 
 
 def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str, Any]:
-    """Complete what the configuration says of network and inputs; for an older run, from its data."""
+    """Complete what the configuration says about network and inputs; for an older run, from its data."""
     config = {"steps": method.steps(len(config["clients"])), **config}
     if "input" in config:
         return config

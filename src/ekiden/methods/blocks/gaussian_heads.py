@@ -267,13 +267,13 @@ def label_logits(head: Head, m: Moments) -> Head:
 
 
 def calibrated(head: Head, m: Moments) -> Head:
-    """The head with its scores divided by a temperature T, so that their softmax gives probabilities.
+    """Return the head with scores divided by a temperature T, so that their softmax gives probabilities.
 
-    T minimises the cross-entropy of samples drawn from what the totals say of the scores: a Gaussian for each class,
-    around the mean scores of its samples, with the scores' covariance within classes. Scores of ridge regression are
-    first corrected for having been fitted to the same samples, as generalised cross-validation does it: the residual
-    of a sample that is left out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times. The draws
-    are always the same, so that equal sums give equal bits.
+    T minimises the cross-entropy of draws with the moments of the scores, which follow from the totals: a Gaussian for
+    each class, around the mean scores of its samples, with the scores' covariance within classes. Scores of ridge
+    regression were fitted to the same samples. So they are first corrected as in generalised cross-validation: the
+    residual of a sample that is left out is 1/(1 - df/n) times as large. Labels count as wrong once in n + 2 times.
+    The draws are always the same, so that equal sums give equal bits.
     """
     labels = (m.targets > 0).nonzero().flatten()
     classes, shares, wrong = len(m.targets), m.targets[labels] / m.n, 1 / (m.n + 2)

@@ -368,7 +368,7 @@ class FedGram(Method):
         return clients + 1 + self._passes(clients) + self.personal
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 in place of 4KD + 8K unless labels are classes.
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
         for Fourier features 8d + 4.

@@ -26,14 +26,14 @@ def is_named(features: str) -> bool:
 
 
 def named(features: str, model: str) -> tuple[str, str, str]:
-    """Return `features` with the digest of the body in place of the run folder, its network, and its file.
+    """Return `features` with the digest of the body instead of the run folder, its network, and its file.
 
     Args:
         features: run:FOLDER.
         model: network that the user chose, or auto.
 
     Raises:
-        UserError: the folder is not a finished run whose model's body can be had.
+        UserError: the folder is not a finished run, or its model's body is not available.
     """
     folder = Path(features.removeprefix(PREFIX)).expanduser().absolute()
     config, file = read_config(folder), folder / "model.safetensors"

@@ -51,7 +51,7 @@ def arguments_key(ask: Ask) -> str:
 def value_key(key: str, absent: Collection[Absence]) -> str:
     """Return the name under which a value is sealed. It includes the clients that were missing before it was made.
 
-    So the seal opens only if the silo that uses the value was told of the same absences as the silo that made it.
+    So the seal opens only if the silo that uses the value was told the same absences as the silo that made it.
     """
     step = int(key.split("-", 1)[0])
     before = tuple(sorted(one for one in absent if one[0] < step))

@@ -89,7 +89,7 @@ def agree_on(files: Sequence[Path]) -> Scaling:
             here, there = set(getattr(told[0], what)), set(getattr(one, what))
             if odd := sorted(here ^ there):
                 raise UserError(
-                    f"{files[0]} and {file} do not both tell of the column {odd[0]!r} as {_TOLD[what]}: give "
+                    f"{files[0]} and {file} do not both describe the column {odd[0]!r} as {_TOLD[what]}: give "
                     "all silos the same columns"
                 )
     columns = [name for name in told[0].values if name in told[0].missing]  # the others are targets
