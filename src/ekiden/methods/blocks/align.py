@@ -18,7 +18,7 @@ from ekiden.methods.blocks.mixtures import square_roots
 
 
 class Gaussian(NamedTuple):
-    """A domain's features in two moments, float64.
+    """The first two moments of a domain's features, float64.
 
     Attributes:
         mean: (A,).
@@ -41,21 +41,21 @@ class Affine(NamedTuple):
     offset: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """The images of features (n, A)."""
+        """Return the images of features (n, A)."""
         return features @ self.matrix.T.to(features) + self.offset.to(features)
 
     def partial(self, tau: float) -> "Affine":
-        """(1 - τ) z + τ (A z + b)."""
+        """Return the map (1 - τ) z + τ (A z + b)."""
         return Affine(torch.eye(len(self.matrix)).to(self.matrix).lerp(self.matrix, tau), tau * self.offset)
 
 
 def ledoit_wolf(features: Tensor) -> Gaussian:
-    """Mean and covariance of features (n, A), shrunk towards a multiple of the identity as much as Ledoit and Wolf say.
+    """Return mean and covariance of features (n, A), shrunk towards a multiple of the identity as by Ledoit and Wolf.
 
-    With two samples that is not at all: the covariance stays singular.
+    With two samples the shrinkage is zero: the covariance stays singular.
 
     Raises:
-        UserError: there are fewer than two samples, or all are alike.
+        UserError: there are fewer than two samples, or all are equal.
     """
     x = features.double()
     n, dim = x.shape
@@ -75,10 +75,10 @@ def ledoit_wolf(features: Tensor) -> Gaussian:
 def barycentre(
     parts: Sequence[Gaussian], weights: Sequence[float], *, iterations: int = 200, tolerance: float = 1e-12
 ) -> Gaussian:
-    """The Gaussian with the least weighted sum of squared Wasserstein distances to `parts`.
+    """Return the Gaussian with the least weighted sum of squared Wasserstein distances to `parts`.
 
-    Σ ← Σ^-½ (Σ_k w_k (Σ^½ Σ_k Σ^½)^½)² Σ^-½, from the weighted mean on, until Σ changes by less than `tolerance`,
-    relatively, or for so many iterations.
+    Σ ← Σ^-½ (Σ_k w_k (Σ^½ Σ_k Σ^½)^½)² Σ^-½, starting from the weighted mean, until the relative change of Σ is below
+    `tolerance` or all iterations are used up.
 
     Raises:
         UserError: a weight is negative, all are 0, or a covariance is singular.
@@ -103,7 +103,7 @@ def barycentre(
 
 
 def transport(source: Gaussian, target: Gaussian) -> Affine:
-    """The optimal map from one Gaussian to another: A = Σ_t^½ (Σ_t^½ Σ_s Σ_t^½)^-½ Σ_t^½, b = μ_t - A μ_s.
+    """Return the optimal map from one Gaussian to another: A = Σ_t^½ (Σ_t^½ Σ_s Σ_t^½)^-½ Σ_t^½, b = μ_t - A μ_s.
 
     Raises:
         UserError: a covariance is singular.
@@ -115,10 +115,10 @@ def transport(source: Gaussian, target: Gaussian) -> Affine:
 
 
 def regular(covariance: Tensor) -> Tensor:
-    """`covariance` (A, A), if it is positive definite.
+    """Return `covariance` (A, A) if it is positive definite.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not positive definite.
     """
     values = torch.linalg.eigvalsh(covariance)
     if not bool(values[0] > 1e-14 * values[-1]):

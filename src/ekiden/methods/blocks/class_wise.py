@@ -11,14 +11,14 @@ from ekiden.training.weights import Weights, mean
 
 
 def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: Weights | None = None) -> Weights:
-    """The average of models, with each class's row of the classifier (and its bias) averaged by its own weights.
+    """Return the average of models, with each class's row of the classifier (and its bias) averaged by its own weights.
 
     Args:
-        models: what to average.
-        shares: (N, K) >= 0, how much client i counts in row c: 1 or 0 for owners, or numbers of samples. The row of
-            a class that nobody has becomes zero.
-        layout: of the models.
-        base: everything but the classifier, if not the uniform mean.
+        models: the models to average.
+        shares: (N, K) >= 0, weight of client i in row c: 1 or 0 for owners, or numbers of samples. The row of a class
+            that no client has becomes zero.
+        layout: layout of the models.
+        base: everything except the classifier; by default the uniform mean.
 
     Raises:
         UserError: no model, or models of different shape.
@@ -40,5 +40,5 @@ def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: 
 
 
 def owned(counts: Tensor) -> Tensor:
-    """(K,) bool: the classes of which a client has more than one sample."""
+    """Return (K,) bool: the classes of which a client has more than one sample."""
     return counts > 1

@@ -1,4 +1,4 @@
-"""What a client's data say about how firmly each weight is determined: Fisher information, and moments of inputs."""
+"""How precisely a client's data determine each weight: Fisher information, and moments of inputs."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from ekiden.training.network import Network, trial
 from ekiden.training.objective import Work
 
 Labels = Literal["expected", "sampled", "given"]
-"""Over which labels squared gradients are averaged: all classes by the model's probabilities (the Fisher information),
-one drawn by them (an unbiased estimate), or those of the data (the empirical Fisher information)."""
+"""The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one
+class drawn by them (an unbiased estimate); or the labels of the data (the empirical Fisher information)."""
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 _CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, *_CHANNELS_LAST)
-_ENTRIES = 1 << 22  # of per-sample gradients held at a time
+_ENTRIES = 1 << 22  # most per-sample gradients in memory at a time
 
 
 class Factors(NamedTuple):
@@ -46,15 +46,15 @@ class _Seen(NamedTuple):
 
 
 def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) -> None:
-    """Refuse a network in which the Fisher information of some of `layers` cannot be measured.
+    """Refuse a network if the Fisher information of some of `layers` cannot be measured.
 
     Args:
-        network: the network; left as it is.
-        shape: of one sample.
-        layers: those that the method treats.
+        network: the network; it is not changed.
+        shape: shape of one sample.
+        layers: the layers that the method treats.
 
     Raises:
-        UserError: names the layer.
+        UserError: a layer cannot be measured; the message names it.
     """
     module = copy.deepcopy(network.module).eval()
     advice = "use average instead"
@@ -77,7 +77,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
 
 
 def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> list[Tensor]:
-    """Σ_t x_t x_tᵀ (d, d) float64 of the inputs of each of `layers`, a mean over samples; a bias reads a constant 1.
+    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads a constant 1.
 
     Args:
         network: in evaluation mode.
@@ -100,14 +100,14 @@ def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> li
 def diagonal(
     network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
 ) -> Tensor:
-    """The diagonal of the Fisher information (P,) float64: means over samples of squared gradients of log p(y | x).
+    """Return the diagonal of the Fisher information (P,) float64: means of squared gradients of log p(y | x).
 
     Args:
-        network: in evaluation mode, the caller's own; its parameters will require gradients.
-        layers: all that have trainable parameters, of kinds that `refuse` lets pass.
-        batches: inputs and labels; their forward pass is counted by whoever makes them.
-        labels: which labels y are.
-        draw: draws them, where they are sampled.
+        network: in evaluation mode; its parameters will require gradients, so pass a network of your own.
+        layers: all layers with trainable parameters, of kinds that `refuse` accepts.
+        batches: inputs and labels; their forward pass is counted by the code that makes them.
+        labels: which labels y are used.
+        draw: draws the labels if they are sampled.
         work: counts backward passes.
     """
     size = max(part.stop for layer in layers for part in layer.params)
@@ -128,7 +128,7 @@ def diagonal(
 def kronecker(
     network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
 ) -> list[Factors]:
-    """Kronecker factors (float64) of the Fisher information of each of `layers`, linear or convolutional.
+    """Return Kronecker factors (float64) of the Fisher information of each layer, linear or convolutional.
 
     James Martens, Roger Grosse: Optimizing Neural Networks with Kronecker-factored Approximate Curvature. ICML 2015.
     https://arxiv.org/abs/1503.05671. Convolutions as in Roger Grosse, James Martens: A Kronecker-factored approximate
@@ -151,16 +151,16 @@ def kronecker(
 
 
 def half(matrix: Tensor) -> Tensor:
-    """(d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle, row by row."""
+    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle, row by row."""
     row, column = torch.tril_indices(*matrix.shape, device=matrix.device)
     return matrix[row, column].float()
 
 
 def whole(triangle: Tensor, size: int) -> Tensor:
-    """The symmetric matrix (size, size) float64 of which `triangle` is the lower half.
+    """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`.
 
     Raises:
-        UserError: it is of another size.
+        UserError: `triangle` has another size.
     """
     if tuple(triangle.shape) != (length(size),):
         raise UserError(
@@ -174,12 +174,12 @@ def whole(triangle: Tensor, size: int) -> Tensor:
 
 
 def length(size: int) -> int:
-    """d(d + 1)/2, numbers in the lower half of a symmetric matrix of `size` rows."""
+    """Return d(d + 1)/2, the number of entries in the lower half of a symmetric matrix of `size` rows."""
     return size * (size + 1) // 2
 
 
 def _squares(x: Tensor, g: Tensor) -> Tensor:
-    """Σ over samples of the squared gradient (o, d) of each, g and x being summed over positions first."""
+    """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over positions first."""
     if x.shape[1] == 1:
         return (g[:, 0].square().T @ x[:, 0].square()).double()
     total = torch.zeros(g.shape[-1], x.shape[-1], dtype=torch.float64, device=x.device)
@@ -192,7 +192,7 @@ def _squares(x: Tensor, g: Tensor) -> Tensor:
 def _passes(
     network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
 ) -> Iterator[tuple[bool, list[_Seen]]]:
-    """For each batch and each backward pass through it: whether it is the batch's first, and what each layer saw."""
+    """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what each layer saw."""
     for layer in layers:
         for part in layer.params:
             network.get_parameter(part.name).requires_grad_(True)
@@ -214,7 +214,7 @@ def _passes(
 
 
 def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator) -> Iterator[Tensor]:
-    """Gradients of log p(c | x) at the logits (b, K), times √p(c | x) where all classes c are taken in turn."""
+    """Return gradients of log p(c | x) at the logits (b, K), times √p(c | x) if all classes c are used in turn."""
     p = logits.softmax(1)
     one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if labels == "expected":
@@ -228,13 +228,13 @@ def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator)
 
 @contextmanager
 def _watched(network: nn.Module, layers: Iterable[Layer]) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
-    """Note what enters and leaves each layer, call by call, while the context is open."""
+    """Record what enters and leaves each layer, call by call, while the context is open."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 
     def note(name: str) -> torch.utils.hooks.RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
             seen[name].append((args[0].detach(), out))
-            return out.clone()  # what follows may work in place
+            return out.clone()  # later operations may change it in place
 
         return network.get_submodule(name).register_forward_hook(see)
 
@@ -249,7 +249,7 @@ def _watched(network: nn.Module, layers: Iterable[Layer]) -> Iterator[dict[str, 
 def _inputs(
     layer: Layer, network: nn.Module, calls: Sequence[tuple[Tensor, Tensor]], plain: nn.Module | None = None
 ) -> Tensor:
-    """(b, t, d) what the weights of a layer are multiplied with, at all positions of all its calls."""
+    """Return (b, t, d): what the weights of a layer are multiplied with, at all positions of all its calls."""
     if plain is not None:
         return torch.cat([_positions(layer, network, plain(x)) for x, _ in calls], 1)
     module = network.get_submodule(layer.name)
@@ -259,7 +259,7 @@ def _inputs(
 
 
 def _positions(layer: Layer, network: nn.Module, values: Tensor) -> Tensor:
-    """(b, t, o) what belongs to the outputs of a layer, position by position."""
+    """Return (b, t, o): what belongs to the outputs of a layer, position by position."""
     linear = layer.kind == "linear" or isinstance(network.get_submodule(layer.name), _CHANNELS_LAST)
     if linear:
         return values.reshape(len(values), -1, values.shape[-1])
@@ -267,7 +267,7 @@ def _positions(layer: Layer, network: nn.Module, values: Tensor) -> Tensor:
 
 
 def _without_scale(norm: nn.Module) -> nn.Module:
-    """The same normalisation with scale 1 and shift 0: its output is what the scale is multiplied with."""
+    """Return the normalisation with scale 1 and shift 0: its output is what the scale is multiplied with."""
     norm = copy.deepcopy(norm)
     for name, parameter in norm.named_parameters():
         parameter.data.fill_(1.0 if name == "weight" else 0.0)

@@ -14,15 +14,15 @@ from ekiden.training.objective import Forward, Objective, Work
 
 Form = Literal["both", "kl"]
 Invent = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (b, ...) made from the client's own inputs (b, ...) and their labels (b,)."""
+"""Makes inputs (b, ...) from the client's own inputs (b, ...) and their labels (b,)."""
 
 
 @dataclass(frozen=True)
 class Distillation(Objective):
     """The objective ℓ + λ τ² D of a mini-batch; the teacher sees the same inputs, in evaluation mode.
 
-    The last parts of the batch are invented inputs, each as large a share of it as is said and made in its own way:
-    they have no label, so they count in D alone, and whole.
+    The last parts of the batch are invented inputs. Each part has its own share of the batch and its own way of making
+    inputs. They have no label, so they count only in D, and with its complete form.
     """
 
     teacher: nn.Module
@@ -38,15 +38,15 @@ class Distillation(Objective):
         return (self.teacher,)
 
     def asks(self, batch: int) -> int:
-        """Nothing about the samples that give way to invented ones."""
+        """Return for how many samples the teacher is asked: those that invented inputs do not replace."""
         return batch - sum(int(share * batch) for share, _ in self.invented)
 
     def further(self, batch: int) -> Work:
-        """The teacher's answers to what is invented."""
+        """Count the teacher's passes over invented inputs."""
         return Work(forward=batch - self.asks(batch))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
-        """The loss of inputs x (b, ...) with labels y (b,); the teacher answers (n, K) to the first n >= asks(b)."""
+        """Return the loss of inputs x (b, ...) with labels y (b,); the teacher answers the first n >= asks(b), (n, K)."""
         (answers,) = given
         own = self.asks(len(x))
         if own < len(x):
@@ -69,7 +69,7 @@ class Distillation(Objective):
         return F.cross_entropy(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
 
     def _of_task(self, outputs: Tensor, y: Tensor, answers: Tensor) -> Tensor:
-        """The same loss of another task, D being its distance; the first outputs have labels y."""
+        """Return the same loss for another task, D being its distance; the first outputs have labels y."""
         own, rest = len(y), len(outputs) - len(y)
         d = own * self.task.distance(outputs[:own], answers[:own], self.temperature)
         if rest:
@@ -78,26 +78,27 @@ class Distillation(Objective):
 
 
 def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:
-    """D, the mean over the batch, of the student's logits (b, K) from the teacher's."""
+    """Return D, the mean over the batch, between the student's logits (b, K) and the teacher's."""
     whole = kl(logits, target)
     return whole if form == "kl" else (whole + kl(without(logits, y), without(target, y))) / 2
 
 
 def kl(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(q || p) of q, the teacher's answers, from p, the student's."""
+    """Return KL(q || p) between the teacher's answers q and the student's p."""
     return F.kl_div(logits.log_softmax(1), target.log_softmax(1), reduction="batchmean", log_target=True)
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
-    """Logits that give the true class no probability; finite, so that 0·log 0 is 0."""
+    """Return logits that give the true class no probability; they are finite, so that 0·log 0 is 0."""
     return logits.scatter(1, y[:, None], -1e9)
 
 
 def scrambled(x: Tensor) -> Tensor:
-    """Inputs (b, ...) far from any client's data, made of these.
+    """Make inputs (b, ...) from these that are far from any client's data.
 
-    Images (b, C, H, W) are turned by any angle, mirrored and moved by up to a quarter of their height; then a rectangle
-    in a corner of each stays, all around it comes from another one. In other samples each number comes from one of two.
+    Images (b, C, H, W) are rotated by any angle, mirrored and shifted by up to a quarter of their height. Then each
+    keeps a rectangle in a corner and takes the rest from another image. In other samples each number comes from one of
+    two samples.
     """
     other = torch.randperm(len(x))
     if x.ndim != 4:

@@ -1,4 +1,4 @@
-"""Several networks that answer together, as one network."""
+"""Several networks whose answers are combined, as one network."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -16,11 +16,11 @@ Rule = Literal["logits", "probabilities", "majority", "class-wise", "counts"]
 
 
 class EnsembleModel(nn.Module):
-    """N networks whose answers are joined by a rule. Its weights are those of all members, one after the other.
+    """N networks whose answers are combined by a rule. Its weights are those of all members, one after the other.
 
     Attributes:
         members: the networks.
-        counts: (N, K) class counts, or 1 and 0 for owned classes and others; unused by the first three rules.
+        counts: (N, K) class counts, or 1 for owned classes and 0 for others; unused by the first three rules.
     """
 
     counts: Tensor
@@ -36,10 +36,10 @@ class EnsembleModel(nn.Module):
         self.register_buffer("counts", torch.ones(len(members), classes))
 
     def scores(self, x: Tensor) -> Tensor:
-        """(b, K) scores of inputs (b, ...); only a running sum of them is held.
+        """Return (b, K) scores of inputs (b, ...); only a running sum of them is in memory.
 
         logits: mean of the logits; probabilities: mean of the softmax; majority: share of the votes;
-        class-wise: logits of owned classes, over the number of owners (0 where there is none);
+        class-wise: logits of owned classes, divided by the number of owners (0 without owners);
         counts: softmax, weighted by the member's share of the class's samples.
         """
         total: Tensor | None = None
@@ -61,13 +61,13 @@ class EnsembleModel(nn.Module):
         return logits.softmax(1) * counts if self.rule == "counts" else logits.softmax(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K): the scores where these are logits, else their logarithms."""
+        """Return logits (b, K): the scores if these are logits, otherwise their logarithms."""
         scores = self.scores(x)
         return scores if self.rule in ("logits", "class-wise") else scores.clamp(min=1e-12).log()
 
 
 def join(module: nn.Module, models: Sequence[Weights], rule: Rule, counts: Tensor) -> Weights:
-    """The weights of the ensemble of `models`, all of them weights of `module`.
+    """Return the weights of the ensemble of `models`, all of which are weights of `module`.
 
     Raises:
         UserError: no model, models of different shape, or an unknown rule.
@@ -78,7 +78,7 @@ def join(module: nn.Module, models: Sequence[Weights], rule: Rule, counts: Tenso
 
 
 def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
-    """`module` once with the values of each of `models`.
+    """Return a copy of `module` with the values of each of `models`.
 
     Raises:
         UserError: models of different shape.

@@ -13,9 +13,9 @@ from ekiden.base.sums import AnySums, Sums
 from ekiden.data.tasks import Classification, MultiLabel, Task
 
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
-"""values of λ/n that are tried: 10^-6 to 10, four a decade"""
-_FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is aimed at
-_DRAWS = 4_000_000  # numbers drawn for a temperature, at most
+"""Values of λ/n that are tried: 10^-6 to 10, four per decade."""
+_FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is the target
+_DRAWS = 4_000_000  # most numbers drawn for a temperature
 
 
 class Head(NamedTuple):
@@ -24,8 +24,8 @@ class Head(NamedTuple):
     Attributes:
         weight: (K, D) float64.
         bias: (K,) float64.
-        penalty: λ/n of ridge regression; 0 of others.
-        freedom: df/n, its effective parameters for each sample; 0 of others.
+        penalty: λ/n of ridge regression; 0 for other heads.
+        freedom: df/n, its effective parameters for each sample; 0 for other heads.
     """
 
     weight: Tensor
@@ -36,9 +36,9 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments of the features z = (φ - μ)/σ and targets y, float64; z is 0 where φ never changes.
+    """Moments of the features z = (φ - μ)/σ and targets y, float64; z is 0 if φ never changes.
 
-    The targets of classification are one-hot: `targets` and `powers` are the numbers of samples of each class then, and
+    The targets of classification are one-hot. Then `targets` and `powers` are the numbers of samples of each class, and
     `products` the sums over the samples of each class.
 
     Attributes:
@@ -68,28 +68,28 @@ class Moments:
 
     @property
     def means(self) -> Tensor:
-        """(K, D) mean z of each class; that of a class without samples is 0, the mean of all."""
+        """(K, D), the mean z of each class; for a class without samples it is 0, the mean of all."""
         return self.products / self.targets.clamp(min=1)[:, None]
 
     @property
     def within(self) -> Tensor:
-        """(D, D) Σ (z - m)(z - m)ᵀ, m being the mean of the sample's class."""
+        """(D, D) Σ (z - m)(z - m)ᵀ, where m is the mean of the sample's class."""
         return self.scatter - self.products.T @ self.means
 
     def rows(self, head: Head) -> Tensor:
-        """(K, D + 1) weights and biases that give the scores of `head` for features φ as they are."""
+        """Return (K, D + 1) weights and biases that give the scores of `head` for features φ before standardisation."""
         weight = head.weight * self.scale
         return torch.cat([weight, (head.bias - weight @ self.mean)[:, None]], 1)
 
 
 def moments(sums: AnySums, unit: int = 1) -> Moments:
-    """The moments behind `sums`, on the CPU.
+    """Return the moments that follow from `sums`, on the CPU.
 
     n²·covariance = n·Σ φφᵀ - Σφ Σφᵀ is a difference of whole numbers, exact up to 747,000 samples.
 
     Args:
-        sums: of all samples.
-        unit: what 1 is counted as in targets; see `Task.unit`.
+        sums: sums over all samples.
+        unit: the whole number that stands for 1 in targets; see `Task.unit`.
 
     Raises:
         UserError: there are no samples.
@@ -107,7 +107,7 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
 
 
 def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
-    """The moments behind `sums` of features that are standardised by another mean and scale (D,), on the CPU.
+    """Return the moments that follow from `sums` for features standardised by another mean and scale (D,), on the CPU.
 
     Raises:
         UserError: there are no samples.
@@ -123,7 +123,7 @@ def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) ->
 
 
 def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ φ, Σ yφᵀ, Σ y and Σ y², float64 on the CPU.
+    """Return Σ φ, Σ yφᵀ, Σ y and Σ y², float64 on the CPU.
 
     Raises:
         UserError: there are no samples.
@@ -141,16 +141,16 @@ def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def ridge(m: Moments, penalty: float = 0.0) -> Head:
     """Ridge regression of targets y on z; the constant is not penalised. The targets of classification are one-hot.
 
-    Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a penalty, λ/n is the one of `GRID` with the least error of generalised
-    cross-validation, n·RSS/(n - df)², among those with df ≤ n/2: where nearly as many parameters as samples are free,
-    copies of samples predict each other, and the error falls to 0. All of it follows from the totals. With
-    Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
+    Minimises Σ ‖y - W z - b‖² + λ‖W‖². Without a given penalty, λ/n is the value of `GRID` with the least error of
+    generalised cross-validation, n·RSS/(n - df)², among those with df ≤ n/2. (If there are nearly as many free
+    parameters as samples, copies of samples predict each other, and the error falls to 0.) All of this follows from the
+    totals. With Σ zzᵀ = V diag(e) Vᵀ and B = Σ zyᵀ:
 
         RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
 
     Args:
-        m: of all samples.
-        penalty: λ/n; 0: by cross-validation.
+        m: moments of all samples.
+        penalty: λ/n; 0 means by cross-validation.
     """
     weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, (penalty,) if penalty else GRID)
     return Head(weight, m.targets / m.n, chosen, freedom)
@@ -163,7 +163,7 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
     `ridge`, from values up to 10^4.
 
     Args:
-        m: of one client's samples, standardised as `towards` expects.
+        m: moments of one client's samples, standardised as `towards` expects.
         towards: W₀.
     """
     total, shares = m.total, m.targets / m.n
@@ -180,7 +180,7 @@ def personal_ridge(m: Moments, towards: Head) -> Head:
 def _solved(
     scatter: Tensor, cross: Tensor, spread: float, n: float, grid: Sequence[float]
 ) -> tuple[Tensor, float, float]:
-    """Weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and df/n.
+    """Return weights (K, D) of ridge regression, the λ/n of `grid` with the least GCV error, and df/n.
 
     Args:
         scatter: (D, D) Σ zzᵀ of centred features.
@@ -217,18 +217,18 @@ def lda(m: Moments, shrink: float) -> Head:
 
 
 def cgs(m: Moments, shrink: float) -> Head:
-    """The head of FedCGS: the same with the covariance of all samples around their common mean."""
+    """Return the head of FedCGS: the same with the covariance of all samples around their common mean."""
     return _gaussian(m, m.scatter / max(m.n - 1, 1.0), shrink)
 
 
 def ncm(m: Moments) -> Head:
-    """The nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
+    """Return the nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
     means = m.means
     return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
-    """Scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half of one."""
+    """Return scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half a sample."""
     level = float(covariance.diagonal().mean())
     shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
     weight = torch.linalg.solve(shrunk, m.means.T).T
@@ -237,18 +237,18 @@ def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
 
 
 def outputs(head: Head, m: Moments, task: Task) -> Head:
-    """The head whose scores are what a network of this task gives: logits of classes or labels, or numbers."""
+    """Return the head whose scores are what a network of this task gives: logits of classes or labels, or numbers."""
     if isinstance(task, Classification):
         return calibrated(head, m)
     return label_logits(head, m) if isinstance(task, MultiLabel) else head
 
 
 def label_logits(head: Head, m: Moments) -> Head:
-    """The head with the scores of each label as logits: the scores of the samples with and without it as Gaussians.
+    """Turn the scores of each label into logits; scores of samples with and without the label are taken as Gaussians.
 
-    Both have the variance within; means and variance follow from the totals, corrected as in `calibrated`. Their
-    log-likelihood ratio is linear in the score. No logit of a mean is larger than that of one error in n + 2 samples.
-    Targets are 1 and -1.
+    Both Gaussians have the variance within; means and variance follow from the totals, corrected as in `calibrated`.
+    Their log-likelihood ratio is linear in the score. No logit of a mean is larger than that of one error in n + 2
+    samples. Targets are 1 and -1.
     """
     with_, without = (m.n + m.targets) / 2, (m.n - m.targets) / 2
     both = (m.total + m.products) / 2, (m.total - m.products) / 2  # Σ z of the samples with and without the label
@@ -299,7 +299,7 @@ def calibrated(head: Head, m: Moments) -> Head:
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one minimum is least, to a hundredth."""
+    """Return where a function with one minimum is least, to a hundredth."""
     while high - low > 0.01:
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if function(left) <= function(right) else (left, high)

@@ -1,4 +1,4 @@
-"""Exact sums of features and of what a task makes of labels."""
+"""Exact sums of features and of the targets that a task makes from labels."""
 
 from collections.abc import Iterator
 
@@ -17,14 +17,14 @@ def sums_of(
     device: torch.device,
     largest: int = LARGEST,
 ) -> AnySums:
-    """The sums over samples: of each class in classification, else with the targets of least squares.
+    """Return sums over samples: for each class in classification, otherwise with the targets of least squares.
 
     Args:
         blocks: features (b, D), whole numbers in any floating-point type, and labels (b, ...).
         task: what the labels mean.
         outputs: K.
         width: D.
-        device: where they are.
+        device: device of the sums.
         largest: absolute value of a feature; see `measure`.
 
     Raises:
@@ -37,13 +37,13 @@ def sums_of(
 
 
 def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
-    """(b, K) what least squares fits for these labels (b, ...): one-hot classes, or the targets of the task."""
+    """Return (b, K), what least squares fits for labels (b, ...): one-hot classes, or the targets of the task."""
     if isinstance(task, Classification):
         return torch.nn.functional.one_hot(y, outputs).float()
     return task.targets(y, outputs)
 
 
 def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False) -> int:
-    """Bytes of the sums of `sums_of`; `wide` for features above `LARGEST`."""
+    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`."""
     of = size if isinstance(task, Classification) else size_of_targets
     return of(outputs, width, wide=wide)

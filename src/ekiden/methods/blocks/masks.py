@@ -1,4 +1,4 @@
-"""Masks of sparse models: how dense each tensor is, where weights are active, how a mask moves and travels."""
+"""Masks of sparse models: the density of each tensor, where weights are active, how masks change and travel."""
 
 from collections.abc import Sequence
 from math import ceil, prod
@@ -8,10 +8,10 @@ from torch import Generator, Tensor
 
 
 def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
-    """The density of each tensor, so that all together have `density`.
+    """Return the density of each tensor, so that all together have `density`.
 
-    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). What would exceed 1 is dense,
-    and the rest is shared out again.
+    Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). Densities above 1 become 1, and
+    the rest is distributed again.
     """
     sizes = [prod(shape) for shape in shapes]
     raw = [sum(shape) / max(1, prod(shape)) if erk else 1.0 for shape in shapes]
@@ -28,7 +28,7 @@ def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> l
 
 
 def random_mask(shapes: Sequence[tuple[int, ...]], active: Sequence[int], draw: Generator) -> Tensor:
-    """(P,) bool with so many active weights in each tensor."""
+    """Return (P,) bool with this many active weights in each tensor."""
     parts = []
     for shape, count in zip(shapes, active, strict=True):
         part = torch.zeros(prod(shape), dtype=torch.bool)
@@ -44,11 +44,11 @@ def move(
 
     Args:
         mask: (P,) bool.
-        params: (P,) by whose size to prune.
-        shapes: of the tensors.
+        params: (P,) whose size decides what is pruned.
+        shapes: shapes of the tensors.
         share: α_t.
-        where: (P,) regrow where this is largest in size; at random if None.
-        seed: of the random places.
+        where: (P,) regrow where its absolute value is largest; at random if None.
+        seed: seed of the random places.
     """
     moved, start, draw = mask.clone(), 0, Generator().manual_seed(seed)
     for shape in shapes:
@@ -64,12 +64,12 @@ def move(
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Eight entries of a (P,) bool mask in each byte."""
+    """Pack a (P,) bool mask, eight entries in each byte."""
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """The mask of `size` entries."""
+    """Return the mask of `size` entries."""
     bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
     return bits.flatten()[:size].bool()

@@ -1,7 +1,7 @@
-"""Matching the units of several models to common ones: a Beta-Bernoulli process with Gaussian units.
+"""Match the units of several models to common ones: a Beta-Bernoulli process with Gaussian units.
 
-Every unit of a client is one of the global units, its atom, seen with Gaussian noise; no two units of a client are the
-same atom. Which is which is found by solving one assignment problem per client, over and over.
+Every unit of a client is one of the global units, its atom, seen with Gaussian noise. No two units of a client are the
+same atom. The assignment is found by solving one assignment problem per client, again and again.
 """
 
 import math
@@ -17,11 +17,11 @@ from ekiden.base.errors import UserError
 
 _MOST_POPULAR = 10
 _ATOMS = 700
-"""Atoms of a layer above which only few new ones are offered, as in the code of PFNM."""
+"""Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM."""
 
 
 class Prior(NamedTuple):
-    """What atoms are before any unit is seen.
+    """The prior of atoms, before any unit is seen.
 
     Attributes:
         mean: (D,) μ0.
@@ -37,10 +37,10 @@ class Process(Checked):
     """The model, and how it is searched.
 
     Attributes:
-        gamma: γ, mass of the process: how readily new atoms appear.
+        gamma: γ, mass of the process: larger values give more new atoms.
         sigma: σ², variance of a client's units around their atoms.
         sigma0: σ0², variance of the atoms.
-        bias: prior mean of biases; that of weights is 0.
+        bias: prior mean of biases; the prior mean of weights is 0.
         sweeps: how often every client is matched again.
     """
 
@@ -51,17 +51,17 @@ class Process(Checked):
     sweeps: CountOrZero = 5
 
     def prior(self, weights: int, biases: int, more: int = 0) -> Prior:
-        """Of vectors of so many weights, then biases, then again weights."""
+        """Return the prior of vectors of this many weights, then biases, then weights again."""
         mean = torch.zeros(weights + biases + more, dtype=torch.float64)
         mean[weights : weights + biases] = self.bias
         return Prior(mean, torch.full_like(mean, 1 / self.sigma0))
 
 
 class Atoms(NamedTuple):
-    """Global units, given who is assigned to them.
+    """Global units, given the units that are assigned to them.
 
     Attributes:
-        total: (L, D) prior and units, each times its precision.
+        total: (L, D) sum of prior and units, each times its precision.
         precision: (L, D) sum of the precisions.
         members: (L,) number of units.
     """
@@ -72,12 +72,12 @@ class Atoms(NamedTuple):
 
     @property
     def mode(self) -> Tensor:
-        """(L, D) the most probable values."""
+        """Return (L, D), the most probable values."""
         return self.total / self.precision
 
 
 class Matching(NamedTuple):
-    """The outcome.
+    """The result of matching.
 
     Attributes:
         units: for each client (L_j,) int64, the atom of each of its units.
@@ -93,14 +93,14 @@ def match(
 ) -> Matching:
     """Match the units of all clients.
 
-    The client with most units comes first; then each in turn, in random order in every sweep, is taken out and matched
-    again. The units of a single client are the atoms.
+    The client with the most units comes first. In every sweep each client in turn, in random order, is taken out and
+    matched again. If there is only one client, its units are the atoms.
 
     Args:
         units: for each client (L_j, D).
         precisions: for each client (D,) >= 0, 1/σ² of its noise.
-        prior: of the atoms.
-        process: how atoms appear.
+        prior: prior of the atoms.
+        process: the model of how atoms appear.
         generator: draws the orders.
 
     Raises:
@@ -127,15 +127,15 @@ def match(
 
 
 def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process: Process, clients: int) -> Tensor:
-    """What it is worth to assign each unit to each atom, and to the 1st, 2nd, ... new one.
+    """Return the score of assigning each unit to each atom, and to the 1st, 2nd, ... new atom.
 
     Args:
         rows: (n, D) float64, the units of one client.
-        precision: (D,) of its noise.
-        atoms: the units of the others.
-        prior: of new atoms.
-        process: how they appear.
-        clients: J.
+        precision: (D,) precision of the client's noise.
+        atoms: atoms from the units of the other clients.
+        prior: prior of new atoms.
+        process: the model of how they appear.
+        clients: J, number of clients.
 
     Returns:
         (n, L + R) float64.
@@ -144,7 +144,7 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
     popular = atoms.members.clamp(max=_MOST_POPULAR).double()
     old = _gain(scaled, precision, atoms.total, atoms.precision)
     old = old + (popular / (clients - popular)).log()
-    # As released; and every unit must find a place.
+    # As released; in addition, every unit must find a place.
     count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
@@ -153,14 +153,14 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
 
 
 def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
-    """(n, L) Σ_d (s·w + G)²/(s + S) - G²/S, the square expanded so that no (n, L, D) is held."""
+    """Return (n, L) Σ_d (s·w + G)²/(s + S) - G²/S. The square is expanded so that no (n, L, D) is in memory."""
     inverse = 1 / (held + precision)
     own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T
     return own - (total.square() * inverse * precision / held).sum(1)
 
 
 def best(scores: Tensor) -> Tensor:
-    """(n,) the column of each row in the assignment with the largest sum.
+    """Return (n,), the column of each row in the assignment with the largest sum.
 
     Raises:
         UserError: a score is NaN or infinite.
@@ -177,11 +177,11 @@ def best(scores: Tensor) -> Tensor:
 def gather(
     units: Sequence[Tensor], precisions: Sequence[Tensor], assigned: Mapping[int, Tensor], prior: Prior
 ) -> Atoms:
-    """The atoms of these assignments of clients."""
+    """Return the atoms of these assignments of clients."""
     size = 1 + max(int(a.max()) for a in assigned.values())
     total, precision = ((p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision))
     members = torch.zeros(size, dtype=torch.int64)
-    for j in sorted(assigned):  # the same sum in whatever order they were matched
+    for j in sorted(assigned):  # the same sum for any order of matching
         places = assigned[j]
         total[places] += units[j] * precisions[j]
         precision[places] += precisions[j]
@@ -190,12 +190,12 @@ def gather(
 
 
 def compact(assigned: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The same assignments with atoms that nobody has left out, the others in their order."""
+    """Return the same assignments without atoms that have no units; the others keep their order."""
     _, places = torch.unique(torch.cat(list(assigned.values())), return_inverse=True)
     parts = places.split([len(a) for a in assigned.values()])
     return dict(zip(assigned, parts, strict=True))
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """(N, K) of the samples of each class, those of each client, from counts (N, K); 0 for a class of nobody."""
+    """Return (N, K), each client's share of the samples of each class, from counts (N, K); 0 for an absent class."""
     return counts.double() / counts.double().sum(0).clamp(min=1)

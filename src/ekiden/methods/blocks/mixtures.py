@@ -10,11 +10,11 @@ from ekiden.base.errors import UserError
 
 Covariance = Literal["spherical", "diagonal", "full"]
 FLOOR = 1e-6
-"""added to all variances, as scikit-learn does"""
+"""Added to all variances, as scikit-learn does."""
 
 
 class Mixtures(NamedTuple):
-    """For each of K classes a mixture of at most G Gaussians over A features; zeros where there are fewer.
+    """A mixture of at most G Gaussians over A features for each of K classes; zeros if there are fewer.
 
     Attributes:
         weights: (K, G) π; all zero for a class without samples.
@@ -30,7 +30,7 @@ class Mixtures(NamedTuple):
         """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU.
 
         Raises:
-            UserError: these are not mixtures of as many classes and features.
+            UserError: the mixtures have another number of classes or features.
         """
         self._check(counts, classes, features)
         drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]
@@ -87,7 +87,7 @@ def fit(
 
 
 def _em(x: Tensor, mixtures: int, covariance: Covariance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n, A) of one class."""
+    """Return the weights (g,), means (g, A) and packed covariances (g, ...) for the samples x (n, A) of one class."""
     from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415  (it takes a second)
     from sklearn.mixture import GaussianMixture  # noqa: PLC0415
 
@@ -100,7 +100,7 @@ def _em(x: Tensor, mixtures: int, covariance: Covariance, seed: int) -> tuple[Te
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # what 100 iterations give is good enough to send
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the result of 100 iterations is good enough to send
             model.fit((x if len(x) > 1 else x.repeat(2, 1)).numpy())  # scikit-learn wants two samples
     except ValueError as error:
         raise UserError(f"no mixture of {mixtures} {covariance} Gaussians fits {len(x)} samples ({error})") from None
@@ -109,7 +109,7 @@ def _em(x: Tensor, mixtures: int, covariance: Covariance, seed: int) -> tuple[Te
 
 
 def size_of_covariance(covariance: Covariance, features: int) -> int:
-    """Numbers in a packed covariance: 1, A or A(A + 1)/2."""
+    """Return the number of entries in a packed covariance: 1, A or A(A + 1)/2."""
     return _sizes(features)[("spherical", "diagonal", "full").index(covariance)]
 
 
@@ -118,7 +118,7 @@ def _sizes(features: int) -> tuple[int, int, int]:
 
 
 def packed(matrices: Tensor) -> Tensor:
-    """The lower triangles (..., A(A + 1)/2) of symmetric matrices (..., A, A), row by row."""
+    """Return the lower triangles (..., A(A + 1)/2) of symmetric matrices (..., A, A), row by row."""
     rows, columns = torch.tril_indices(*matrices.shape[-2:])
     return matrices[..., rows, columns]
 
@@ -133,7 +133,7 @@ def unpacked(triangles: Tensor, features: int) -> Tensor:
 
 
 def square_roots(matrices: Tensor) -> Tensor:
-    """The symmetric square roots of matrices (..., A, A), negative eigenvalues (of 16-bit rounding) taken as 0."""
+    """Return the symmetric square roots of matrices (..., A, A); negative eigenvalues (of 16-bit rounding) become 0."""
     values, vectors = torch.linalg.eigh(matrices)
     roots: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
     return roots

@@ -1,4 +1,4 @@
-"""What methods share whose clients train once and send what they learned once."""
+"""What methods share whose clients train once and send their result once."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ class Trained(NamedTuple):
 
     Attributes:
         model: its trained model.
-        counts: int64, as much as the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,).
+        counts: int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,).
     """
 
     model: Weights

@@ -1,9 +1,9 @@
-"""What a method of parallel rounds says once, for its own rounds and for the chains of SPFL.
+"""What a method of parallel rounds defines once, for its own rounds and for the chains of SPFL.
 
-How a client trains (`penalty`, `objective`), what it remembers (`learned`, `close`), what the server sends with the
-model (`opening`) and how it combines what comes back (`merge`). In a round of its own a client is visited once; in
-chains, several times. Its memory is frozen while a round lasts and changes once at the end, by the mean over the
-visits: applied at every visit, a correction would count several times.
+This is how a client trains (`penalty`, `objective`), what it remembers (`learned`, `close`), what the server sends with
+the model (`opening`) and how it combines the results (`merge`). In the method's own rounds a client is visited once; in
+chains, several times. Its memory stays fixed during a round and changes once at the end, by the mean over the visits: a
+correction that is applied at every visit would count several times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Exchange(NamedTuple):
     Attributes:
         sent: vectors that go with w^r.
         changes: vectors that a client sends at the end of a round.
-        numbers: the same for numbers.
+        numbers: numbers that a client sends at the end of a round.
         keeps: whether a client keeps something between rounds.
         counts: whether clients are asked once for their number of samples.
     """
@@ -45,7 +45,7 @@ class Exchange(NamedTuple):
 
     @property
     def closes(self) -> bool:
-        """Whether a round ends with a word to every client visited."""
+        """Whether every client visited gets a message at the end of a round."""
         return bool(self.keeps or self.changes or self.numbers)
 
 
@@ -58,17 +58,17 @@ class Closing(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a client has in a round.
+    """What is available to a client in a round.
 
     Attributes:
-        client: itself.
+        client: the client.
         training: how to train in this round.
-        epochs: E of a visit.
-        start: w^r, where it is needed.
+        epochs: E, epochs of a visit.
+        start: w^r, if it is needed.
         sent: vectors that came with it.
-        memory: what the client kept of the rounds before.
-        size: mean number of samples of a client, where it is needed.
-        anchor: where a proximal term is anchored, if the method leaves it open.
+        memory: what the client kept from earlier rounds.
+        size: mean number of samples of a client, if it is needed.
+        anchor: the model that a proximal term stays near, if the method leaves it open.
     """
 
     client: Client
@@ -87,26 +87,26 @@ class ClientRound:
         return self.start
 
     def kept(self, number: int) -> Tensor | float:
-        """A vector of the memory, 0 before the first round."""
+        """Return a vector of the memory, 0 before the first round."""
         return self.memory[number].params if self.memory else 0.0
 
     def anchored(self, received: Weights) -> Tensor:
-        """The anchor at a visit that starts from `received`."""
+        """Return the anchor at a visit that starts from `received`."""
         return (self.origin if self.anchor == "global" else received).params
 
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What the server has at the end of a round.
+    """What is available to the server at the end of a round.
 
     Attributes:
         start: w^r.
         ends: the model at the end of each chain that came back.
-        chains: the clients of each of these; one client each in a method's own rounds.
-        closings: what they sent, those who answered.
-        clients: N.
+        chains: the clients of each of these chains; one client each in a method's own rounds.
+        closings: what these clients sent, of those that answered.
+        clients: N, number of clients.
         memory: the server's own vectors; none before the first round.
-        weights: of the chains in the average; all the same by default.
+        weights: weights of the chains in the average; uniform by default.
     """
 
     start: Weights
@@ -118,22 +118,22 @@ class ServerRound:
     weights: Sequence[float] | None = None
 
     def kept(self, number: int) -> Tensor:
-        """A vector of the memory, 0 before the first round."""
+        """Return a vector of the memory, 0 before the first round."""
         return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
 
     @property
     def answered(self) -> float:
-        """Share of all clients that closed the round."""
+        """Return the share of all clients that closed the round."""
         return len(self.closings) / self.clients
 
     @property
     def middle(self) -> Weights:
-        """Mean of the ends."""
+        """Return the mean of the ends."""
         return mean(self.ends, self.weights)
 
 
 class After(NamedTuple):
-    """What the server makes of a round: the model, what the next round starts from, and its memory."""
+    """The result of a round at the server: the model, what the next round starts from, and the server's memory."""
 
     model: Weights
     start: Weights
