@@ -220,7 +220,7 @@ def check_needs(method: Method, dataset: Dataset) -> None:
 
 
 def _plain(kind: type[Method]) -> Method | None:
-    """The method with its defaults, if it has some for all fields."""
+    """Return the method with its defaults, if all fields have one."""
     try:
         return kind()
     except TypeError:

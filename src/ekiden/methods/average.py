@@ -74,20 +74,20 @@ class Average(OneShot):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes, where the classifier is averaged by them."""
+        """Need classes if the classifier is averaged by them."""
         return frozenset() if self.combine_heads == "mean" else CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
-        """The rule must be one for so many clients."""
+        """Refuse a rule that needs more clients."""
         refuse(self.combine, len(clients), self.faulty, weighted=self.weighting == "samples")
 
     def check_network(self, model: Size) -> None:
-        """Other rules than the mean need to know which layer is the classifier."""
+        """Refuse a network without a declared classifier, for rules other than the mean."""
         if self.combine_heads != "mean":
             _ = model.layout.head  # raises where there is none
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train at all clients, average."""
+        """Yield one state: train at all clients, average."""
         if s.step == 0:
             sent = self.limited(fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients}))
             result = self.aggregate(list(sent.values()), fed.layout)
@@ -97,21 +97,21 @@ class Average(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
-        """Plain training."""
+        """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
         if self.combine_heads != "mean":
             return Trained(model, client.class_counts())
         return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
 
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
-        """What was sent, steps from the initial model shortened to `clip_update`."""
+        """Return the clients' models, their steps from the initial model limited to `clip_update`."""
         if not self.clip_update:
             return sent
         short = shortened(fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update)
         return {k: t._replace(model=short[k]) for k, t in sent.items()}
 
     def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
-        """Σ p_i θ_i."""
+        """Return Σ p_i θ_i."""
         models, counts = [t.model for t in sent], torch.stack([t.counts for t in sent])
         weights = counts.sum(1).tolist() if self.weighting == "samples" else [1] * len(sent)
         result = combine(models, weights, self.combine, self.faulty)
@@ -122,7 +122,7 @@ class Average(OneShot):
         return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
 
     def cost(self, clients: int, model: Size) -> int:
-        """N·M; and 8·N for n_i, 8·N·K for n_ic, where they are needed."""
+        """N·M; and 8·N for n_i, 8·N·K for n_ic, if they are needed."""
         numbers = model.layout.classes if self.combine_heads != "mean" else int(self.weighting == "samples")
         return clients * (model + 8 * numbers)
 

@@ -29,18 +29,18 @@ class Centralized(Method):
     averages: ClassVar[bool] = False
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step, at the one client that holds everything."""
+        """Yield one state: train at the one client that has all data."""
         if s.step == 0:
             s = s.next(model=fed.call(self.train, fed.clients[0], s.model))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Plain training."""
+        """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
 
     def steps(self, clients: int) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def cost(self, clients: int, model: int) -> int:

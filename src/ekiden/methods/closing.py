@@ -102,7 +102,7 @@ class ClosingLap(Method):
             object.__setattr__(self, declared, getattr(method, declared))
 
     def __getattr__(self, name: str) -> Any:
-        """A task of the method."""
+        """Return a task of the wrapped method."""
         task = None if name.startswith("_") else getattr(self.__dict__.get("method"), name, None)
         if not getattr(task, "__on_client__", False):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -110,19 +110,19 @@ class ClosingLap(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Vectors, which least squares brings the outputs to."""
+        """Need target vectors for least squares."""
         return self.method.needs | VECTORS
 
     def check(self, clients: Sequence[str]) -> None:
-        """As the method does."""
+        """Check as the wrapped method does."""
         self.method.check(clients)
 
     def selection(self, select: str) -> str:
-        """As the method does."""
+        """Return the wrapped method's selection."""
         return self.method.selection(select)
 
     def check_network(self, model: Size) -> None:
-        """The network must end with a linear layer that it calls its head."""
+        """Refuse a network that does not end with a linear layer called `head`."""
         self.method.check_network(model)
         network = model.network
         _ = network.head  # declared
@@ -139,11 +139,11 @@ class ClosingLap(Method):
             )
 
     def start(self) -> State:
-        """That of the method."""
+        """Return the wrapped method's first state."""
         return _with_lap(self.method.start())
 
     def complete(self, state: State) -> bool:
-        """Only with the classifier of the lap."""
+        """Return whether the lap's classifier is in the model."""
         return isinstance(state, Lap) and state.closed
 
     def run(self, fed: Fed, s: Any) -> Iterator[State]:
@@ -166,7 +166,7 @@ class ClosingLap(Method):
             yield s
 
     def _body(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
-        """The method's model, where it is."""
+        """Return the method's model, or the Ref to it."""
         if s.body is not None:
             return s.body  # type: ignore[no-any-return]
         if s.model is None or s.personal:
@@ -183,7 +183,7 @@ class ClosingLap(Method):
 
     @property
     def lap_body(self) -> Any:
-        """A task: the model alone, of what the method's last task returned with it."""
+        """Return only the model from the result of the method's last task."""
 
         @on_client
         def lap_body(client: Client, handed: Weights | HasModel) -> Weights:
@@ -210,11 +210,11 @@ class ClosingLap(Method):
 
     @on_client
     def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:
-        """The model with the classifier that the totals give."""
+        """Return the model with the classifier that follows from the totals."""
         return refitted(model, client.layout, totals, client.task)
 
     def steps(self, clients: int) -> int:
-        """Those of the method, N hops and the solution."""
+        """Return the method's steps, N hops and the solution."""
         return self.method.steps(clients) + clients + 1
 
     def cost(self, clients: int, model: Size) -> int:
@@ -237,13 +237,13 @@ _DECLARED = ("private", "pools_data", "averages", "skips", "splits_model", "need
 
 
 def handed_on(model: Size) -> int:
-    """S, bytes of a hand-off without the model."""
+    """Return S, the bytes of a hand-off without the model."""
     features = model.layout.head.inputs - 1
     return size_of_sums(model.task, model.layout.classes, features, wide=True) + 8 * features
 
 
 def settled(features: Tensor) -> Scales:
-    """Scales by some features (n, D) of the first client."""
+    """Return scales from some features (n, D) of the first client."""
     if not bool(torch.isfinite(features).all()):
         raise UserError("the final model has features that are not finite, so no classifier fits them: lower --lr")
     rows = features.double()
@@ -285,26 +285,26 @@ def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weig
 
 @cache
 def _state(kind: type[State]) -> type[State]:
-    """A state of `kind` with the fields of `Lap`."""
+    """Return a class of states: `kind` with the fields of `Lap`."""
     return make_dataclass("Lapped", [], bases=(Lap, kind), frozen=True)
 
 
 def _with_lap(s: State) -> State:
-    """A state of a method as one with a lap that has not begun."""
+    """Return a method's state as one with a lap that has not begun."""
     if isinstance(s, Lap):
         return s
     return _state(cast(Any, type(s)))(**{f.name: getattr(s, f.name) for f in fields(s)})
 
 
 def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, ...]:
-    """The clients of the lap: first the one that has the model."""
+    """Return the clients of the lap, the one that has the model first."""
     first = body.owner if isinstance(body, Ref) else clients[0]
     return (first, *(k for k in clients if k != first))
 
 
 @cache
 def _handed(method: type[Method]) -> Any:
-    """The types of what its tasks return in which there is a model."""
+    """Return those return types of its tasks that contain a model."""
     tasks = [task for name in dir(method) if getattr(task := getattr(method, name, None), "__on_client__", False)]
     kinds = dict.fromkeys([Weights, *(get_type_hints(task)["return"] for task in tasks)])
     return reduce(or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {})))

@@ -103,7 +103,7 @@ class CoBoosting(Method):
     needs = CLASSES | NUMBERS
 
     def start(self) -> Boosted:
-        """No teacher, no sample."""
+        """Start without teachers and without samples."""
         return Boosted()
 
     def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
@@ -140,7 +140,7 @@ class CoBoosting(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Plain training."""
+        """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
 
     def synthesise(self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ class CoBoosting(Method):
         return made, labels
 
     def reweighed(self, fed: Fed, teacher: "WeightedEnsemble", pool: Tensor, labels: Tensor, step: float) -> Tensor:
-        """The weights of the models after passes over the pool in mini-batches."""
+        """Return the models' weights after passes over the pool in mini-batches."""
         draw, weights = fed.generator("weights"), teacher.weights
         for _ in range(self.weight_steps):
             for rows in batches(len(pool), self.distill_batch_size, draw):
@@ -178,7 +178,7 @@ class CoBoosting(Method):
     def distil(
         self, fed: Fed, teacher: "WeightedEnsemble", student: Network, momentum: Tensor, pool: Tensor, lr: float
     ) -> None:
-        """One pass of the student over the pool."""
+        """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
         with torch.random.fork_rng(devices=[]):  # dropout of the student
@@ -208,7 +208,7 @@ class CoBoosting(Method):
         return x.detach() + self.perturbation * slope.sign()
 
     def steps(self, clients: int) -> int:
-        """One for the models, one for each epoch of distillation."""
+        """Return one step for the models and one for each epoch of distillation."""
         return 1 + self.distill_epochs
 
     def cost(self, clients: int, model: int) -> int:
@@ -232,11 +232,11 @@ class WeightedEnsemble(nn.Module):
         self.register_buffer("weights", weights)
 
     def answers(self, x: Tensor) -> Tensor:
-        """(N, b, K) logits of each."""
+        """Return (N, b, K) logits of each member."""
         return torch.stack([member(x).float() for member in self.members])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K)."""
+        """Return logits (b, K)."""
         return weighted(self.answers(x), self.weights)
 
 

@@ -93,7 +93,7 @@ class Residual(nn.Module):
         nn.init.zeros_(self.delta.weight)
 
     def forward(self, z: Tensor) -> Tensor:
-        """(b, D) to (b, D)."""
+        """Map (b, D) to (b, D)."""
         out: Tensor = z + self.delta(self.activation(self.random(z)))
         return out
 
@@ -141,15 +141,15 @@ class DeepAFL(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Vectors; and numbers, where the inputs are the features."""
+        """Need target vectors, and numeric inputs if the inputs are the features."""
         return VECTORS if self.features == "network" else VECTORS | NUMBERS
 
     def start(self) -> Solved:
-        """There is no classifier before the first sums."""
+        """Start without a model: it needs the first sums."""
         return Solved(model=None)
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """A linear classifier of the inputs, where these are the features."""
+        """Return a linear classifier on the inputs if these are the features."""
         if self.features == "network":
             return network
         return SplitNetwork(nn.Flatten(), nn.Linear(prod(shape), classes))
@@ -163,7 +163,7 @@ class DeepAFL(Method):
             raise UserError("DeepAFL replaces the classifier: let `head` begin with an nn.Linear of what it reads")
 
     def run(self, fed: Fed, s: Solved) -> Iterator[State]:
-        """One aggregation a step: W_0, then G_t and W_{t+1} in turn."""
+        """Yield the state after each aggregation: W_0, then G_t and W_{t+1} in turn."""
         if s.step == 0:
             s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("random layers"))))
         while s.step < self.steps(len(fed.clients)):
@@ -242,18 +242,18 @@ class DeepAFL(Method):
         return head.append(last)
 
     def assemble(self, network: nn.Module, solutions: Sequence[Tensor], seed: int) -> Weights:
-        """The result with these solutions."""
+        """Return the result with these solutions."""
         network.head = self.head(inputs(network), classes(network), seed, solutions).float()
         return Network(network.cpu()).weights()
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """The network with random and residual layers before its new classifier."""
+        """Return the network with random and residual layers before its new classifier."""
         network = copy.deepcopy(network)
         network.head = self.head(inputs(network), classes(network)).float()
         return network
 
     def steps(self, clients: int) -> int:
-        """2T + 1."""
+        """Return 2T + 1."""
         return 2 * self.layers + 1
 
     def cost(self, clients: int, model: Size) -> int:
@@ -296,5 +296,5 @@ def inputs(network: nn.Module) -> int:
 
 
 def classes(network: nn.Module) -> int:
-    """The outputs of the network."""
+    """The number of the network's outputs."""
     return Network(copy.deepcopy(network).requires_grad_(True)).layout.classes

@@ -73,7 +73,7 @@ class DENSE(Method):
     needs = VECTORS | NUMBERS
 
     def start(self) -> Distilled:
-        """No teacher, no sample."""
+        """Start without teachers and without samples."""
         return Distilled()
 
     def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
@@ -101,11 +101,11 @@ class DENSE(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Plain training."""
+        """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
 
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
-        """The samples, of all steps of a new generator, with the smallest loss."""
+        """Return the samples with the smallest loss over all steps of a new generator."""
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
         generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
         z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
@@ -129,7 +129,7 @@ class DENSE(Method):
         return made
 
     def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
-        """One pass of the student over the pool."""
+        """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
         with torch.random.fork_rng(devices=[]):  # dropout of the student
@@ -148,7 +148,7 @@ class DENSE(Method):
         student.module.eval()
 
     def steps(self, clients: int) -> int:
-        """One for the models, one for each epoch of distillation."""
+        """Return one step for the models and one for each epoch of distillation."""
         return 1 + self.distill_epochs
 
     def cost(self, clients: int, model: int) -> int:

@@ -48,11 +48,11 @@ class DFedAvgM(PersonalMethod):
     renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
-        """The graph must fit them and be connected."""
+        """Refuse a graph that does not fit the clients or is not connected."""
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step: train, then x_i = Σ_l w_il z_l over the neighbours l."""
+        """Yield the state after each round: train, then x_i = Σ_l w_il z_l over the neighbours l."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
@@ -62,7 +62,7 @@ class DFedAvgM(PersonalMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Local training."""
+        """Train the client's model."""
         training = training_of(client, self.lr_decay, round)
         if self.heavy_ball:
             training = replace(training, optimizer="sgd", momentum=self.theta)
@@ -70,7 +70,7 @@ class DFedAvgM(PersonalMethod):
 
     @on_client
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
-        """The average of the client's own model and its neighbours'."""
+        """Return the average of the client's own model and its neighbours'."""
         return mean(models, weights)
 
     def cost(self, clients: int, model: int) -> int:

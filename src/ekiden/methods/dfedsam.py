@@ -46,11 +46,11 @@ class DFedSAM(PersonalMethod):
     renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
-        """The graph must fit them and be connected."""
+        """Refuse a graph that does not fit the clients or is not connected."""
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step: train, then Q exchanges over the same graph: x = W^Q z."""
+        """Yield the state after each round: train, then Q exchanges over the same graph: x = W^Q z."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             models: Sequence[Model] = [
@@ -64,13 +64,13 @@ class DFedSAM(PersonalMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Local training: the gradient at w + ρ g / ‖g‖, the step from w."""
+        """Train with the gradient at w + ρ g / ‖g‖ and the step from w."""
         sam = replace(training_of(client, self.lr_decay, round), optimizer="sam", rho=self.radius)
         return client.fit(model, epochs=self.epochs, training=sam)
 
     @on_client
     def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
-        """The average of the client's own model and its neighbours'."""
+        """Return the average of the client's own model and its neighbours'."""
         return mean(models, weights)
 
     def cost(self, clients: int, model: int) -> int:

@@ -75,11 +75,11 @@ class DisPFL(PersonalMethod):
     private: ClassVar[type[Masks]] = Masks
 
     def check(self, clients: Sequence[str]) -> None:
-        """The graph must fit them and be connected."""
+        """Refuse a graph that does not fit the clients or is not connected."""
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
@@ -94,7 +94,7 @@ class DisPFL(PersonalMethod):
 
     @on_client
     def show(self, client: Client, model: Weights) -> Sparse:
-        """The active weights, under the mask with which they were trained."""
+        """Return the active weights, with the mask that they were trained with."""
         if client.state is None:
             draw = Generator().manual_seed(client.seed("mask"))
             first = random_mask(client.shapes, self.active(client.shapes), draw).to(model.params.device)
@@ -104,7 +104,7 @@ class DisPFL(PersonalMethod):
 
     @on_client
     def learn(self, client: Client, shown: list[Sparse], round: int) -> Weights:
-        """Average under the client's mask, train, move the mask."""
+        """Average with the client's mask, train, change the mask."""
         mask = client.state.current
         model = overlap(shown, len(mask))
         model = model.with_params(model.params * mask)
@@ -116,11 +116,11 @@ class DisPFL(PersonalMethod):
         return model
 
     def share(self, round: int) -> float:
-        """α_t = (a / 2)(1 + cos(πt / T))."""
+        """Return α_t = (a / 2)(1 + cos(πt / T))."""
         return self.prune / 2 * (1 + cos(pi * round / self.rounds))
 
     def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-        """Number of active weights of each tensor."""
+        """Return the number of active weights of each tensor."""
         shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
         return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
 

@@ -62,11 +62,11 @@ class Ensemble(OneShot):
         return frozenset() if self.rule == "logits" else CLASSES
 
     def start(self) -> State:
-        """There is no ensemble before its members."""
+        """Start without a model: the ensemble needs its members."""
         return State(model=None)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train at all clients, put the models side by side."""
+        """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             counts = torch.stack([m.counts for m in sent]).float()
@@ -78,7 +78,7 @@ class Ensemble(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Member:
-        """Plain training."""
+        """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
         if self.rule == "class-wise":
             return Member(model, owned(client.class_counts()))
@@ -87,7 +87,7 @@ class Ensemble(OneShot):
         )
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """N networks side by side."""
+        """Return one network that contains N networks."""
         classes = Network(copy.deepcopy(network)).layout.classes
         return EnsembleModel([copy.deepcopy(network) for _ in range(clients)], classes, self.rule)
 

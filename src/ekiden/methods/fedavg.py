@@ -86,15 +86,15 @@ class FedAvg(ParallelMethod):
     removed: ClassVar[Mapping[str, Any]] = {"server_tau": 1e-3}
 
     def check(self, clients: Sequence[str]) -> None:
-        """The rule must be one for so many clients a round."""
+        """Refuse a rule that needs more clients per round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
     def start(self) -> ServerOptimizer:
-        """An optimiser that has seen nothing."""
+        """Start with an empty server optimiser."""
         return ServerOptimizer()
 
     def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
@@ -104,12 +104,12 @@ class FedAvg(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """E epochs from the global model."""
+        """Train for E epochs from the global model."""
         trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
         return Reply(trained, sample_weight(client, self.weighting))
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
-        """The server's step from `model` towards the average."""
+        """Compute the server's step from `model` towards the average."""
         if self.server_optimizer == "sgd":
             new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
             return s.next(model=new, momentum=buffer)

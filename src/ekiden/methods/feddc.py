@@ -109,11 +109,11 @@ class FedDC(ParallelMethod):
     host_anchor: ClassVar[Anchor | None] = "global"
 
     def start(self) -> Drifting:
-        """No drift yet."""
+        """Start with zero drift."""
         return Drifting()
 
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
-        """The outer loop."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             chosen = sample(fed, self.participation)
             sizes = with_sizes(fed, self.count, chosen, s.sizes)
@@ -136,7 +136,7 @@ class FedDC(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
-        """K steps on the corrected loss; then h_i and g_i."""
+        """Take K steps on the corrected loss, then update h_i and g_i."""
         own = tuple(model.with_params(part) for part in client.state or ())
         training = local_training(client, self.lr_decay, round)
         sent = () if gradient is None else (gradient,)
@@ -157,11 +157,11 @@ class FedDC(ParallelMethod):
         return Corrected(slope, at.training.l2, at.training.clip_norm, pull)
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """With the anchor there."""
+        """Return whether the anchor is w^r."""
         return anchor == "global"
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """w_out - w_in and the mean gradient, zero where it is not used."""
+        """Return w_out - w_in and the mean gradient, zero if it is not used."""
         gradient = penalty.mean() if isinstance(penalty, Corrected) else torch.zeros_like(model.params)
         return displacement(model, trained), model.with_params(gradient)
 
@@ -173,7 +173,7 @@ class FedDC(ParallelMethod):
         return memory, Closing((gradient.with_params(change),))
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """The gradient memory g."""
+        """Send the gradient memory g."""
         return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: ServerRound) -> After:
@@ -193,10 +193,10 @@ class FedDC(ParallelMethod):
         return self.traffic(clients, model) + 8 * min(clients, self.rounds * participants(clients, self.participation))
 
     def moved(self, end: Drifting, clients: int, model: int) -> int:
-        """As `cost`; who says how many samples it has depends on who was drawn."""
+        """As `cost`; which clients report their numbers of samples depends on the draws."""
         return self.traffic(clients, model) + 8 * len(end.sizes)
 
     def traffic(self, clients: int, model: int) -> int:
-        """Bytes of all rounds."""
+        """Return the bytes of all rounds."""
         each = (4 if self.gradient_correction else 2) * model
         return self.rounds * participants(clients, self.participation) * each

@@ -79,7 +79,7 @@ class FedDisco(ParallelMethod):
     needs = CLASSES
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
@@ -91,14 +91,14 @@ class FedDisco(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
-        """E epochs from the global model, which the discrepancy leaves alone."""
+        """Train for E epochs from the global model; the discrepancy does not change this."""
         at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
         trained, learned = visit(self, at, model)
         _, closing = self.close(at, learned)
         return Skewed(trained, client.n, closing.numbers[1])
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """n_k and d_k."""
+        """Return n_k and d_k."""
         client = at.client
         return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.discrepancy)))
 
@@ -117,7 +117,7 @@ class FedDisco(ParallelMethod):
 
 
 def discrepancy(counts: Tensor, measure: Measure) -> float:
-    """d_k, the distance of these labels (classes,) from as many of each class."""
+    """Return d_k, the distance of these labels' distribution (classes,) from the uniform one."""
     labels = counts.double() / counts.sum()
     target = torch.full_like(labels, 1 / len(labels))
     if measure == "kl":

@@ -79,11 +79,11 @@ class FedDyn(ParallelMethod):
     host_anchor: ClassVar[Anchor | None] = "received"
 
     def start(self) -> Dynamic:
-        """No memory yet."""
+        """Start with zero memory."""
         return Dynamic()
 
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
-        """The outer loop."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             start = at_server(fed, s.cloud)
             models = arrived(fed, {k: fed.call(self.train, k, start, s.step) for k in sample(fed, self.participation)})
@@ -98,7 +98,7 @@ class FedDyn(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """E epochs on the regularised loss; then the new λ_i."""
+        """Train for E epochs on the regularised loss, then update λ_i."""
         own = () if client.state is None else (model.with_params(client.state),)
         at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=own)
         trained, learned = visit(self, at, model)
@@ -113,11 +113,11 @@ class FedDyn(ParallelMethod):
         return Proximal(self.alpha, at.anchored(model), slope) if self.alpha else None
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """With the anchor there."""
+        """Return whether the anchor is w^r."""
         return anchor == "global"
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """w_out - w_in."""
+        """Return w_out - w_in."""
         return (displacement(model, trained),)
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:

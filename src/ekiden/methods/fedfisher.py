@@ -78,11 +78,11 @@ class FedFisher(OneShot):
     needs = CLASSES
 
     def check_network(self, model: Size) -> None:
-        """The Fisher information of the layers must be measurable."""
+        """Refuse a network whose layers' Fisher information cannot be measured."""
         refuse(model.network, model.shape, self.layers(model.layout))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train and measure at all clients, minimise."""
+        """Yield one state: train and measure at all clients, minimise."""
         if s.step == 0:
             if self.curvature == "kfac":
                 note_averaged("FedFisher", fed.layout)
@@ -92,7 +92,7 @@ class FedFisher(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> BlockInformed:
-        """Plain training, then one pass for the Fisher information."""
+        """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         data = client.network(trained.model), self.layers(client.layout), client.batches()
@@ -106,7 +106,7 @@ class FedFisher(OneShot):
         return [x for x in layout.layers if x.params] if self.curvature == "diagonal" else list(layout.dense)
 
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
-        """Adam on the quadratic, from the average."""
+        """Minimise the quadratic with Adam, from the average."""
         models = [s.trained for s in sent]
         mean, p = self.average.aggregate(models, layout), shares(models)
         away = [m.model.params - mean.params for m in models]
@@ -131,7 +131,7 @@ class FedFisher(OneShot):
 
     @property
     def average(self) -> Average:
-        """The training, and the average that the server starts from."""
+        """The local training, and the average that the server starts from."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def cost(self, clients: int, model: Size) -> int:
@@ -175,7 +175,7 @@ def along_factors(
 
 
 def unpacked(sent: Sequence[Tensor], layers: Sequence[Layer]) -> list[Factors]:
-    """The factors of each layer, from lower halves in the order A, B, A, B, ..."""
+    """Return the factors of each layer, from lower halves in the order A, B, A, B, ..."""
     if len(sent) != 2 * len(layers):
         raise UserError(f"{len(sent)} factors do not fit {len(layers)} layers: use the same network at every client")
     pairs = zip(sent[::2], sent[1::2], layers, strict=True)

@@ -76,11 +76,11 @@ class FedLPA(OneShot):
     needs = CLASSES
 
     def check_network(self, model: Size) -> None:
-        """The factors of every linear and convolutional layer must be measurable."""
+        """Refuse a network if the factors of a linear or convolutional layer cannot be measured."""
         refuse(model.network, model.shape, model.layout.dense)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train and measure at all clients, solve."""
+        """Yield one state: train and measure at all clients, solve."""
         if s.step == 0:
             note_averaged("FedLPA", fed.layout)
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
@@ -89,7 +89,7 @@ class FedLPA(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Posterior:
-        """Plain training, then one pass for the factors."""
+        """Train on the plain loss, then make one pass for the factors."""
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         network, layers = client.network(trained.model), client.layout.dense
@@ -97,7 +97,7 @@ class FedLPA(OneShot):
         return Posterior(trained, [half(side) for factors in found for side in factors])
 
     def merge(self, sent: Sequence[Posterior], layout: Layout) -> Weights:
-        """Each linear or convolutional layer by its system, all others averaged."""
+        """Solve each linear or convolutional layer's system; average all other layers."""
         models = [s.trained for s in sent]
         mean, share = self.average.aggregate(models, layout), torch.tensor(shares(models)).double()[:, None, None]
         factors = [unpacked(s.factors, layout.dense) for s in sent]
@@ -121,7 +121,7 @@ class FedLPA(OneShot):
 
     @property
     def average(self) -> Average:
-        """The training, and the average of all other layers."""
+        """The local training, and the average of all other layers."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def cost(self, clients: int, model: Size) -> int:

@@ -104,19 +104,19 @@ class FedMA(Method):
 
     @property
     def process(self) -> Process:
-        """The model of the units."""
+        """Return the model of the units."""
         return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
 
     def start(self) -> Matched:
-        """There is no model of matched units before the matching."""
+        """Start without a model: it needs the matching."""
         return Matched(model=None)
 
     def check_network(self, model: Size) -> None:
-        """Hidden units must be free to change places."""
+        """Refuse a network whose hidden units cannot be permuted."""
         check(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: Matched) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         initial = fed.network(fed.get(INITIAL))
         while s.step < self.rounds:
             elastic = Elastic(initial).cpu()
@@ -142,7 +142,7 @@ class FedMA(Method):
         return [*layers, class_mean(rows, torch.stack([t.counts for t in sent]))]
 
     def one_shot(self, fed: Fed, forms: Sequence[Form]) -> list[Tensor]:
-        """The same from whole models."""
+        """Match layer by layer, starting from complete models."""
         sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
         models = [matrices(Network(Elastic(fed.network(t.model)).cpu())) for t in sent]
         return self.merge(models, forms, torch.stack([t.counts for t in sent]), fed.generator("order"))
@@ -161,7 +161,7 @@ class FedMA(Method):
         return [*layers, class_mean(rows, counts)]
 
     def match(self, rows: Sequence[Tensor], form: Form, generator: Generator) -> Matching:
-        """The units of one layer of all clients."""
+        """Match the units of one layer of all clients."""
         columns = rows[0].shape[1]
         prior = self.process.prior(columns - form.bias, int(form.bias))
         known = torch.full((columns,), 1 / self.sigma, dtype=torch.float64)
@@ -169,7 +169,7 @@ class FedMA(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
-        """Plain training."""
+        """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
         return Trained(model, client.class_counts().int())
 
@@ -206,11 +206,11 @@ class FedMA(Method):
         return layers[now + 1]
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """As wide as the matching made it, without BatchNorm."""
+        """Return the network with the widths from the matching, without BatchNorm."""
         return Elastic(network)
 
     def steps(self, clients: int) -> int:
-        """One a round."""
+        """Return the number of rounds."""
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:

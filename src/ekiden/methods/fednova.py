@@ -90,11 +90,11 @@ class FedNova(ParallelMethod):
     host_settings: ClassVar[tuple[str, ...]] = ("mu",)
 
     def start(self) -> ServerMomentum:
-        """No momentum yet."""
+        """Start with zero momentum."""
         return ServerMomentum()
 
     def run(self, fed: Fed, s: ServerMomentum) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
@@ -109,7 +109,7 @@ class FedNova(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Progress:
-        """E epochs from the global model, however many steps these are here."""
+        """Train for E epochs from the global model, whatever number of steps that is."""
         at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
         trained, learned = visit(self, at, model)
         _, closing = self.close(at, learned)
@@ -120,11 +120,11 @@ class FedNova(ParallelMethod):
         return Proximal(self.mu, at.origin.params) if self.mu else None
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """The centre of the proximal term."""
+        """Return whether there is a proximal term, whose centre is w^r."""
         return self.mu > 0
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """a_i."""
+        """Return a_i."""
         training = at.training
         momentum = 0.0 if training.adaptive else training.momentum
         pull = 0.0 if training.adaptive else training.lr * self.mu

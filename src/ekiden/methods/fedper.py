@@ -52,12 +52,12 @@ class FedPer(PersonalMethod):
     splits_model: ClassVar[bool] = True
 
     def check(self, clients: Sequence[str]) -> None:
-        """The graph must fit them and be connected."""
+        """Refuse a graph that does not fit the clients or is not connected."""
         if self.topology != BY_SERVER:
             topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
@@ -76,23 +76,23 @@ class FedPer(PersonalMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Local training of extractor and head together."""
+        """Train extractor and head together."""
         training = training_of(client, self.lr_decay, round)
         return client.fit(model, epochs=self.epochs, training=training)
 
     @on_client
     def share(self, client: Client, model: Weights) -> Share:
-        """The part that others see."""
+        """Return the part that others see."""
         return Share((~client.head).of(model), client.n)
 
     @on_client
     def mix(self, client: Client, model: Weights, shares: list[Share]) -> Weights:
-        """The average extractor under the client's own head."""
+        """Return the average extractor with the client's own head."""
         return (~client.head).put(average(shares), model)
 
     @on_client
     def take(self, client: Client, model: Weights, base: Weights) -> Weights:
-        """The server's extractor under the client's own head."""
+        """Return the server's extractor with the client's own head."""
         return (~client.head).put(base, model)
 
     def cost(self, clients: int, model: Size) -> int:
@@ -104,5 +104,5 @@ class FedPer(PersonalMethod):
 
 
 def average(shares: Sequence[Share]) -> Weights:
-    """Σ n_j g_j / Σ n_j."""
+    """Return Σ n_j g_j / Σ n_j."""
     return mean([s.base for s in shares], [float(s.n) for s in shares])

@@ -93,21 +93,21 @@ class FedPFT(Method):
     needs = CLASSES
 
     def __post_init__(self) -> None:
-        """A star has no order."""
+        """Refuse an order for a star."""
         require(
             self.topology == "chain" or self.order == "given", "order", self.order, "given, unless --topology chain"
         )
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def start(self) -> Chained:
-        """Nothing handed on yet."""
+        """Start before the first hand-off."""
         return Chained()
 
     def run(self, fed: Fed, s: Chained) -> Iterator[State]:
-        """A star is one step; in a chain a hop is one."""
+        """Yield one state in a star, or the state after each hop in a chain."""
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             if self.topology == "star":
@@ -124,7 +124,7 @@ class FedPFT(Method):
 
     @on_client
     def describe(self, client: Client, model: Weights) -> Own:
-        """Mixtures of the client's own features."""
+        """Return mixtures of the client's features."""
         x, y = features(client, model)
         return Own(client.class_counts().cpu(), self.mixture(client, x, y))
 
@@ -136,7 +136,7 @@ class FedPFT(Method):
 
     @on_client
     def finish(self, client: Client, model: Weights, received: JointMixtures | None) -> Weights:
-        """The head, trained at the last client of the chain."""
+        """Train the head at the last client of the chain."""
         x, y = self.joined(client, model, received)
         draw = Generator().manual_seed(client.seed("head"))
         return self.with_head(model, client.module, client.head, x, y, draw)
@@ -162,7 +162,7 @@ class FedPFT(Method):
         return torch.cat([x, drawn]), torch.cat([y, labels])
 
     def mixture(self, client: Client, x: Tensor, y: Tensor) -> Mixtures:
-        """Mixtures of features (n, A) with labels (n,)."""
+        """Return mixtures of features (n, A) with labels (n,)."""
         dtype = torch.float16 if self.half else torch.float32
         return fit(x, y, client.classes, self.mixtures, self.covariance, client.seed("mixtures"), dtype)
 
@@ -189,7 +189,7 @@ class FedPFT(Method):
         return part.put(trained, model)
 
     def steps(self, clients: int) -> int:
-        """One, or N hops."""
+        """Return 1, or N hops."""
         return 1 if self.topology == "star" else clients
 
     def cost(self, clients: int, model: Size) -> int:
@@ -214,6 +214,6 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
 
 
 def width(network: Network, shape: tuple[int, ...]) -> int:
-    """A, the number of features that enter the head."""
+    """Return A, the number of features that enter the head."""
     with torch.no_grad():
         return network.probe(trial(network.module, torch.zeros(1, *shape, device=network.params.device)))[0].shape[1]

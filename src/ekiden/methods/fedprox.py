@@ -65,11 +65,11 @@ class FedProx(ParallelMethod):
     host_settings: ClassVar[tuple[str, ...]] = ("mu",)
 
     def check(self, clients: Sequence[str]) -> None:
-        """The rule must be one for so many clients a round."""
+        """Refuse a rule that needs more clients per round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
@@ -80,7 +80,7 @@ class FedProx(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """E epochs on the loss and the proximal term."""
+        """Train for E epochs on the loss and the proximal term."""
         trained, _ = visit(
             self, ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model), model
         )
@@ -91,7 +91,7 @@ class FedProx(ParallelMethod):
         return Proximal(self.mu, at.origin.params) if self.mu else None
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """The centre."""
+        """Need w^r as the centre of the proximal term."""
         return self.mu > 0
 
     def cost(self, clients: int, model: int) -> int:

@@ -40,15 +40,15 @@ class FedSeq(Method):
     averages: ClassVar[bool] = False
 
     def start(self) -> Passing:
-        """No pass yet."""
+        """Start before the first pass."""
         return Passing()
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def run(self, fed: Fed, s: Passing) -> Iterator[State]:
-        """One hop a step."""
+        """Yield the state after each hop."""
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
@@ -66,7 +66,7 @@ class FedSeq(Method):
         return client.fit(model, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
-        """T·N hops."""
+        """Return T·N hops."""
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:

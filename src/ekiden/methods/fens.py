@@ -149,7 +149,7 @@ class FENS(Method):
     needs = CLASSES
 
     def start(self) -> Stacking:
-        """There is no result before the models are joined."""
+        """Start without a model: the result needs all models."""
         return Stacking(model=None)
 
     def run(self, fed: Fed, s: Stacking) -> Iterator[State]:
@@ -166,7 +166,7 @@ class FENS(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Training on all samples but some that are held out."""
+        """Train on all samples except those held out."""
         train, held = client.data.train, min(max(round(self.holdout * client.n), 1), client.n - 1)
         order = torch.randperm(client.n, generator=Generator().manual_seed(client.seed("holdout")))
         client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
@@ -174,7 +174,7 @@ class FENS(Method):
         return client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs, train=rest)
 
     def ask(self, client: Client, models: Sequence[Weights]) -> None:
-        """Let all models answer to the held-out samples."""
+        """Compute all models' answers on the held-out samples."""
         train, rows = client.data.train, client.state.rows
         held = Subset(train.samples, train.rows[rows.cpu()])
         answers = []
@@ -185,7 +185,7 @@ class FENS(Method):
         client.state = HeldOut(rows, y, torch.stack(answers, 1))
 
     def round(self, fed: Fed, s: Stacking) -> Stacking:
-        """FedAvg's round for the aggregator."""
+        """Run one round of FedAvg for the aggregator."""
         module = self.combiner(len(fed.clients), fed.layout.classes, fed.generator("aggregator"))
         start = s.aggregator or Network(module).weights()
         models = s.models if s.step == 1 else ()  # clients have asked them
@@ -204,7 +204,7 @@ class FENS(Method):
 
     @on_client
     def improve(self, client: Client, models: tuple[Weights, ...], aggregator: Weights) -> TrainedAggregator:
-        """Some steps of SGD on the answers to the held-out samples."""
+        """Take some steps of SGD on the answers for the held-out samples."""
         if models:
             self.ask(client, models)
         answers, y = client.state.answers, client.state.y
@@ -220,7 +220,7 @@ class FENS(Method):
         return TrainedAggregator(network.weights(), float(min(len(y), self.local_steps * self.aggregator_batch_size)))
 
     def solve(self, fed: Fed, s: Stacking) -> Stacking:
-        """The ridge of the clients' sums."""
+        """Solve the ridge regression from the clients' sums."""
         sums = fed.get([fed.call(self.products, k, s.models) for k in fed.clients])
         if not sum(part.samples for part in sums):
             raise _nothing_held()
@@ -230,21 +230,21 @@ class FENS(Method):
 
     @on_client
     def products(self, client: Client, models: tuple[Weights, ...]) -> RegressionSums:
-        """Sums over the held-out samples."""
+        """Return sums over the held-out samples."""
         self.ask(client, models)
         phi = client.state.answers.softmax(2).flatten(1).double()
         i, j = torch.triu_indices(phi.shape[1], phi.shape[1])
         return RegressionSums((phi.T @ phi)[i, j], phi.T @ F.one_hot(client.state.y, client.classes).double(), len(phi))
 
     def joined(self, fed: Fed, s: Stacking) -> Weights:
-        """The models and the aggregator as one network."""
+        """Return the models and the aggregator as one network."""
         assert s.aggregator is not None
         models, combiner = fed.get(s.models), self.combiner(len(fed.clients), fed.layout.classes)
         Network(combiner).load(s.aggregator)
         return Network(JointNetwork(copies(fed.network(models[0]), models), combiner)).weights()
 
     def combiner(self, members: int, classes: int, draw: Generator | None = None) -> nn.Module:
-        """The aggregator (b, N, K) → (b, K) as it is before training."""
+        """Return the aggregator (b, N, K) → (b, K) before training."""
         match self.aggregator:
             case "linear":
                 return Weighted(members, 1)
@@ -256,12 +256,12 @@ class FENS(Method):
                 return LinearCombiner(members, classes)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """N networks and the aggregator."""
+        """Return one network of N networks and the aggregator."""
         classes = Network(copy.deepcopy(network)).layout.classes
         return JointNetwork([copy.deepcopy(network) for _ in range(clients)], self.combiner(clients, classes))
 
     def steps(self, clients: int) -> int:
-        """One for the models, one for each round, or for the ridge."""
+        """Return one step for the models, and one for each round or one for the ridge."""
         return 2 if self.aggregator == "ridge" else 1 + self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
@@ -330,7 +330,7 @@ class JointNetwork(nn.Module):
         self.combiner = combiner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K)."""
+        """Return logits (b, K)."""
         answers = torch.stack([member(x).float() for member in self.members], 1)
         return self.combiner(answers)  # type: ignore[no-any-return]
 
@@ -343,7 +343,7 @@ class Weighted(nn.Module):
         self.weight = nn.Parameter(torch.full((members, width), 1 / members))
 
     def forward(self, answers: Tensor) -> Tensor:
-        """Logits (b, K) from (b, N, K)."""
+        """Return logits (b, K) from (b, N, K)."""
         logits: Tensor = (answers * self.weight).sum(1)
         return logits
 
@@ -365,7 +365,7 @@ class Perceptron(nn.Module):
                 nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=draw)
 
     def forward(self, answers: Tensor) -> Tensor:
-        """Logits (b, K) from (b, N, K)."""
+        """Return logits (b, K) from (b, N, K)."""
         hidden = F.linear(answers.flatten(1), self.first, self.first_bias).relu()
         return F.linear(hidden, self.second, self.second_bias)
 

@@ -69,18 +69,18 @@ class FisherMerging(OneShot):
     needs = CLASSES
 
     def check_network(self, model: Size) -> None:
-        """The Fisher information of every layer must be measurable."""
+        """Refuse a network if the Fisher information of a layer cannot be measured."""
         refuse(model.network, model.shape, _trained_layers(model.layout))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train and measure at all clients, merge."""
+        """Yield one state: train and measure at all clients, merge."""
         if s.step == 0:
             s = s.next(model=self.merge(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights) -> DiagonalInformed:
-        """Plain training, then one pass for the Fisher information."""
+        """Train on the plain loss, then make one pass for the Fisher information."""
         trained = self.average.train(client, model)
         draw = torch.Generator().manual_seed(client.seed("labels"))
         network, layers = client.network(trained.model), _trained_layers(client.layout)
@@ -89,7 +89,7 @@ class FisherMerging(OneShot):
         )
 
     def merge(self, sent: Sequence[DiagonalInformed]) -> Weights:
-        """Σ p_k F_k W_k / Σ p_k F_k."""
+        """Return Σ p_k F_k W_k / Σ p_k F_k."""
         models = [s.trained for s in sent]
         result = self.average.aggregate(models, Layout((), (), ()))
         params, total = result.params.clone(), torch.zeros(len(result.params), dtype=torch.float64)
@@ -104,7 +104,7 @@ class FisherMerging(OneShot):
 
     @property
     def average(self) -> Average:
-        """The training, and the average of what has no Fisher information."""
+        """The local training, and the average of parameters without Fisher information."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def cost(self, clients: int, model: Size) -> int:

@@ -35,7 +35,7 @@ class Local(PersonalMethod):
     renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             trained = (fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True))
@@ -44,7 +44,7 @@ class Local(PersonalMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Plain training of the client's own model."""
+        """Train the client's own model on the plain loss."""
         training = training_of(client, self.lr_decay, round)
         return client.fit(model, epochs=self.epochs, training=training)
 

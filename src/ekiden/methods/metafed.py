@@ -53,7 +53,7 @@ class MetaFed(Method):
 
     @property
     def one_model(self) -> bool:
-        """Each client has its own."""
+        """Say that each client has its own model."""
         return False
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
@@ -75,14 +75,14 @@ class MetaFed(Method):
 
     @on_client
     def warm_up(self, client: Client, model: Weights) -> Weights:
-        """Training alone, from the common initial model."""
+        """Train alone, from the common initial model."""
         model = client.fit(model, epochs=self.warmup)
         client.state = client.accuracy(model) > self.distill_above
         return model
 
     @on_client
     def accumulate(self, client: Client, own: Weights, teacher: Weights | None) -> Weights:
-        """A visit of the ring."""
+        """Train at one visit in the ring."""
         if teacher is None:
             model = client.fit(own, epochs=self.epochs)
         else:
@@ -92,7 +92,7 @@ class MetaFed(Method):
 
     @on_client
     def personalise(self, client: Client, own: Weights, teacher: Weights) -> Weights:
-        """The last lesson, which counts as much as the teacher is better here."""
+        """Train in the last stage, with a weight that depends on how much better the teacher is."""
         mine, theirs = client.accuracy(own), client.accuracy(teacher)
         return self.learn(client, own, teacher, distillation_weight(self.distill_weight, mine, theirs, self.trust))
 
@@ -106,7 +106,7 @@ class MetaFed(Method):
         return client.fit(own, epochs=self.epochs, objective=objective)
 
     def steps(self, clients: int) -> int:
-        """R·N hops, one step before and one after."""
+        """Return R·N hops, one step before and one after."""
         return self.rounds * clients + 2
 
     def cost(self, clients: int, model: int) -> int:
@@ -126,11 +126,11 @@ class FeatureDistillation(Objective):
 
     @property
     def teachers(self) -> tuple[Forward]:
-        """Its features."""
+        """The teacher's features."""
         return (self.teacher.features,)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a batch, with the teacher's features."""
+        """Return the loss of a batch, given the teacher's features."""
         (wanted,) = answers
         network = as_split(forward)
         features = network.features(x)

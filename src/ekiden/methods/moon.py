@@ -86,11 +86,11 @@ class MOON(ParallelMethod):
     host_settings: ClassVar[tuple[str, ...]] = ("mu", "temperature")
 
     def check(self, clients: Sequence[str]) -> None:
-        """The rule must be one for so many clients a round."""
+        """Refuse a rule that needs more clients per round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
@@ -110,7 +110,7 @@ class MOON(ParallelMethod):
         return Reply(trained, sample_weight(client, self.weighting))
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """The positive of the contrast."""
+        """Need w^r for the positive of the contrast."""
         return self.mu > 0
 
     def objective(self, at: ClientRound, base: Objective) -> Objective:
@@ -121,11 +121,11 @@ class MOON(ParallelMethod):
         return ContrastiveLoss(frozen[0], frozen[1:], self.mu, self.temperature, base)
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """The model; in chains, the mean of the models of the client's visits."""
+        """Return the model; in chains, the mean of the models of the client's visits."""
         return (trained,)
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """It is what the next rounds are held away from."""
+        """Keep the model from which the next rounds' representations are pushed away."""
         return (*at.memory, *learned)[-self.earlier_models :], Closing()
 
     def cost(self, clients: int, model: int) -> int:
@@ -145,12 +145,12 @@ class ContrastiveLoss(Objective):
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
-        """Positive, negatives, and those of the base."""
+        """The networks of the positive and the negatives, and the base loss's teachers."""
         own = (frozen.features for frozen in (self.received, *self.previous))
         return (*own, *self.base.teachers)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a batch, with the representations of the frozen networks."""
+        """Return the loss of a batch, given the representations of the frozen networks."""
         positive, *others = answers
         network = as_split(forward)
         z = network.features(x)

@@ -69,23 +69,23 @@ class OTFusion(OneShot):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes, where the classifier is averaged by them."""
+        """Need classes if the classifier is averaged by them."""
         return self.average.needs
 
     def check(self, clients: Sequence[str]) -> None:
-        """The target must be one of them."""
+        """Refuse a target that is not one of the clients."""
         require_extra("methods", "OT fusion", "ot")
         require(
             self.reference < len(clients), "reference", self.reference, f"below {len(clients)}, the number of clients"
         )
 
     def check_network(self, model: Size) -> None:
-        """Its layers must follow one another."""
+        """Refuse a network whose layers do not follow one another."""
         self.average.check_network(model)
         check_chain(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train at all clients, align, average."""
+        """Yield one state: train at all clients, align, average."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             target = sent[self.reference].model
@@ -100,16 +100,16 @@ class OTFusion(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
-        """Plain training."""
+        """Train on the plain loss."""
         return self.average.train(client, model)
 
     @property
     def average(self) -> Average:
-        """The averaging around the alignment."""
+        """The averaging after the alignment."""
         return Average(epochs=self.epochs, combine_heads=self.combine_heads, init=self.init)
 
     def matching(self, fed: Fed, model: Weights, target: Weights, probe: Tensor) -> Matching:
-        """How units of `model` are matched to those of `target`."""
+        """Return how units of `model` are matched to those of `target`."""
         settings = self.squared, self.sinkhorn
         if self.alignment == "weights":
             return lambda i, a, b: transport(a, b, self.normalise, *settings)
@@ -179,7 +179,7 @@ def carry(rows: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
 
 
 def _move(values: Tensor, moved: Tensor | None) -> Tensor:
-    """What belongs to units, in their new order."""
+    """Return values that belong to units, in the units' new order."""
     if moved is None:
         return values
     if len(values) != len(moved):

@@ -58,19 +58,19 @@ class PFNM(OneShot):
 
     @property
     def process(self) -> Process:
-        """The model of the units."""
+        """Return the model of the units."""
         return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
 
     def start(self) -> State:
-        """There is no model of matched units before the matching."""
+        """Start without a model: it needs the matching."""
         return State(model=None)
 
     def check_network(self, model: Size) -> None:
-        """Hidden units must be free to change places."""
+        """Refuse a network whose hidden units cannot be permuted."""
         check(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train at all clients, match, merge."""
+        """Yield one state: train at all clients, match, merge."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
@@ -82,7 +82,7 @@ class PFNM(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
-        """Plain training."""
+        """Train on the plain loss."""
         model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
         return Trained(model, client.class_counts().int())
 
@@ -133,7 +133,7 @@ class PFNM(OneShot):
         return total / (weights.sum(0) + 1 / self.sigma0)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """As wide as the matching made it, without BatchNorm."""
+        """Return the network with the widths from the matching, without BatchNorm."""
         return Elastic(network)
 
     def cost(self, clients: int, model: Size) -> int:

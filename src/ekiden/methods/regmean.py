@@ -62,11 +62,11 @@ class RegMean(OneShot):
     renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     def check_network(self, model: Size) -> None:
-        """The inputs of every linear and convolutional layer must be seen."""
+        """Refuse a network if the inputs of a linear or convolutional layer cannot be measured."""
         refuse(model.network, model.shape, model.layout.dense)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train and measure at all clients, merge."""
+        """Yield one state: train and measure at all clients, merge."""
         if s.step == 0:
             note_averaged("RegMean", fed.layout)
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
@@ -75,7 +75,7 @@ class RegMean(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> WithGrams:
-        """Plain training, then one forward pass for the Gram matrices."""
+        """Train on the plain loss, then make one forward pass for the Gram matrices."""
         trained = self.average.train(client, model)
         found = moments(client.network(trained.model), client.layout.dense, client.batches())
         return WithGrams(trained, [half(gram) for gram in found])
@@ -97,7 +97,7 @@ class RegMean(OneShot):
 
     @property
     def average(self) -> Average:
-        """The training, and the average of all other layers."""
+        """The local training, and the average of all other layers."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def cost(self, clients: int, model: Size) -> int:
@@ -107,7 +107,7 @@ class RegMean(OneShot):
 
 
 def shrunk(gram: Tensor, alpha: float) -> Tensor:
-    """G with the entries off its diagonal multiplied by α."""
+    """Return G with its off-diagonal entries multiplied by α."""
     return alpha * gram + (1 - alpha) * gram.diagonal().diag()
 
 

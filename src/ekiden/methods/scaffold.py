@@ -85,11 +85,11 @@ class SCAFFOLD(ParallelMethod):
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True)
 
     def start(self) -> Controlled:
-        """Control variates start at exactly 0."""
+        """Start with control variates of exactly 0."""
         return Controlled()
 
     def run(self, fed: Fed, s: Controlled) -> Iterator[State]:
-        """The outer loop."""
+        """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
             memory = () if s.control is None else (s.control,)
@@ -107,7 +107,7 @@ class SCAFFOLD(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, control: Weights, round: int) -> ControlledReply:
-        """K steps along g - c_i + c; then the new c_i."""
+        """Take K steps along g - c_i + c, then update c_i."""
         own = () if client.state is None else (model.with_params(client.state),)
         training = local_training(client, self.lr_decay, round)
         at = ClientRound(client, training, self.epochs, model, (control,), own)
@@ -121,7 +121,7 @@ class SCAFFOLD(ParallelMethod):
         return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """The mean gradient over the steps."""
+        """Return the mean gradient over the steps."""
         assert isinstance(penalty, Corrected)
         return (model.with_params(penalty.mean()),)
 
@@ -130,7 +130,7 @@ class SCAFFOLD(ParallelMethod):
         return learned, Closing((learned[0].with_params(learned[0].params - at.kept(0)),))
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """The server's control variate c."""
+        """Send the server's control variate c."""
         return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: ServerRound) -> After:

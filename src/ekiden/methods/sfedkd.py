@@ -86,20 +86,20 @@ class SFedKD(Method):
     needs = CLASSES
 
     def __post_init__(self) -> None:
-        """A fixed order would leave the same clients out in every round."""
+        """Refuse a fixed order that would leave the same clients out in every round."""
         fair = self.participation == 1 or self.order == "random"
         require(fair, "participation", self.participation, "1, unless --order random")
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def start(self) -> Taught:
-        """No model yet."""
+        """Start before the first round."""
         return Taught()
 
     def run(self, fed: Fed, s: Taught) -> Iterator[State]:
-        """One hop a step."""
+        """Yield the state after each hop."""
         m = participants(len(fed.clients), self.participation)
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, m)
@@ -118,14 +118,14 @@ class SFedKD(Method):
             yield s
 
     def chosen(self, fed: Fed, s: Taught) -> tuple[Ref[Weights], ...]:
-        """The teachers of a round, from the models of the round before."""
+        """Choose the teachers of a round from the models of the previous round."""
         if s.counts is None:
             return ()
         rows = [fed.clients.index(ref.owner) for ref in s.trained]
         return tuple(s.trained[i] for i in complementary(distributions(s.counts)[rows], self.teachers))
 
     def shares(self, fed: Fed, s: Taught, student: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """a_t and b_t of the teachers."""
+        """Return a_t and b_t of the teachers."""
         if s.counts is None or not s.teachers:
             return (), ()
         d = discrepancies(s.counts, [fed.clients.index(t.owner) for t in s.teachers], fed.clients.index(student))
@@ -133,7 +133,7 @@ class SFedKD(Method):
 
     @on_client
     def count(self, client: Client) -> Counts:
-        """How many samples of each class the client has."""
+        """Return the number of samples of each class at the client."""
         return Counts(client.class_counts())
 
     @on_client
@@ -155,11 +155,11 @@ class SFedKD(Method):
 
     @property
     def distils(self) -> bool:
-        """Whether any round has teachers."""
+        """Return whether any round has teachers."""
         return self.rounds > 1 and (self.target_weight > 0 or self.others_weight > 0)
 
     def steps(self, clients: int) -> int:
-        """T·m hops."""
+        """Return T·m hops."""
         return self.rounds * participants(clients, self.participation)
 
     def cost(self, clients: int, model: Size) -> int:
@@ -172,11 +172,11 @@ class SFedKD(Method):
         return (self.rounds * m - 1 + taught) * model + self.counted(clients, model)
 
     def moved(self, end: Taught, clients: int, model: Size) -> int:
-        """The models that really moved, and the counts."""
+        """Return the bytes of the models that actually moved, and of the counts."""
         return end.sent * model + self.counted(clients, model)
 
     def counted(self, clients: int, model: Size) -> int:
-        """Bytes of all clients' class counts."""
+        """Return the bytes of all clients' class counts."""
         return 8 * clients * model.layout.classes if self.distils else 0
 
 
@@ -191,7 +191,7 @@ class Lesson(Objective):
 
     @property
     def teachers(self) -> tuple[Forward, ...]:
-        """Clients' models, frozen."""
+        """The frozen models of other clients."""
         return self.networks
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
 
 
 def two_classes(logits: Tensor, y: Tensor) -> Tensor:
-    """Logits (b, 2) of the true class and of all others together."""
+    """Return logits (b, 2) of the true class and of all others together."""
     own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
     true = logits.masked_fill(~own, 0).sum(1)  # the gradient of `gather` adds in no fixed order on a GPU
     return torch.stack([true, without(logits, y).logsumexp(1)], 1)
@@ -223,7 +223,7 @@ def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
 
 
 def distributions(counts: Tensor) -> Tensor:
-    """Shares (..., K) of the classes in counts (..., K)."""
+    """Return the shares (..., K) of the classes in counts (..., K)."""
     return counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -246,6 +246,6 @@ def discrepancies(counts: Tensor, rows: Sequence[int], student: int) -> Tensor:
 
 
 def normalised(weights: Tensor) -> tuple[float, ...]:
-    """The weights over their sum; all alike where they are all 0."""
+    """Return the weights divided by their sum; uniform if all are 0."""
     total = float(weights.sum())
     return tuple((weights / total).tolist()) if total > 0 else (1 / len(weights),) * len(weights)

@@ -46,7 +46,7 @@ class Distillation(Objective):
         return Work(forward=batch - self.asks(batch))
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
-        """Return the loss of inputs x (b, ...) with labels y (b,); the teacher answers the first n >= asks(b), (n, K)."""
+        """Return the loss of inputs x (b, ...) with labels y (b,). The teacher answers the first n >= asks(b)."""
         (answers,) = given
         own = self.asks(len(x))
         if own < len(x):

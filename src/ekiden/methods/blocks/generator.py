@@ -45,7 +45,7 @@ class SampleGenerator(nn.Module):
         self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU 1.6 times as fast
 
     def forward(self, z: Tensor) -> Tensor:
-        """Samples (b, *shape)."""
+        """Return samples (b, *shape)."""
         x = self.first(z)
         if len(self._shape) == 3:
             x = x.view(len(z), *self._start).contiguous(memory_format=torch.channels_last)

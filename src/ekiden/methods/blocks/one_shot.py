@@ -26,5 +26,5 @@ class OneShot(Method):
     """A method of one step: train at all clients, then one computation at the server."""
 
     def steps(self, clients: int) -> int:
-        """One."""
+        """Return 1."""
         return 1

@@ -45,7 +45,7 @@ class Exchange(NamedTuple):
 
     @property
     def closes(self) -> bool:
-        """Whether every client visited gets a message at the end of a round."""
+        """Return whether every client visited gets a message at the end of a round."""
         return bool(self.keeps or self.changes or self.numbers)
 
 
@@ -82,7 +82,7 @@ class ClientRound:
 
     @property
     def origin(self) -> Weights:
-        """w^r."""
+        """Return w^r."""
         assert self.start is not None
         return self.start
 
@@ -159,11 +159,11 @@ class ParallelMethod(Method):
     selection = last_iterate
 
     def steps(self, clients: int) -> int:
-        """One a round."""
+        """Return the number of rounds."""
         return self.rounds
 
     def needs_start(self, anchor: Anchor) -> bool:
-        """Whether the local loss refers to w^r."""
+        """Return whether the local loss refers to w^r."""
         return False
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
@@ -171,7 +171,7 @@ class ParallelMethod(Method):
         return None
 
     def objective(self, at: ClientRound, base: Objective) -> Objective:
-        """The local loss around `base`."""
+        """Return the local loss around `base`."""
         return base
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
@@ -183,11 +183,11 @@ class ParallelMethod(Method):
         return (), Closing()
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """What the server sends with w^r."""
+        """Return what the server sends with w^r."""
         return ()
 
     def merge(self, r: ServerRound) -> After:
-        """The server's step."""
+        """Compute the server's step."""
         return After(r.middle, r.middle)
 
 

@@ -19,11 +19,11 @@ class PersonalMethod(Method):
 
     @property
     def one_model(self) -> bool:
-        """Each client has its own."""
+        """Say that each client has its own model."""
         return False
 
     def steps(self, clients: int) -> int:
-        """One a round."""
+        """Return the number of rounds."""
         return self.rounds
 
 

@@ -38,7 +38,7 @@ class Recursion:
             self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))
 
     def projector(self) -> Tensor:
-        """P (size, size) float64."""
+        """Return P (size, size) float64."""
         return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
 
 
@@ -58,7 +58,7 @@ class Closed:
         self.gram.addmm_(inputs.double().T, inputs.double())
 
     def projector(self) -> Tensor:
-        """P (size, size) float64; singular G does no harm."""
+        """Return P (size, size) float64; G may be singular."""
         values, vectors = torch.linalg.eigh(self.gram)
         values = values.clamp(min=0)
         projector: Tensor = (vectors * (values / (values + self.z))) @ vectors.T

@@ -100,7 +100,7 @@ def _krum(points: Tensor, faulty: int) -> int:
 
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
-    """Weights with which the mean of the models is their geometric median."""
+    """Return the weights with which the mean of the models is their geometric median."""
     start = _by_coordinate(models, (len(models) - 1) // 2).params  # a mean may lie so far off that steps are lost
     found = list(weights)
     centre = start

@@ -38,12 +38,12 @@ class Reply(NamedTuple):
 
 
 def participants(clients: int, participation: float) -> int:
-    """Clients a round, m = max(⌈cN⌉, 1), forgiving the rounding of c."""
+    """Return the clients per round, m = max(⌈cN⌉, 1), tolerant of c's rounding."""
     return max(1, math.ceil(participation * clients - 1e-9))
 
 
 def sample(fed: Fed, participation: float) -> tuple[str, ...]:
-    """The clients of this step."""
+    """Draw the clients of this step."""
     return fed.sample(participants(len(fed.clients), participation))
 
 
@@ -55,7 +55,7 @@ def at_server(fed: Fed, model: Model | None) -> Weights:
 
 
 def last_iterate(method: Method, select: str) -> str:
-    """`Method.selection` of methods that train by `local_training`."""
+    """Implement `Method.selection` for methods that train with `local_training`."""
     return "last"
 
 
@@ -82,17 +82,17 @@ def with_sizes(
 
 
 def mean_size(sizes: Mapping[str, int]) -> float:
-    """n/N as far as it is known; 0 where nobody was asked."""
+    """Return n/N as far as it is known; 0 if no client was asked."""
     return sum(sizes.values()) / max(len(sizes), 1)
 
 
 def sample_weight(client: Client, weighting: Weighting) -> float:
-    """n_i, or 1 for all."""
+    """Return n_i, or 1 for all clients."""
     return float(client.n) if weighting == "samples" else 1.0
 
 
 def average(replies: Sequence[Reply]) -> Weights:
-    """Σ p_i w_i, the weights normalised over those who answered."""
+    """Return Σ p_i w_i, with weights normalised over the clients that answered."""
     return mean([r.model for r in replies], [r.weight for r in replies])
 
 

@@ -76,7 +76,7 @@ def synthesise(
 
 
 def as_made(pool: Tensor, rows: Tensor) -> Tensor:
-    """Some samples of the pool, as the generator made them."""
+    """Return samples of the pool, as the generator made them."""
     return pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
 
 

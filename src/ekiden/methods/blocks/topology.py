@@ -126,7 +126,7 @@ def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
 
 
 def components(edges: Tensor) -> list[list[int]]:
-    """The connected groups of an undirected graph, each as positions of clients."""
+    """Return the connected groups of an undirected graph, each as positions of clients."""
     left = set(range(len(edges)))
     groups: list[list[int]] = []
     while left:
@@ -163,7 +163,7 @@ def contraction(topology: str, clients: int, rounds: int = 100) -> float:
 
 
 def is_drawn(topology: str) -> bool:
-    """Whether it differs from round to round."""
+    """Return whether the topology is drawn again in each round."""
     return topology.split(":", 1)[0] in _DRAWN
 
 
@@ -173,7 +173,7 @@ def sends(topology: str, clients: int, rounds: int) -> int:
 
 
 def _numbers(topology: str, given: list[str]) -> list[float]:
-    """What follows the name of a topology."""
+    """Return the numbers that follow the name of a topology."""
     name = topology.split(":", 1)[0]
     most = {"erdos_renyi": 2, "peers": 1}.get(name, 0)
     try:
@@ -186,7 +186,7 @@ def _numbers(topology: str, given: list[str]) -> list[float]:
 
 
 def _powers(clients: int) -> list[int]:
-    """1, 2, 4, ... below N."""
+    """Return 1, 2, 4, ... below N."""
     return list(takewhile(lambda p: p < clients, (1 << i for i in range(64))))
 
 
@@ -222,7 +222,7 @@ def _count(k: float, clients: int) -> int:
 
 
 def _peers(clients: int, count: int, generator: Generator | None) -> Tensor:
-    """Row by row, `count` others drawn uniformly without replacement."""
+    """Draw `count` others for each row, uniformly and without replacement."""
     edges = torch.zeros(clients, clients, dtype=torch.bool)
     for i in range(clients):
         drawn = torch.randperm(clients - 1, generator=generator)[:count]

@@ -40,11 +40,11 @@ class Squares:
 
     @property
     def sum(self) -> float:
-        """Of all batches so far."""
+        """Return the sum over all batches so far."""
         return float(self.progress["sum"])
 
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
-        """One batch more."""
+        """Add one batch."""
         self.progress["sum"].add_(grad.dot(grad).double().cpu())
 
 

@@ -82,18 +82,18 @@ class CriticalFL(PersonalMethod):
     private: ClassVar[type[float]] = float
 
     def check(self, clients: Sequence[str]) -> None:
-        """The cap must leave room for the peers heard at least."""
+        """Refuse a cap below the least number of peers."""
         if len(clients) < 2:
             raise UserError("criticalfl needs two clients or more: add some, or use local")
         most = self.most(len(clients))
         require(self.peers <= most, "peers", self.peers, f"at most {most}, --cap {self.cap:g} of the other clients")
 
     def start(self) -> State:
-        """There is no global model."""
+        """Start without a global model."""
         return Periods(model=None)
 
     def run(self, fed: Fed, s: Periods) -> Iterator[State]:
-        """One round a step. The server learns norms, and sees no model."""
+        """Yield the state after each round. The server learns norms, but sees no model."""
         n = len(fed.clients)
         while s.step < self.rounds:
             mine, peers = own_models(fed, s), s.peers or (self.peers,) * n
@@ -144,7 +144,7 @@ class CriticalFL(PersonalMethod):
 
     @property
     def periods(self) -> CriticalPeriods:
-        """What tells critical periods."""
+        """Return the rule for critical periods."""
         return CriticalPeriods(self.delta, self.window, self.forced)
 
     def most(self, clients: int) -> int:
@@ -152,7 +152,7 @@ class CriticalFL(PersonalMethod):
         return max(1, int(self.cap * (clients - 1) + 1e-9))  # forgives the rounding of the cap
 
     def cost(self, clients: int, model: int) -> int:
-        """At most R·N·cap·(M + 8), and 8 for each norm; what it was says `moved`."""
+        """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""
         return self.moved(Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)), clients, model)
 
     def moved(self, end: Periods, clients: int, model: int) -> int:

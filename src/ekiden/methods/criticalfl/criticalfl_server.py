@@ -101,16 +101,16 @@ class CriticalFLServer(Method):
     selection = last_iterate
 
     def check(self, clients: Sequence[str]) -> None:
-        """The cap must leave room for those drawn at least."""
+        """Refuse a cap below the least number of clients drawn."""
         least, most = participants(len(clients), self.participation), self.most(len(clients))
         require(least <= most, "participation", self.participation, f"at most --cap, {most} clients")
 
     def start(self) -> Selection:
-        """Nothing known."""
+        """Start without any norms."""
         return Selection()
 
     def run(self, fed: Fed, s: Selection) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         least = participants(len(fed.clients), self.participation)
         while s.step < self.rounds:
             model, sparse = at_server(fed, s.model), s.critical and self.upload < 1
@@ -141,7 +141,7 @@ class CriticalFLServer(Method):
         return Upload(trained.params[mask], pack(mask), rest, client.n, norm)
 
     def sent(self, parameters: int) -> int:
-        """How many values a client sends back in a critical round."""
+        """Return how many values a client sends back in a critical round."""
         return max(1, round(self.upload * parameters))
 
     def most(self, clients: int) -> int:
@@ -149,7 +149,7 @@ class CriticalFLServer(Method):
         return max(1, int(self.cap * clients + 1e-9))  # forgives the rounding of the cap
 
     def steps(self, clients: int) -> int:
-        """T rounds."""
+        """Return T, the number of rounds."""
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
@@ -166,7 +166,7 @@ class CriticalFLServer(Method):
 
 
 def largest(change: Tensor, count: int) -> Tensor:
-    """(P,) bool, true at the `count` largest of these changes."""
+    """Return (P,) bool, True at the `count` largest of these changes."""
     mask = torch.zeros_like(change, dtype=torch.bool)
     mask[change.abs().argsort(descending=True, stable=True)[:count]] = True
     return mask

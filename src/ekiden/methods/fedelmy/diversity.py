@@ -120,7 +120,7 @@ class Paper:
 
 
 def paper_scale(loss: float, d: float) -> float:
-    """What brings d to one order of magnitude below ℓ; 0 where d = 0."""
+    """Return the factor that brings d to one order of magnitude below ℓ; 0 if d = 0."""
     return 10.0 ** (magnitude(loss) - magnitude(d) - 1) if d > 0 else 0.0
 
 

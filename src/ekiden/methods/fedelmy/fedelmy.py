@@ -61,15 +61,15 @@ class FedELMY(Method):
     skips: ClassVar[bool] = True  # a hop is left out
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def start(self) -> Passing:
-        """No pass yet."""
+        """Start before the first pass."""
         return Passing()
 
     def run(self, fed: Fed, s: Passing) -> Iterator[State]:
-        """One hop a step."""
+        """Yield the state after each hop."""
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]
@@ -84,7 +84,7 @@ class FedELMY(Method):
 
     @on_client
     def warm_up(self, client: Client, model: Weights) -> Weights:
-        """Algorithm 1, before the first pool: plain training."""
+        """Train on the plain loss before the first pool (Algorithm 1)."""
         return client.fit(model, epochs=self.warmup)
 
     @on_client
@@ -99,7 +99,7 @@ class FedELMY(Method):
         return mean(pool if self.average_start else pool[1:])
 
     def diversity(self, pool: list[Weights], start: Weights) -> Penalty | None:
-        """The penalty -α d1 + β d2 for the next model."""
+        """Return the penalty -α d1 + β d2 for the next model."""
         if not (self.alpha or self.beta):
             return None
         if self.form == "released":
@@ -109,7 +109,7 @@ class FedELMY(Method):
         return Paper([m.params for m in pool], start.params, self.measure, self.alpha, self.beta)
 
     def steps(self, clients: int) -> int:
-        """T·N hops."""
+        """Return T·N hops."""
         return self.rounds * clients
 
     def cost(self, clients: int, model: int) -> int:

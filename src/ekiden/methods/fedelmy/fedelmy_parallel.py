@@ -54,11 +54,11 @@ class FedELMYParallel(Method):
 
     @property
     def one_model(self) -> bool:
-        """Everyone to everyone, each client has it, as a personal one."""
+        """Without a server each client has the model, as its personal one."""
         return self.server
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Two steps: all pools, then the exchange."""
+        """Yield two states: after all pools, and after the exchange."""
         if s.step == 0:
             starts = [INITIAL if self.init == "same" else fed.call(self.initial, k) for k in fed.clients]
             if self.warmup:
@@ -76,26 +76,26 @@ class FedELMYParallel(Method):
 
     @on_client
     def initial(self, client: Client) -> Weights:
-        """A random model of the client's own."""
+        """Return a random model for the client."""
         return client.fresh()
 
     @on_client
     def warm_up(self, client: Client, model: Weights) -> Weights:
-        """Plain training before the pool."""
+        """Train on the plain loss before the pool."""
         return self.chain().warm_up(client, model)
 
     @on_client
     def extend_pool(self, client: Client, model: Weights) -> Weights:
-        """S models; the mean of the pool."""
+        """Train S models and return the mean of the pool."""
         return self.chain().extend_pool(client, model)
 
     @on_client
     def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
-        """(1/N) Σ m_i."""
+        """Return (1/N) Σ m_i."""
         return mean(models)
 
     def chain(self) -> FedELMY:
-        """What happens at one client of the sequential method."""
+        """The sequential method's training at one client."""
         return FedELMY(
             models=self.models,
             epochs=self.epochs,
@@ -108,7 +108,7 @@ class FedELMYParallel(Method):
         )
 
     def steps(self, clients: int) -> int:
-        """Training and exchange."""
+        """Return 2: training and exchange."""
         return 2
 
     def cost(self, clients: int, model: int) -> int:

@@ -51,7 +51,7 @@ class Room:
 
     @property
     def bytes(self) -> int:
-        """How many a hand-off may have."""
+        """The largest number of bytes of a hand-off."""
         if self.text == "M":
             return self.model
         found = _WRITTEN.fullmatch(self.text)
@@ -60,7 +60,7 @@ class Room:
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
     def sums(self, width: int) -> int:
-        """Bytes of the sums over so many features."""
+        """Return the bytes of the sums over this many features."""
         return size_of_sums(self.task, self.outputs, width)
 
     def features(self, each: int, fixed: int) -> int:
@@ -93,7 +93,7 @@ def fourier(inputs: int, bandwidth: float, room: Room) -> RandomFourier:
 
 
 def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
-    """D of features of patches of at most `size` pixels a side."""
+    """Return D for features of patches with sides of at most `size` pixels."""
     # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
     together, filter_ = 2 * pool**2, channels * size**2 + 4
     return room.features(each=4 + -(-filter_ // together), fixed=8 * channels)
@@ -118,5 +118,5 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
 
 
 def features_of(network: nn.Module) -> WholeFeatures:
-    """The features of a network that `FedGram.own_network` made."""
+    """Return the features of a network that `FedGram.own_network` made."""
     return cast(WholeFeatures, as_split(network).features)

@@ -117,7 +117,7 @@ class FedGram(Method):
 
     @property
     def _of_run(self) -> bool:
-        """Whether the features are those of a finished run."""
+        """Return whether the features are those of a finished run."""
         return self.features.startswith(source.PREFIX)
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class FedGram(Method):
         fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
@@ -146,12 +146,12 @@ class FedGram(Method):
         return replace(self, features=features), model, pretrained
 
     def check_source(self, pretrained: str, dataset: Dataset) -> None:
-        """A run's features are for samples as it had them."""
+        """Refuse samples that differ in kind from those of the run whose features are used."""
         if self._of_run:
             source.check_same_data(self.features, pretrained, dataset)
 
     def check_network(self, model: Size) -> None:
-        """Only patches have a dictionary."""
+        """Refuse a dictionary for features without patches."""
         if isinstance(features_of(model.network.module), PatchFeatures):
             return
         options = {
@@ -163,7 +163,7 @@ class FedGram(Method):
             raise UserError(f"{option} is for patches of images: leave it out")
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """Fixed features and a linear head."""
+        """Return a network of fixed features and a linear head."""
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
         features = self._features(network, shape, fixed.Room(self.width, self.bytes, model, classes, task))
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
@@ -195,7 +195,7 @@ class FedGram(Method):
         )
 
     def start(self) -> Summing:
-        """Nothing added up."""
+        """Start without sums."""
         return Summing()
 
     def run(self, fed: Fed, s: Summing) -> Iterator[State]:
@@ -232,7 +232,7 @@ class FedGram(Method):
         yield from self.finish(fed, s, fed.clients)
 
     def finish(self, fed: Fed, s: Summing, clients: Sequence[str]) -> Iterator[State]:
-        """The solution and, where they are wanted, the personal heads of `clients`."""
+        """Yield the solution and, if they are wanted, the personal heads of `clients`."""
         if s.model is None:
             s = self._with_model(fed, s)
             yield s
@@ -243,7 +243,7 @@ class FedGram(Method):
             yield s.next(personal=tuple(fed.call(self.personalise, client, INITIAL, common) for client in clients))
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
-        """After one more step: the model that the totals give, wherever they are."""
+        """Return the next state, with the model that follows from the totals."""
         if s.totals is None:
             raise UserError("no client answered: start the clients, then start the run again")
         if isinstance(s.totals, Handoff):
@@ -265,7 +265,7 @@ class FedGram(Method):
 
     @on_client
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
-        """Settle what depends on data from some own samples."""
+        """Set the features from some of the client's samples."""
         features = features_of(client.network(model))
         if self.dictionary == "all" and moments is None:
             raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
@@ -287,45 +287,45 @@ class FedGram(Method):
 
     @on_client
     def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
-        """The sums over own samples, added to those received."""
+        """Add the sums over the client's samples to those received."""
         features = features_of(client.network(model))
         features.adopt(settled)
         return client.added(before, own_sums(client, features))
 
     @on_client
     def tell(self, client: Client, totals: Handoff) -> Settled:
-        """What a client that measures its sums needs to know of the features."""
+        """Return what a client needs to know about the features to compute its sums."""
         return totals.settled
 
     @on_client
     def without(self, client: Client, totals: Handoff, part: AnySums) -> Handoff:
-        """The totals, as if the samples of `part` had never been among them."""
+        """Return the totals, as if the samples of `part` had never been added."""
         return Handoff(totals.settled, totals.sums.minus(part))
 
     @on_client
     def keep(self, client: Client, totals: Handoff) -> Handoff:
-        """Take over the totals."""
+        """Take over the totals from another client."""
         return totals
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
-        """The network with the classifier that the totals give."""
+        """Return the network with the classifier that follows from the totals."""
         return self.solved(client.network(model), totals, client.task)
 
     @on_client
     def share(self, client: Client, totals: Handoff) -> Common:
-        """The head of all, for clients that make one of their own."""
+        """Return the head of all, for clients that compute a personal head."""
         return self.common(totals, client.task)
 
     def common(self, totals: Handoff, task: Task) -> Common:
-        """The same from the totals."""
+        """Return the head of all from the totals."""
         m = heads.moments(totals.sums, task.unit)
         head = heads.ridge(m, self.ridge)
         return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
 
     @on_client
     def personalise(self, client: Client, model: Weights, common: Common) -> Weights:
-        """The network with a head for this client's samples."""
+        """Return the network with a head for this client's samples."""
         network = client.network(model)
         features_of(network).adopt(common.settled)
         own, unit = own_sums(client, features_of(network)), client.task.unit
@@ -334,7 +334,7 @@ class FedGram(Method):
         return with_head(network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m)
 
     def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
-        """`network` with the features and the classifier of the totals, as weights."""
+        """Return `network` with the features and the classifier of the totals, as weights."""
         features_of(network).adopt(totals.settled)
         m = heads.moments(totals.sums, task.unit)
         match self.head:
@@ -350,11 +350,11 @@ class FedGram(Method):
 
     @property
     def one_model(self) -> bool:
-        """Unless there are personal heads."""
+        """Return False if there are personal heads."""
         return not self.personal
 
     def complete(self, state: Summing) -> bool:
-        """Personal heads are there, too, where they are wanted."""
+        """Return whether all is there, including personal heads if they are wanted."""
         return state.model is not None and bool(state.personal) >= self.personal
 
     def _passes(self, steps: int) -> int:
@@ -391,7 +391,7 @@ class FedGram(Method):
 
 
 def own_sums(client: Client, features: WholeFeatures) -> AnySums:
-    """The sums over the client's own samples."""
+    """Return the sums over the client's own samples."""
     with torch.no_grad():
         # In the order in which they lie, so that features in floating point are the same bits in every step.
         blocks = ((features(x), y) for x, y in client.batches(shuffle=False))

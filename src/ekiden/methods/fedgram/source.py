@@ -105,7 +105,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _about(file: Path) -> Mapping[str, Any]:
-    """What the header of a model says that it takes."""
+    """Return what the header of a model says about its inputs."""
     with _opened(file) as opened:
         said = json.loads((opened.metadata() or {}).get("ekiden", "{}"))
     return said if isinstance(said, dict) else {}

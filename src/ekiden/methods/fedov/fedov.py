@@ -68,11 +68,11 @@ class FedOV(OneShot):
         return "last"
 
     def start(self) -> State:
-        """There is no vote before its members."""
+        """Start without a model: the vote needs its members."""
         return State(model=None)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: train at all clients, put the models side by side."""
+        """Yield one state: train at all clients, join the models into one network."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
             s = s.next(model=Network(Vote(copies(fed.network(sent[0]), sent), self.voters)).weights())
@@ -80,14 +80,14 @@ class FedOV(OneShot):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Weights:
-        """Open-set training, to its end."""
+        """Train on the open-set loss, to the last epoch."""
         model = model if self.init == "same" else client.fresh()
         terms = OpenSet(client.module, client.classes, self)
         training = replace(client.training, select="last")
         return client.fit(model, epochs=self.epochs, objective=terms, training=training)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """N networks side by side."""
+        """Return one network that contains N networks."""
         return Vote([copy.deepcopy(network) for _ in range(clients)], self.voters)
 
     def cost(self, clients: int, model: int) -> int:
@@ -120,7 +120,7 @@ class OpenSet(Objective):
         return Work(samples, samples)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The sum of the terms for inputs (b, ...) and labels (b,)."""
+        """Return the sum of the terms for inputs (b, ...) and labels (b,)."""
         spoiled, u = destroy(x), torch.full_like(y, self.unknown)
         if self.normed:
             return F.cross_entropy(forward(torch.cat([x, spoiled])).float(), torch.cat([y, u]))
@@ -136,7 +136,7 @@ class OpenSet(Objective):
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
-    """Logits (b, K + 1) with that of the true class out of the competition."""
+    """Return logits (b, K + 1) in which the true class cannot win."""
     return logits.scatter_add(1, y[:, None], logits.new_full((len(y), 1), -1e4))
 
 
@@ -172,10 +172,10 @@ class Mixed:
         return (torch.cat([args[0], self._share * own + (1 - self._share) * own[self._pairs]]),)
 
     def __enter__(self) -> None:
-        """Start."""
+        """Begin."""
 
     def __exit__(self, *exception: object) -> None:
-        """Give ordinary rows again."""
+        """Restore ordinary rows."""
         self._handle.remove()
 
 

@@ -81,7 +81,7 @@ def cut(x: Tensor) -> Tensor:
 
 
 def swap_halves(x: Tensor, axis: int) -> Tensor:
-    """The two halves along an axis in the other order; a middle line stays."""
+    """Swap the two halves along an axis; a middle line stays."""
     size, half = x.shape[axis], x.shape[axis] // 2
     order = torch.arange(size)
     order[:half], order[size - half :] = torch.arange(size - half, size), torch.arange(half)

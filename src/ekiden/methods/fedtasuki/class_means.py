@@ -26,7 +26,7 @@ class ClassInputs(NamedTuple):
     means: Tensor
 
     def on_cpu(self) -> "ClassInputs":
-        """The same where `measure` leaves its own."""
+        """Return the same means on the CPU, where `measure` puts its result."""
         return ClassInputs(self.counts.cpu(), self.means.cpu())
 
     def merged(self, other: "ClassInputs") -> "ClassInputs":
@@ -40,7 +40,7 @@ class ClassInputs(NamedTuple):
         return _weighed(self.counts + other.counts, self, other, 1)
 
     def without(self, other: "ClassInputs") -> "ClassInputs":
-        """Of the samples that are not among those of `other`."""
+        """Return the means of the samples that are not in `other`."""
         return _weighed((self.counts - other.counts).clamp(min=0), self, other, -1)
 
     def moved(self, own: "ClassInputs", x: Tensor, y: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class FedTasuki(Method):
         require(self.recall < 1 - self.widen, "recall", self.recall, "with widen below 1")
 
     def selection(self, select: str) -> str:
-        """The mean of the last iterates, unless that is switched off."""
+        """Return the mean of the last iterates, unless that is switched off."""
         return "tail" if self.average_iterates else select
 
     @property
@@ -124,7 +124,7 @@ class FedTasuki(Method):
         return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
     def check(self, clients: Sequence[str]) -> None:
-        """The order must name them."""
+        """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
 
     def check_network(self, model: Size) -> None:
@@ -132,11 +132,11 @@ class FedTasuki(Method):
         self.extra(model)
 
     def start(self) -> Passed:
-        """Nobody's samples yet."""
+        """Start with a model that has seen no samples."""
         return Passed()
 
     def run(self, fed: Fed, s: Passed) -> Iterator[State]:
-        """One hop a step."""
+        """Yield the state after each hop."""
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             round, hop = divmod(s.step, len(fed.clients))
@@ -152,7 +152,7 @@ class FedTasuki(Method):
 
     @on_client
     def train(self, client: Client, model: Weights) -> TeacherHandoff:
-        """Plain training at the first client."""
+        """Train on the plain loss, at the first client."""
         model = client.fit(model, epochs=self.epochs, training=self.training(client))
         own = measure(*self.features(client, model, views=1), client.classes) if self.statistics else None
         return TeacherHandoff(model, client.n, self.compressed(client, own), self.inputs(client))
@@ -194,7 +194,7 @@ class FedTasuki(Method):
         return TeacherHandoff(model, seen, self.compressed(client, known), inputs)
 
     def inputs(self, client: Client) -> ClassInputs | None:
-        """The mean of each class of the client's own inputs, if they travel."""
+        """Return the mean of the client's inputs for each class, if these means travel."""
         if not self.recall:
             return None
         return class_means.measure(client.batches(passes=0), client.classes, self.mean_shape(client.size))
@@ -212,18 +212,18 @@ class FedTasuki(Method):
         return torch.cat([f for part in parts for f in part]), torch.cat(labels)
 
     def compressed(self, client: Client, known: ClassMoments | None) -> ClassStatistics | None:
-        """As much of the class statistics as may travel."""
+        """Return as much of the class statistics as may travel."""
         return None if known is None else known.compressed(self.rank(client.size))
 
     def extra(self, model: Size) -> int:
-        """Bytes that travel with a model and its count."""
+        """Return the bytes that travel in addition to a model and its count."""
         extra = self.means(model)
         if self.statistics:
             extra += size(model.layout.classes, model.layout.head.inputs - 1, self.rank(model))
         return extra
 
     def means(self, model: Size) -> int:
-        """Bytes of the mean inputs that travel with a model."""
+        """Return the bytes of the mean inputs that travel with a model."""
         return class_means.size(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ class FedTasuki(Method):
         return replace(client.training, select="tail") if self.average_iterates else client.training
 
     def steps(self, clients: int) -> int:
-        """T·N hops."""
+        """Return T·N hops."""
         return self.rounds * clients
 
     def cost(self, clients: int, model: Size) -> int:

@@ -74,11 +74,11 @@ class ClassMoments(NamedTuple):
         return ClassMoments(self.counts, means, change.T @ self.covariance @ change)
 
     def without(self, counts: Tensor) -> "ClassMoments":
-        """The same of fewer samples of each class."""
+        """Return the same moments with fewer samples of each class."""
         return self._replace(counts=(self.counts - counts.to(self.counts)).clamp(min=0))
 
     def merged(self, other: "ClassMoments") -> "ClassMoments":
-        """Of the samples of both."""
+        """Return the statistics of the samples of both."""
         counts = self.counts + other.counts
         share = (other.counts / counts.clamp(min=1))[:, None]
         apart = other.means - self.means
@@ -100,7 +100,7 @@ class ClassMoments(NamedTuple):
         return torch.cat([rows, bias[:, None]], 1)
 
     def compressed(self, rank: int) -> ClassStatistics:
-        """As they travel, with `rank` directions."""
+        """Return the statistics as they travel, with `rank` directions."""
         values, vectors = torch.linalg.eigh(self.covariance)
         factor = vectors[:, len(values) - rank :] * values[len(values) - rank :].clamp(min=0).sqrt()
         rest = (self.covariance.diagonal() - factor.square().sum(1)).clamp(min=0)
@@ -108,7 +108,7 @@ class ClassMoments(NamedTuple):
 
 
 def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
-    """The class statistics of features (n, A) with these labels (n,)."""
+    """Return the class statistics of features (n, A) with these labels (n,)."""
     x, of = features.double(), F.one_hot(labels, classes).double()
     counts = of.sum(0)
     means = of.T @ x / counts.clamp(min=1)[:, None]

@@ -46,7 +46,7 @@ class ClassGaussians:
 
 
 def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaussians:
-    """The Gaussians of features (b, A) with labels (b,)."""
+    """Return the Gaussians of features (b, A) with labels (b,)."""
     parts = list(batches)
     h, y = torch.cat([part[0] for part in parts]).double(), torch.cat([part[1] for part in parts])
     upper = tuple(torch.triu_indices(h.shape[1], h.shape[1], device=h.device))

@@ -38,7 +38,7 @@ class Adapter(nn.Module):
             nn.init.uniform_(values, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, C', ...) of (b, C, ...)."""
+        """Map (b, C, ...) to (b, C', ...)."""
         return F.linear(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
 
 
@@ -79,18 +79,18 @@ class Fused(nn.Module):
         self.levels[:frozen].requires_grad_(False)
 
     def train(self, mode: bool = True) -> "Fused":
-        """Frozen levels stay in evaluation mode."""
+        """Set the mode; frozen levels stay in evaluation mode."""
         super().train(mode)
         self.levels[: self.frozen].eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, K) of inputs (b, ...)."""
+        """Return logits (b, K) of inputs (b, ...)."""
         parts = self.parts(x) if len(self.heads) > 1 else [self.features(x)]
         return average([head(part) for head, part in zip(self.heads, parts, strict=True)])
 
     def parts(self, x: Tensor) -> list[Tensor]:
-        """What each stage of the last level gives, (b, A)."""
+        """Return the outputs of each stage of the last level, (b, A)."""
         parts = [x]
         for level in self.levels:
             assert isinstance(level, nn.ModuleList)
@@ -98,12 +98,12 @@ class Fused(nn.Module):
         return parts
 
     def features(self, x: Tensor) -> Tensor:
-        """Their sum."""
+        """Return the sum of the stages' outputs."""
         return torch.stack(self.parts(x)).sum(0)
 
 
 def average(parts: Sequence[Tensor]) -> Tensor:
-    """The mean of tensors of one shape; one tensor comes back as it is."""
+    """Return the mean of tensors of one shape; a single tensor is returned unchanged."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -126,7 +126,7 @@ def read(module: nn.Module) -> Weights:
 
 
 def content(module: nn.Module) -> int:
-    """Bytes of the values of `module` on the wire."""
+    """Return the bytes of the values of `module` on the wire."""
     return sum(t.numel() * t.element_size() for t in module.state_dict().values())
 
 

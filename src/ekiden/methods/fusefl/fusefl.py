@@ -100,11 +100,11 @@ class FuseFL(Method):
     needs = CLASSES
 
     def selection(self, select: str) -> str:
-        """The last epoch, as in the code."""
+        """Return the last epoch, as in the authors' code."""
         return "last"
 
     def start(self) -> Levels:
-        """There is no result before the last block is fused."""
+        """Start without a model: it needs the last block."""
         return Levels(model=None)
 
     def check_network(self, model: Size) -> None:
@@ -129,7 +129,7 @@ class FuseFL(Method):
                 ) from None
 
     def run(self, fed: Fed, s: Levels) -> Iterator[State]:
-        """One round a step; the next one gets the blocks of the round before."""
+        """Yield the state after each round; each round gets the blocks of the one before."""
         if s.step == 0:
             s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("thin network"))))
         while s.step < self.blocks:
@@ -145,7 +145,7 @@ class FuseFL(Method):
             yield s
 
     def fused(self, fed: Fed, s: Levels) -> Weights:
-        """The network of all blocks and classifiers."""
+        """Return the network of all blocks and classifiers."""
         stages = [fed.get(level) for level in s.sent]
         parts, head = self.parts(fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients))
         levels = [[self.filled(parts, b, values, len(level)) for values in level] for b, level in enumerate(stages)]
@@ -154,7 +154,7 @@ class FuseFL(Method):
         return Network(Fused(levels, [filled(copy.deepcopy(head), h) for h in heads])).weights()
 
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
-        """The network with its classifier calibrated."""
+        """Return the network with its classifier calibrated."""
         assert isinstance(s.model, Weights)
         result = self.result_network(fed.network(fed.get(INITIAL)).requires_grad_(True).cpu(), len(fed.clients))
         network = Network(result)
@@ -200,13 +200,13 @@ class FuseFL(Method):
 
     @on_client
     def head(self, client: Client) -> Weights:
-        """The client's classifier."""
+        """Return the client's classifier."""
         kept: KeptBlocks = client.state
         return kept.head
 
     @on_client
     def measure(self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int) -> ClassGaussians:
-        """The class Gaussians of the fused network's features."""
+        """Return the class Gaussians of the fused network's features."""
         parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
         levels = [*client.state.levels, list(last)]
         stages = [[self.filled(parts, b, w, len(last)) for w in level] for b, level in enumerate(levels)]
@@ -232,7 +232,7 @@ class FuseFL(Method):
         return low / STEPS
 
     def stage(self, parts: Sequence[nn.Module], b: int, clients: int, seed: int = 0) -> Stage:
-        """Block b with the adapter before it, newly drawn."""
+        """Return block b with the adapter before it, newly drawn."""
         if b == 0 or self.adapter == "mean":
             return Stage(copy.deepcopy(parts[b]))
         size = channels(parts)[b - 1]
@@ -241,17 +241,17 @@ class FuseFL(Method):
         return Stage(copy.deepcopy(parts[b]), adapter)
 
     def filled(self, parts: Sequence[nn.Module], b: int, values: Weights, clients: int) -> Stage:
-        """Block b of a client, with its adapter and these values."""
+        """Return block b of a client, with its adapter and these values."""
         return filled(self.stage(parts, b, clients), values)
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
-        """All clients' blocks, level by level."""
+        """Return the network of all clients' blocks, level by level."""
         parts, head = self.parts(network, clients)
         levels = [[self.stage(parts, b, clients) for _ in range(clients)] for b in range(self.blocks)]
         return Fused(levels, [copy.deepcopy(head) for _ in range(clients if self.combine_heads == "logits" else 1)])
 
     def steps(self, clients: int) -> int:
-        """K, and one for the calibration."""
+        """Return K, plus one for the calibration."""
         return self.blocks + (self.combine_heads == "calibrated")
 
     def cost(self, clients: int, model: Size) -> int:
@@ -263,7 +263,7 @@ class FuseFL(Method):
         return self.moves(thin(network, self.hidden_width or self.fitting(network, clients)), clients)
 
     def moves(self, network: nn.Module, clients: int) -> int:
-        """The same of a thin network."""
+        """Return the same for a thin network."""
         split = as_split(network)
         parts = cut(split.features, self.blocks)
         adapters = [4 * size * (clients * size + 1) * (self.adapter == "conv") for size in channels(parts)]
@@ -288,9 +288,9 @@ class Through(Objective):
     columns: int
 
     def further(self, batch: int) -> Work:
-        """The passes beyond the first."""
+        """Count the passes in addition to the first."""
         return Work((self.columns - 1) * batch, 0)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """Of a mini-batch."""
+        """Return the loss of a mini-batch."""
         return cross_entropy(forward, x, y)

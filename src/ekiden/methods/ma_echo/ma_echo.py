@@ -111,11 +111,11 @@ class MAEcho(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes: clients say which of them they own."""
+        """Need classes: clients report which of them they own."""
         return CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
-        """C must leave room for weights that sum to 1."""
+        """Refuse a C with which weights cannot sum to 1."""
         if self.weighting == "qp":
             require_extra("methods", "--weighting qp", "clarabel")
         m = participants(len(clients), self.participation)
@@ -123,18 +123,18 @@ class MAEcho(Method):
         require(self.weighting == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)
 
     def check_network(self, model: Size) -> None:
-        """As many ranks as layers; to align them they must follow one another."""
+        """Refuse a wrong number of ranks, and for alignment a network with shortcuts."""
         self.rank_of(model.layout)
         if self.align:
             check_chain(model.network.module, model.shape)
 
     @property
     def one_model(self) -> bool:
-        """Without a server each client has its own."""
+        """Return False without a server: each client has its own model."""
         return not self.decentralised
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One round a step."""
+        """Yield the state after each round."""
         if s.step == 0:
             self._warn(fed.layout)
         while s.step < self.rounds:
@@ -151,7 +151,7 @@ class MAEcho(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, first: bool) -> Contribution:
-        """Plain training, then one pass for the projectors."""
+        """Train on the plain loss, then make one pass for the projectors."""
         model = client.fresh() if first and self.init == "different" else model
         model = client.fit(model, epochs=self.epochs)
         closed = self.projector == "closed"
@@ -165,7 +165,7 @@ class MAEcho(Method):
 
     @on_client
     def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
-        """What each client makes of what all have sent it: the same at all of them."""
+        """Aggregate at each client what all have sent; the result is the same everywhere."""
         return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
 
     def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
@@ -179,7 +179,7 @@ class MAEcho(Method):
         return self.aggregate(sent, layout, start)
 
     def aggregate(self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None) -> Weights:
-        """The common model, layer by layer; all other parameters are averaged."""
+        """Return the common model, layer by layer; all other parameters are averaged."""
         models = [c.model for c in sent]
         result = mean(models)
         params = result.params.clone()
@@ -236,7 +236,7 @@ class MAEcho(Method):
             logging.getLogger("ekiden").warning("MA-Echo averages layers that it cannot treat: %s", ", ".join(others))
 
     def steps(self, clients: int) -> int:
-        """T rounds."""
+        """Return T, the number of rounds."""
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
@@ -257,12 +257,12 @@ class MAEcho(Method):
 
 
 def reduced(projector: Tensor) -> Tensor:
-    """A whole projector of low rank as a factor, which is cheaper to work with."""
+    """Return a complete projector of low rank as a factor, which is cheaper to compute with."""
     return thin(projector) if projector.shape[0] == projector.shape[1] else projector
 
 
 def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
-    """(W - V_i)P_i of each client, (N, out, d)."""
+    """Return (W - V_i)P_i of each client, (N, out, d)."""
     parts = zip(differences, projectors, strict=True)
     return torch.stack([x @ p if p.shape[0] == p.shape[1] else (x @ p) @ p.T for x, p in parts])
 
@@ -284,6 +284,6 @@ def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Cont
 
 
 def carried(projector: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
-    """TᵀPT (in the order of rows a, columns b of T) for P, TᵀF for a factor F."""
+    """Return TᵀPT (rows a, columns b of T) for P, or TᵀF for a factor F."""
     once = carry(projector.T.contiguous(), moved, layer).T
     return once if projector.shape[0] != projector.shape[1] else carry(once.contiguous(), moved, layer)

@@ -31,7 +31,7 @@ class Host:
 
     @property
     def needs_start(self) -> bool:
-        """Whether the local loss refers to w^r."""
+        """Return whether the local loss refers to w^r."""
         return self.method.needs_start(self.anchor)
 
 

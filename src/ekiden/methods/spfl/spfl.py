@@ -136,17 +136,17 @@ class SPFL(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the host needs."""
+        """Need what the host needs."""
         return host_named(self.host).method.needs
 
     def check(self, clients: Sequence[str]) -> None:
-        """No more chains and no longer ones than clients take part."""
+        """Refuse more chains, or longer chains, than there are participating clients."""
         m = participants(len(clients), self.participation)
         for name, number in (("chains", self.chains), ("length", self.length)):
             require(number <= m, name, number, f"at most {m}, the clients of a round")
 
     def start(self) -> Chains:
-        """No round under way."""
+        """Start before the first round."""
         return Chains()
 
     def run(self, fed: Fed, s: Chains) -> Iterator[State]:
@@ -215,34 +215,34 @@ class SPFL(Method):
 
     @on_client
     def close(self, client: Client, size: float, round: int) -> Closing:
-        """The end of a round: what its visits gave takes effect."""
+        """End a round: apply what its visits gave."""
         kept = client.state
         memory, closing = host_named(self.host).method.close(self.at(client, kept, size, round), kept.learned)
         client.state = KeptInChains(memory=memory, own=kept.own)
         return closing
 
     def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
-        """What a host may look at."""
+        """Return what is available to a host."""
         training, (start, sent) = local_training(client, self.lr_decay, round), kept.opening
         anchor = host_named(self.host).anchor
         return ClientRound(client, training, self.epochs, start, sent, kept.memory, size, anchor)
 
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
-        """GLAM, or the loss of the labels alone."""
+        """Return GLAM, or only the loss of the labels."""
         previous = model if self.previous == "received" else kept.earlier
         return alignment(client, kept.opening.start, previous, self.align_previous, self.align_global)
 
     @property
     def glam(self) -> bool:
-        """Whether there is GLAM."""
+        """Return whether GLAM is used."""
         return bool(self.align_previous or self.align_global)
 
     def needs_start(self, host: Host) -> bool:
-        """Whether a local loss refers to w^r: GLAM's global term, or the host's."""
+        """Return whether the local loss refers to w^r: in GLAM's global term, or in the host's."""
         return bool(self.align_global) or host.needs_start
 
     def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
-        """The chains of this round."""
+        """Return the chains of this round."""
         chosen, generator = sample(fed, self.participation), fed.generator("order")
         chains, length = self.shape(len(fed.clients))
 
@@ -255,12 +255,12 @@ class SPFL(Method):
         return tuple(order[j : j + length] for j in range(chains))
 
     def shape(self, clients: int) -> tuple[int, int]:
-        """S and L for so many clients."""
+        """Return S and L for this number of clients."""
         m = participants(clients, self.participation)
         return self.chains or m, self.length or m
 
     def steps(self, clients: int) -> int:
-        """R·L hops."""
+        """Return R·L hops."""
         return self.rounds * self.shape(clients)[1]
 
     def cost(self, clients: int, model: int) -> int:
@@ -272,11 +272,11 @@ class SPFL(Method):
         return self.traffic(clients, model) + 8 * counted
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:
-        """As `cost`; who says how many samples it has depends on who was drawn."""
+        """As `cost`; which clients report their numbers of samples depends on the draws."""
         return self.traffic(clients, model) + 8 * len(end.sizes)
 
     def traffic(self, clients: int, model: int) -> int:
-        """Bytes of all rounds."""
+        """Return the bytes of all rounds."""
         host, (chains, length) = host_named(self.host), self.shape(clients)
         exchange = host.method.exchange
         vectors = self.needs_start(host) + exchange.sent + exchange.changes
@@ -284,10 +284,10 @@ class SPFL(Method):
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
 
     def met(self, clients: int) -> int:
-        """Clients that the chains of a round come by."""
+        """Return the clients that the chains of a round visit."""
         return min(participants(clients, self.participation), sum(self.shape(clients)) - 1)
 
 
 def visited(sequences: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """All clients in these chains, each once."""
+    """Return all clients in these chains, each once."""
     return tuple(dict.fromkeys(client for sequence in sequences for client in sequence))

@@ -108,11 +108,11 @@ class UAPDFL(PersonalMethod):
     needs = CLASSES | NUMBERS
 
     def check(self, clients: Sequence[str]) -> None:
-        """There must be enough others to draw from."""
+        """Refuse more peers than there are other clients."""
         topology.check(f"peers:{self.peers}", len(clients))
 
     def start(self) -> State:
-        """There is no global model."""
+        """Start without a global model."""
         return Branches(model=None)
 
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
@@ -155,14 +155,14 @@ class UAPDFL(PersonalMethod):
 
     @on_client
     def represent(self, client: Client, model: Weights) -> Units:
-        """I and I^Aux of the model."""
+        """Return I and I^Aux of the model."""
         with torch.no_grad():
             aux, logits = client.probe(client.unit(), model)
         return Units(logits[0].softmax(0), aux[0], client.n)
 
     @on_client
     def compare(self, client: Client, mine: Units, peers: list[Units]) -> Choice:
-        """Who is near, and whether to take one's whole model."""
+        """Decide which peers are near, and whether to take a peer's complete model."""
         client.state = Heard(torch.stack([u.aux for u in (mine, *peers)]).mean(0), [u.n for u in peers])
         apart = [divergence(mine.unit, u.unit, self.divergence) for u in peers]
         similar = [d < self.threshold or not self.personal_heads for d in apart]
@@ -203,7 +203,7 @@ class UAPDFL(PersonalMethod):
         return self.train(client, head.put(mean([head.of(model), *heads], [client.n, *near]), model), round)
 
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Local training on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
+        """Train on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""
         training = training_of(client, self.lr_decay, round)
         if not self.mu:
             return client.fit(model, epochs=self.epochs, training=training)
@@ -238,11 +238,11 @@ class HeldNear(Objective):
     average: bool
 
     def further(self, batch: int) -> Work:
-        """The unit input."""
+        """Count the pass of the unit input."""
         return Work(1, 1)
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a mini-batch."""
+        """Return the loss of a mini-batch."""
         aux, _ = self.client.probe(self.unit)
         return cross_entropy(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
 
