@@ -137,7 +137,7 @@ def method_named(name: str) -> type[Method]:
 
 
 def known(name: str) -> type[Method] | None:
-    """The method called `name` in a run folder; None if it, or its file, is not available."""
+    """Return the method called `name` in a run folder; None if it, or its file, is not available."""
     try:
         return method_named(name)
     except UserError:
@@ -145,7 +145,7 @@ def known(name: str) -> type[Method] | None:
 
 
 def name_of(kind: type[Method]) -> str:
-    """The name that `method_named` finds `kind` by, where it does: its title, or PATH.py:CLASS."""
+    """Return the name by which `method_named` finds `kind`, if it does: its title, or PATH.py:CLASS."""
     for name, point in installed("ekiden.methods").items():
         if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
             return name
@@ -173,7 +173,7 @@ def method_of(said: Mapping[str, Any]) -> Method:
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters in a run folder's configuration under today's names; as they stand, of an unknown method."""
+    """Return the hyperparameters in a run folder's configuration under today's names; unchanged for unknown methods."""
     kind, values = known(config["method"]), config["hyperparameters"]
     return dict(values) if kind is None else kind.current(values)
 

@@ -64,7 +64,7 @@ class Average(OneShot):
     }
 
     def __post_init__(self) -> None:
-        """A rule that counts every client once knows no classes, and a step needs a common start."""
+        """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""
         if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
             raise UserError(
                 f"--combine {self.combine} goes with --combine-heads mean and --running-variances mean: leave these out"
@@ -128,7 +128,7 @@ class Average(OneShot):
 
 
 def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout) -> Weights:
-    """`result` with the running variances of the mixture of all clients' activations."""
+    """Return `result` with the running variances of the mixture of all clients' activations."""
     buffers, total = result.buffers.clone(), sum(weights)
     for layer in layout.layers:
         if len(layer.statistics) == 2:

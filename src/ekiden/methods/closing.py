@@ -87,7 +87,7 @@ class ClosingLap(Method):
     """the method that is run before"""
 
     def __post_init__(self) -> None:
-        """The method must end with one model of the clients' own network; what it declares holds for both."""
+        """Refuse a method that does not end with one model of the clients' network; take over its declarations."""
         method, name = self.method, self.method.title()
         kind = type(method)
         if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
@@ -147,7 +147,7 @@ class ClosingLap(Method):
         return isinstance(state, Lap) and state.closed
 
     def run(self, fed: Fed, s: Any) -> Iterator[State]:
-        """The method; then a hop to each client, from where the model is, a step each; then the solution."""
+        """Yield the method's states, then one for each hop from where the model is, then the solution."""
         before, n = self.method.steps(len(fed.clients)), len(fed.clients)
         if s.step < before:
             for after in self.method.run(fed, s):
@@ -225,7 +225,7 @@ class ClosingLap(Method):
         return self.method.cost(clients, model) + clients * (model + handed_on(model))
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
-        """What the method has moved; (N - 1)·M and N·S if a client had its model, N·(M + S) if the server had it."""
+        """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the server had it."""
         before, sums = self.method.moved(end, clients, model), handed_on(model)
         if isinstance(end.model, Ref):
             return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
@@ -266,12 +266,12 @@ def refuse_foreign(scales: Scales, layout: Layout) -> None:
 
 
 def whole(features: Tensor, scales: Scales) -> Tensor:
-    """Features (b, D) as whole numbers from -32767 to 32767, cut off where they are larger."""
+    """Return features (b, D) as whole numbers from -32767 to 32767; larger values are cut off."""
     return ((features - scales.centre) * scales.gain).round().clamp(-WIDE, WIDE)
 
 
 def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weights:
-    """`model` with the classifier that the totals give, written for the features as they are."""
+    """Return `model` with the totals' classifier, written for features that are not standardised."""
     refuse_foreign(totals.scales, layout)
     m = heads.moments(totals.sums, task.unit)
     rows = m.rows(heads.outputs(heads.ridge(m), m, task))

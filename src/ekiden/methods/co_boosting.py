@@ -107,7 +107,7 @@ class CoBoosting(Method):
         return Boosted()
 
     def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
-        """First step: all models arrive. Then one epoch of synthesis, weighting and distillation a step."""
+        """Yield the state when all models are there, then after each epoch of synthesis, weighting, distillation."""
         if s.step == 0:
             teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
             first, n = fed.get(INITIAL), len(teachers)
@@ -144,7 +144,7 @@ class CoBoosting(Method):
         return client.fit(model, epochs=self.epochs)
 
     def synthesise(self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module) -> tuple[Tensor, Tensor]:
-        """The samples of a new generator with the smallest loss, and the classes that they were made for."""
+        """Return a new generator's samples with the smallest loss, and the classes that they were made for."""
         draw, device = fed.generator("synthesis"), next(student.parameters()).device
         generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
         z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
@@ -247,7 +247,7 @@ def weighted(answers: Tensor, weights: Tensor) -> Tensor:
 
 
 def hard(answers: Tensor, wanted: Tensor, exponent: float) -> Tensor:
-    """L_H: mean of (1 - p)^exponent · (-ln p), where p is the probability of the wanted class; no gradient by 1 - p."""
+    """Return L_H, the mean of (1 - p)^exponent · (-ln p), p being the wanted class's probability; 1 - p is constant."""
     loss = F.cross_entropy(answers, wanted, reduction="none")
     return ((1 - (-loss.detach()).exp()) ** exponent * loss).mean()
 

@@ -205,7 +205,7 @@ class DeepAFL(Method):
         return LeastSquaresSums(squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))], products)
 
     def solve(self, sums: Sequence[LeastSquaresSums], solutions: Sequence[Tensor]) -> Tensor:
-        """The next solution from all clients' sums: W, or G where the last one was W."""
+        """Return the next solution from all clients' sums: W, or G if the last one was W."""
         packed = torch.stack([s.squares for s in sums]).sum(0)
         products = torch.stack([s.products for s in sums]).sum(0)
         squares = packed.new_zeros(len(products), len(products))
@@ -218,7 +218,7 @@ class DeepAFL(Method):
         return solved
 
     def head(self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()) -> nn.Sequential:
-        """What takes the place of the classifier, float64; layers without a solution yet add nothing."""
+        """Return what replaces the classifier, float64; layers without a solution yet add nothing."""
 
         def drawn(layer: int, reads: int, gives: int) -> nn.Linear:
             linear = fresh(nn.Linear(reads, gives), derive(seed, "layer", layer)).double()

@@ -77,7 +77,7 @@ class DENSE(Method):
         return Distilled()
 
     def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
-        """First step: all models arrive. Then one epoch of synthesis and distillation a step."""
+        """Yield the state when all models have arrived, then after each epoch of synthesis and distillation."""
         if s.step == 0:
             teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
             first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
@@ -190,7 +190,7 @@ class Statistics:
         self.terms.append(sum_of_norms((variance, centre), running))  # type: ignore[arg-type]
 
     def loss(self, teachers: int) -> Tensor:
-        """L_BN, the sum over the layers, mean over the teachers; 0 without such layers."""
+        """Return L_BN, a sum over the layers and a mean over the teachers; 0 without such layers."""
         return sum(self.terms, torch.zeros(())) / teachers
 
     def close(self) -> None:

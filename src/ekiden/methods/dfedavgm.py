@@ -79,7 +79,7 @@ class DFedAvgM(PersonalMethod):
 
 
 def gossip(fed: Fed, mix: Callable[..., Weights], models: Sequence[Model], matrix: Tensor) -> tuple[Ref[Weights], ...]:
-    """One exchange: every client averages the models of its neighbours, its own among them, with its row of W."""
+    """Make one exchange: every client averages its own and its neighbours' models with its row of W."""
     return tuple(
         fed.call(mix, client, [m for m, w in zip(models, row, strict=True) if w], tuple(w for w in row if w))
         for client, row in zip(fed.clients, matrix.tolist(), strict=True)

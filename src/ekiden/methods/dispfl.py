@@ -144,7 +144,7 @@ class Inactive:
 
 
 def overlap(shown: Sequence[Sparse], size: int) -> Weights:
-    """Per coordinate the mean over those in whose mask it is; 0 where it is in none."""
+    """Return for each coordinate the mean over the clients whose mask contains it; 0 if no mask does."""
     total = torch.zeros(size, device=shown[0].values.device)
     count = torch.zeros_like(total)
     for values, packed, _ in shown:

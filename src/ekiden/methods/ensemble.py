@@ -58,7 +58,7 @@ class Ensemble(OneShot):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The mean of the outputs means something in all tasks; votes and probabilities are of classes."""
+        """Need classes, unless outputs are averaged, which has a meaning in all tasks."""
         return frozenset() if self.rule == "logits" else CLASSES
 
     def start(self) -> State:

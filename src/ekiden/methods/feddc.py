@@ -166,7 +166,7 @@ class FedDC(ParallelMethod):
         return displacement(model, trained), model.with_params(gradient)
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """h_i grows by the displacement, g_i is the mean gradient; its change travels."""
+        """Add the displacement to h_i and set g_i to the mean gradient, whose change travels."""
         moved, gradient = learned
         change = at.client.n / at.size * (gradient.params - at.kept(1))
         memory = (moved.with_params(at.kept(0) + moved.params), gradient)

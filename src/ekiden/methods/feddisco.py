@@ -103,7 +103,7 @@ class FedDisco(ParallelMethod):
         return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.discrepancy)))
 
     def merge(self, r: ServerRound) -> After:
-        """The ends, each chain weighted as much as its clients are on average. Full chains: FedAvg."""
+        """Average the ends, each chain with the mean weight of its clients. With full chains this is FedAvg."""
         n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
         weights = disco_weights(n, normalised(d, self.discrepancy), self.a, self.b)
         p = dict(zip(r.closings, weights, strict=True))
@@ -128,13 +128,13 @@ def discrepancy(counts: Tensor, measure: Measure) -> float:
 
 
 def normalised(distances: Sequence[float], measure: Measure) -> list[float]:
-    """The distances as the authors' code uses them: kl over its sum, the others as they are."""
+    """Return the distances as the authors' code uses them: kl divided by its sum, the others unchanged."""
     total = sum(distances) if measure == "kl" else 1.0
     return [d / total if total else 0.0 for d in distances]
 
 
 def disco_weights(samples: Sequence[float], distances: Sequence[float], a: float, b: float) -> list[float]:
-    """p_k ∝ max(n_k - a·d_k + b, 0) with n_k relative; p_k = n_k where that is nothing."""
+    """Return p_k ∝ max(n_k - a·d_k + b, 0) with relative n_k; p_k = n_k if all are 0."""
     shares = [n / sum(samples) for n in samples]
     raw = [max(n - a * d + b, 0.0) for n, d in zip(shares, distances, strict=True)]
     return [u / sum(raw) for u in raw] if sum(raw) > 0 else shares

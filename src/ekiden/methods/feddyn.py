@@ -125,7 +125,7 @@ class FedDyn(ParallelMethod):
         return (learned[0].with_params(at.kept(0) - self.alpha * learned[0].params),), Closing()
 
     def merge(self, r: ServerRound) -> After:
-        """h, from what those who answered moved, divided by all N clients; broadcast is the mean less h/α."""
+        """Update h by the displacements of those who answered, divided by all N; broadcast the mean minus h/α."""
         middle = r.middle
         if not self.alpha:
             return After(middle, middle)

@@ -102,7 +102,7 @@ class FedFisher(OneShot):
         return BlockInformed(trained, [half(side) for factors in found for side in factors])
 
     def layers(self, layout: Layout) -> list[Layer]:
-        """Those with Fisher information: all that have parameters, or the linear and convolutional ones."""
+        """Return the layers with Fisher information: all that have parameters, or the linear and convolutional ones."""
         return [x for x in layout.layers if x.params] if self.curvature == "diagonal" else list(layout.dense)
 
     def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
@@ -146,7 +146,7 @@ class FedFisher(OneShot):
 
 
 def along_diagonals(fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequence[float]) -> Gradient:
-    """The gradient with diagonals F_k (P,), for models that lie `away` from the average."""
+    """Return the gradient with diagonals F_k (P,), for models that lie `away` from the average."""
     if any(f.shape != a.shape for f, a in zip(fishers, away, strict=True)):
         raise UserError("Fisher information of another size than the model: use the same network at every client")
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
@@ -157,7 +157,7 @@ def along_diagonals(fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequen
 def along_factors(
     factors: Sequence[Sequence[Factors]], away: Sequence[Tensor], p: Sequence[float], layers: Sequence[Layer]
 ) -> Gradient:
-    """The gradient with factors of each client and layer; zero for all other parameters."""
+    """Return the gradient with factors of each client and layer; zero for all other parameters."""
     share = torch.tensor(p)[:, None, None]
     inputs = [torch.stack([f[i].inputs for f in factors]).float() for i in range(len(layers))]
     outputs = [torch.stack([f[i].outputs for f in factors]).float() * share for i in range(len(layers))]

@@ -131,7 +131,7 @@ class FedNova(ParallelMethod):
         return (), Closing((), (accumulation(at.client.steps(at.epochs), momentum, pull),))
 
     def merge(self, r: ServerRound) -> After:
-        """w^r + τ_eff Σ p_j (end_j - w^r) / a_j over the chains j, a_j the sum along it. Full chains: FedAvg."""
+        """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j, a_j being the sum along chain j. Full chains: FedAvg."""
         a = {client: closing.numbers[0] for client, closing in r.closings.items()}
         along = [len(chain) * mean_along(a, chain) for chain in r.chains]
         shares = r.weights or [1.0] * len(along)
@@ -145,7 +145,7 @@ class FedNova(ParallelMethod):
 
 
 def normalised(model: Weights, replies: Sequence[Progress]) -> Weights:
-    """The new model w + τ_eff Σ p_i (w_i - w) / a_i, around averaged running statistics."""
+    """Return the model w + τ_eff Σ p_i (w_i - w) / a_i, with averaged running statistics."""
     plain = average([r.reply for r in replies])
     total = sum(r.reply.weight for r in replies)
     shares = [r.reply.weight / total for r in replies]

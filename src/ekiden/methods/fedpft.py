@@ -130,7 +130,7 @@ class FedPFT(Method):
 
     @on_client
     def join(self, client: Client, model: Weights, received: JointMixtures | None) -> JointMixtures:
-        """Mixtures of the client's own features and of those drawn from what it received."""
+        """Return mixtures fitted to the client's features and to those drawn from the received mixtures."""
         x, y = self.joined(client, model, received)
         return JointMixtures(torch.bincount(y, minlength=client.classes), self.mixture(client, x, y))
 
@@ -142,7 +142,7 @@ class FedPFT(Method):
         return self.with_head(model, client.module, client.head, x, y, draw)
 
     def at_server(self, fed: Fed, sent: Sequence[Own]) -> Weights:
-        """The head, trained at the server on features drawn from all clients' mixtures."""
+        """Train the head at the server on features drawn from all clients' mixtures."""
         model: Weights = fed.get(INITIAL)
         network = Network(fed.network(model))
         dim = width(network, fed.shape)
@@ -152,7 +152,7 @@ class FedPFT(Method):
         return self.with_head(model, network.module, network.head, x, y, fed.generator("head"))
 
     def joined(self, client: Client, model: Weights, received: JointMixtures | None) -> tuple[Tensor, Tensor]:
-        """The client's own features and those that it draws (n, A), and labels (n,), on the CPU."""
+        """Return the client's own features and those that it draws (n, A), and labels (n,), on the CPU."""
         x, y = features(client, model)
         if received is None:
             return x, y
@@ -169,7 +169,7 @@ class FedPFT(Method):
     def with_head(
         self, model: Weights, module: nn.Module, part: Part, x: Tensor, y: Tensor, draw: Generator
     ) -> Weights:
-        """`model` with its head, `part` of it, trained on features (n, A) with labels (n,)."""
+        """Return `model` with its head, `part` of it, trained on features (n, A) with labels (n,)."""
         values = part.of(model)
         head = Network(copy.deepcopy(module.get_submodule("head")), values.params.device)
         head.load(values)
@@ -204,7 +204,7 @@ class FedPFT(Method):
 
 
 def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
-    """What enters the head (n, A) for the client's training samples, and labels (n,), on the CPU."""
+    """Return the head's inputs (n, A) for the client's training samples, and labels (n,), on the CPU."""
     with torch.no_grad():
         seen = [(client.probe(x, model)[0].cpu(), y.cpu()) for x, y in client.batches(passes=0)]
     x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))

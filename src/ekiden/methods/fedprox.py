@@ -87,7 +87,7 @@ class FedProx(ParallelMethod):
         return Reply(trained, sample_weight(client, self.weighting))
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """(μ/2)‖w - w^r‖²: the centre is the round's global model, which damps a chain."""
+        """Return (μ/2)‖w - w^r‖². The centre is the round's global model, which damps a chain."""
         return Proximal(self.mu, at.origin.params) if self.mu else None
 
     def needs_start(self, anchor: Anchor) -> bool:

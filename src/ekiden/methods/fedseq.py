@@ -60,7 +60,7 @@ class FedSeq(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
-        """Training from the received model, near its outputs (τ) and those of the round's first model (ρ)."""
+        """Train from the received model. τ and ρ keep the outputs close to its own and to the round's first model's."""
         origin = model if origin is None else origin  # the first of a round receives it
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         return client.fit(model, epochs=self.epochs, objective=objective)

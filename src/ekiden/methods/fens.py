@@ -153,7 +153,7 @@ class FENS(Method):
         return Stacking(model=None)
 
     def run(self, fed: Fed, s: Stacking) -> Iterator[State]:
-        """First step: local training. Then a round a step; in the first of them all clients get all models."""
+        """Yield the state after local training, then after each round; in the first, all clients get all models."""
         last = self.steps(len(fed.clients))
         if s.step == 0:
             s = s.next(models=tuple(fed.call(self.train, k, INITIAL) for k in fed.clients))
@@ -284,7 +284,7 @@ def _nothing_held() -> UserError:
 
 
 def minibatches(n: int, size: int, steps: int, draw: Generator) -> Iterator[Tensor]:
-    """The rows of so many mini-batches: shuffled passes over n samples, one after the other."""
+    """Return the rows of these mini-batches: shuffled passes over n samples, one after the other."""
     return islice(chain.from_iterable(torch.split(torch.randperm(n, generator=draw), size) for _ in count()), steps)
 
 
@@ -378,6 +378,6 @@ class LinearCombiner(nn.Module):
         self.weight = nn.Parameter(torch.eye(classes).repeat(members, 1) / members)
 
     def forward(self, answers: Tensor) -> Tensor:
-        """Logits (b, K) from (b, N, K): logarithms; a regression can answer 0 or less, which counts as 0.001."""
+        """Return logits (b, K) from (b, N, K): logarithms. A regression can answer 0 or less, which counts as 0.001."""
         scores: Tensor = answers.softmax(2).flatten(1) @ self.weight
         return scores.clamp(min=1e-3).log()

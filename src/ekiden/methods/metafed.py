@@ -57,7 +57,7 @@ class MetaFed(Method):
         return False
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step alone, one step a hop, one step of personalisation. Own models never leave but as teachers."""
+        """Yield the state after training alone, after each hop, and after personalisation. Models leave as teachers."""
         n = len(fed.clients)
         if s.step == 0:
             s = s.next(personal=tuple(fed.call(self.warm_up, k, INITIAL) for k in fed.clients))

@@ -101,7 +101,7 @@ class MOON(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """E epochs from the global model; the result is also what the next contrast is with."""
+        """Train for E epochs from the global model; the result is also used in the next rounds' contrast."""
         previous = tuple(client.state or ())
         at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=previous)
         trained, learned = visit(self, at, model)
@@ -114,7 +114,7 @@ class MOON(ParallelMethod):
         return self.mu > 0
 
     def objective(self, at: ClientRound, base: Objective) -> Objective:
-        """ℓ + μ ℓ_con, near the representations of w^r, away from those of the models kept, once there are any."""
+        """Return ℓ + μ ℓ_con: near the representations of w^r, away from those of the kept models, if there are any."""
         if not (self.mu and at.memory):
             return base
         frozen = [as_split(at.client.network(m)) for m in (at.origin, *at.memory)]
@@ -160,6 +160,6 @@ class ContrastiveLoss(Objective):
 
 
 def contrastive(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], temperature: float) -> Tensor:
-    """ℓ_con, the mean over a batch of -log of the softmax share of the positive; all (b, d)."""
+    """Return ℓ_con, the mean over a batch of -log of the softmax share of the positive; all are (b, d)."""
     similarities = [F.cosine_similarity(z, other, dim=1) for other in (positive, *negatives)]
     return -F.log_softmax(torch.stack(similarities, dim=1) / temperature, dim=1)[:, 0].mean()

@@ -209,7 +209,7 @@ def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sink
 
 
 def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
-    """(a, b) float64 distances of units (a, d) from units (b, d), or their squares; of directions, if `normalise`."""
+    """Return (a, b) float64 distances between units (a, d) and (b, d), or squares; of directions if `normalise`."""
     x, y = ours.double(), theirs.double()
     if normalise:
         x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
@@ -217,7 +217,7 @@ def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tenso
 
 
 def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
-    """(units, samples x positions) outputs of each dense layer before its activation function, on the CPU."""
+    """Return (units, samples x positions): outputs of each dense layer before its activation function, on the CPU."""
     seen: list[Tensor] = []
     hooks = [
         network.get_submodule(layer.name).register_forward_hook(

@@ -127,7 +127,7 @@ class PFNM(OneShot):
         return merged
 
     def output_bias(self, biases: Sequence[Tensor], shares: Tensor) -> Tensor:
-        """(K, 1) the classifier's, each class by its shares (N, K); (K, 0) without biases."""
+        """Return (K, 1) the classifier's biases, each class by its shares (N, K); (K, 0) without biases."""
         weights = shares.double()[:, :, None] / self.sigma
         total = (weights * torch.stack(list(biases))).sum(0) + self.bias / self.sigma0
         return total / (weights.sum(0) + 1 / self.sigma0)
@@ -142,5 +142,5 @@ class PFNM(OneShot):
 
 
 def rows_at(matrix: Tensor, units: Tensor, width: int) -> Tensor:
-    """(width, d) the rows of `matrix` (n, d) at places `units` (n,), zero elsewhere."""
+    """Return (width, d): the rows of `matrix` (n, d) at the places `units` (n,), zero elsewhere."""
     return matrix.new_zeros(width, matrix.shape[1]).index_copy(0, units, matrix)

@@ -81,7 +81,7 @@ class RegMean(OneShot):
         return WithGrams(trained, [half(gram) for gram in found])
 
     def merge(self, sent: Sequence[WithGrams], layout: Layout) -> Weights:
-        """W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) in each layer, M being the average."""
+        """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer, M being the average."""
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         params = mean.params.clone()
@@ -112,7 +112,7 @@ def shrunk(gram: Tensor, alpha: float) -> Tensor:
 
 
 def solved(gram: Tensor, right: Tensor) -> Tensor:
-    """X (o, d) of least length with X·G = `right`, for G (d, d) that may be singular; inputs are scaled alike first."""
+    """Return X (o, d) of least norm with X·G = `right`; G (d, d) may be singular. Inputs are first scaled alike."""
     scale = gram.diagonal().clamp(min=0).sqrt()
     scale = torch.where(scale > 0, 1 / scale, 0.0)
     inverse = torch.linalg.pinv(gram * scale[:, None] * scale, rtol=_UNSEEN, hermitian=True)

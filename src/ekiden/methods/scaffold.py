@@ -134,7 +134,7 @@ class SCAFFOLD(ParallelMethod):
         return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: ServerRound) -> After:
-        """C changes by 1/N of what clients send, so that it is the mean of all c_i at all times."""
+        """Change c by 1/N of what clients send, so that it is always the mean of all c_i."""
         control = r.kept(0)
         for closing in r.closings.values():
             control = control + closing.changes[0].params / r.clients

@@ -145,7 +145,7 @@ class SFedKD(Method):
         target: tuple[float, ...],
         others: tuple[float, ...],
     ) -> Weights:
-        """Training from the received model; a_t and b_t of the teachers are `target` and `others`."""
+        """Train from the received model; a_t and b_t of the teachers are `target` and `others`."""
         if not teachers:
             return client.fit(model, epochs=self.epochs)
         networks = tuple(client.network(teacher) for teacher in teachers)
@@ -195,7 +195,7 @@ class Lesson(Objective):
         return self.networks
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""
+        """Return the loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""
         logits = forward(x).float()
         soft, loss = logits / self.temperature, F.cross_entropy(logits, y)
         for given, alpha, beta in zip(answers, self.target, self.others, strict=True):
@@ -206,7 +206,7 @@ class Lesson(Objective):
 
 
 def target_class(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
-    """TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, mean of the batch; logits (b, K)."""
+    """Return TCKD: KL of the teacher's (p_y, 1 - p_y) from the student's, a mean over the batch; logits (b, K)."""
     return kl(two_classes(logits, y), two_classes(taught, y))
 
 
@@ -218,7 +218,7 @@ def two_classes(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
-    """NCKD: KL of the teacher's probabilities without the true class, renormalised, from the student's."""
+    """Return NCKD: KL of the teacher's probabilities without the true class, renormalised, from the student's."""
     return kl(without(logits, y), without(taught, y))
 
 
@@ -228,7 +228,7 @@ def distributions(counts: Tensor) -> Tensor:
 
 
 def complementary(shares: Tensor, k: int) -> list[int]:
-    """Up to k rows of distributions (m, K), chosen one by one, so that their mean comes nearest to uniform in L1."""
+    """Choose up to k rows of distributions (m, K) one by one, so that their mean is closest to uniform in L1."""
     found: list[int] = []
     total = torch.zeros_like(shares[0])
     for _ in range(min(k, len(shares))):
@@ -240,7 +240,7 @@ def complementary(shares: Tensor, k: int) -> list[int]:
 
 
 def discrepancies(counts: Tensor, rows: Sequence[int], student: int) -> Tensor:
-    """d_t: half the L1 distance of the class distributions of clients `rows` from the student's."""
+    """Return d_t: half the L1 distance of the class distributions of clients `rows` from the student's."""
     p = distributions(counts)
     return (p[list(rows)] - p[student]).abs().sum(1) / 2
 

@@ -167,7 +167,7 @@ class ParallelMethod(Method):
         return False
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """What the local loss has in addition to the objective, in closed form, at a visit that starts from `model`."""
+        """Return what is added to the objective in closed form, at a visit that starts from `model`."""
         return None
 
     def objective(self, at: ClientRound, base: Objective) -> Objective:
@@ -175,11 +175,11 @@ class ParallelMethod(Method):
         return base
 
     def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """What a visit gives for the memory; the mean over a round's visits goes to `close`."""
+        """Return what a visit contributes to the memory; `close` gets the mean over a round's visits."""
         return ()
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """The memory after a round in which `learned` was the mean over the visits, and what the server is told."""
+        """Return the memory after a round, given the mean of `learned` over its visits, and what the server gets."""
         return (), Closing()
 
     def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:

@@ -14,7 +14,7 @@ class PersonalMethod(Method):
     rounds: int
 
     def start(self) -> State:
-        """The state before the first round: no model, neither a global one nor personal ones."""
+        """Return the state before the first round: neither a global model nor personal ones."""
         return State(model=None)
 
     @property

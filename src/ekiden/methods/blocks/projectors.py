@@ -120,7 +120,7 @@ def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
 
 
 def compress(projector: Tensor, rank: int) -> Tensor:
-    """(d, rank) F = U√s of the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself if F is not smaller."""
+    """Return (d, rank) F = U√s for the `rank` largest eigenvalues s, so that F Fᵀ ≈ P; P itself if F is not smaller."""
     if not 0 < rank < len(projector):
         return projector
     values, vectors = torch.linalg.eigh(projector)

@@ -92,7 +92,7 @@ def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
 
 
 def _krum(points: Tensor, faulty: int) -> int:
-    """The place of the point (n, P) with the least sum of squared distances to its n - f - 2 nearest others."""
+    """Return the index of the point (n, P) with the least sum of squared distances to its n - f - 2 nearest others."""
     # Squares of differences, not differences of squares: a model that is far off must not cost the others' digits.
     apart = torch.stack([(points - point).square().sum(1) for point in points])
     apart.fill_diagonal_(torch.inf)

@@ -48,7 +48,7 @@ def sample(fed: Fed, participation: float) -> tuple[str, ...]:
 
 
 def at_server(fed: Fed, model: Model | None) -> Weights:
-    """The model that the server sends out; the initial one is known to all and costs nothing to get."""
+    """Return the model that the server sends; all know the initial one, so it costs nothing."""
     assert model is not None
     value: Weights | HasModel = fed.get(model) if isinstance(model, Ref) else model  # type: ignore[assignment]
     return value if isinstance(value, Weights) else value.model
@@ -60,7 +60,7 @@ def last_iterate(method: Method, select: str) -> str:
 
 
 def local_training(client: Client, lr_decay: float, round: int) -> Training:
-    """Training that ends with its last iterate, at the learning rate of the round."""
+    """Return training settings that end with the last iterate, at the learning rate of the round."""
     return replace(client.training, select="last", lr=client.training.lr * lr_decay**round)
 
 
@@ -76,7 +76,7 @@ def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T
 def with_sizes(
     fed: Fed, count: Callable[[Client], int], clients: Iterable[str], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """The numbers of samples known, and those of `clients`; who is met for the first time is asked by `count`."""
+    """Return the known numbers of samples and those of `clients`; `count` asks clients that are new."""
     asked = {k: fed.call(count, k) for k in clients if k not in known}
     return {**known, **arrived(fed, asked, at_least=0 if known else 1)}
 
@@ -99,7 +99,7 @@ def average(replies: Sequence[Reply]) -> Weights:
 def combined(
     fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
 ) -> Weights:
-    """One model from the replies to `start`, by a rule of `ekiden.methods.blocks.robust`; notes who stood out."""
+    """Return one model from the replies to `start`, by a rule of `ekiden.methods.blocks.robust`; note who stood out."""
     models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
     result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
     note_apart(fed, rule, models, result)
@@ -107,7 +107,7 @@ def combined(
 
 
 def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: float) -> dict[str, Weights]:
-    """The clients' models, their steps from `start` shortened to `longest` (0: no limit); notes whose were longer."""
+    """Return the clients' models, with steps from `start` limited to `longest` (0: no limit); note who was limited."""
     if not longest:
         return dict(models)
     short = {k: clipped(m, start, longest) for k, m in models.items()}
@@ -116,7 +116,7 @@ def shortened(fed: Fed, models: Mapping[str, Weights], start: Weights, longest: 
 
 
 def note_apart(fed: Fed, rule: Rule, models: Mapping[str, Weights], result: Weights) -> None:
-    """Note how far from the result each client's model is, and whose Krum chose; of the mean nothing."""
+    """Note how far each client's model is from the result, and whose Krum chose; nothing for the mean."""
     if rule == "mean":
         return
     fed.note(APART, {k: _apart(m, result) for k, m in models.items()})
@@ -138,14 +138,14 @@ def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> 
 
 
 def server_step(model: Weights, target: Weights, lr: float) -> Weights:
-    """One step, w + η_g (target - w); η_g = 1 is the target itself. Running statistics are the target's."""
+    """Return w + η_g (target - w); η_g = 1 gives the target itself. Running statistics are the target's."""
     return target if lr == 1 else target.with_params(torch.lerp(model.params, target.params, lr))
 
 
 def momentum_step(
     model: Weights, target: Weights, lr: float, momentum: float, buffer: Tensor | None
 ) -> tuple[Weights, Tensor | None]:
-    """One step, v ← β v + (target - w), w ← w + η_g v; without momentum there is no buffer."""
+    """Take one step, v ← β v + (target - w), w ← w + η_g v; without momentum there is no buffer."""
     if not momentum:
         return server_step(model, target, lr), None
     change = target.params - model.params

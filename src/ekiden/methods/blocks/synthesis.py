@@ -87,7 +87,7 @@ def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def batches(n: int, size: int, generator: Generator) -> Sequence[Tensor]:
-    """A shuffled pass over n samples; a last batch of one joins the one before it: BatchNorm cannot treat it."""
+    """Yield a shuffled pass over n samples; a last batch of one joins the one before, because of BatchNorm."""
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]

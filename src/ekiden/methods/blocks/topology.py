@@ -82,13 +82,13 @@ def mixing(topology: str, clients: int, round: int = 0, generator: Generator | N
 
 
 def circles(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> list[list[int]]:
-    """For each client the positions of those that it receives from, itself among them, in order."""
+    """Return for each client the positions of the clients that it receives from, including itself, in order."""
     edges = adjacency(topology, clients, round, generator).fill_diagonal_(True)
     return [row.nonzero().flatten().tolist() for row in edges]
 
 
 def metropolis(edges: Tensor) -> Tensor:
-    """Metropolis weights of an undirected graph: w_il = 1 / (1 + max(deg_i, deg_l)), the rest at oneself."""
+    """Return Metropolis weights of an undirected graph: w_il = 1 / (1 + max(deg_i, deg_l)), diagonal: the rest."""
     degree = edges.sum(1)
     weights = edges.double() / (1 + torch.maximum(degree[:, None], degree[None, :]))
     return weights + torch.diag(1 - weights.sum(1))
@@ -141,7 +141,7 @@ def components(edges: Tensor) -> list[list[int]]:
 
 
 def spectral_gap(matrix: Tensor) -> float:
-    """1 - λ of a symmetric mixing matrix, λ the largest |eigenvalue| after the first: 1 mixes at once, 0 never."""
+    """Return 1 - λ, λ being a mixing matrix's largest |eigenvalue| after the first: 1 mixes at once, 0 never."""
     values = torch.linalg.eigvalsh(matrix)
     return 1 - float(torch.maximum(-values[:1], values[-2:-1]).max()) if len(matrix) > 1 else 1.0
 
@@ -168,7 +168,7 @@ def is_drawn(topology: str) -> bool:
 
 
 def sends(topology: str, clients: int, rounds: int) -> int:
-    """Models sent from client to client in so many rounds with one exchange each."""
+    """Return the number of models sent from client to client in these rounds, with one exchange each."""
     return sum(int(adjacency(topology, clients, round, Generator().manual_seed(0)).sum()) for round in range(rounds))
 
 
@@ -211,7 +211,7 @@ def _erdos_renyi(clients: int, probability: float, seed: int) -> Tensor:
 
 
 def _count(k: float, clients: int) -> int:
-    """N_com: a number of clients, or a share of all below 1 (at least one client)."""
+    """Return N_com: a number of clients, or a share of all below 1 (at least one client)."""
     count = max(1, round(k * clients)) if 0 < k < 1 else int(k)
     if not 1 <= count < clients or (k >= 1 and k != count):
         raise UserError(

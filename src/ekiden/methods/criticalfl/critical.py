@@ -22,7 +22,7 @@ class CriticalPeriods:
     forced: int
 
     def now(self, norms: Sequence[float]) -> bool:
-        """Whether the windowed mean of the norms has grown by more than δ since the check before."""
+        """Return whether the windowed mean of the norms has grown by more than δ since the previous check."""
         if len(norms) <= self.forced:
             return True
         now, before = (part[-self.window :] for part in (norms, norms[:-1]))
@@ -58,7 +58,7 @@ def due(round: int, every: int) -> bool:
 
 
 def resize(number: int, critical: bool, capped: bool, least: int, most: int) -> int:
-    """Twice as many in a critical period, unless the cap was reached before; half as many in another."""
+    """Double the number in a critical period, unless the cap was reached before; halve it otherwise."""
     if critical:
         return number if capped else min(most, 2 * number)
     return max(least, number - max(number // 2, 1))

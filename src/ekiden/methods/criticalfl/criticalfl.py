@@ -111,7 +111,7 @@ class CriticalFL(PersonalMethod):
             yield s
 
     def watch(self, s: Periods, norms: Sequence[float]) -> Periods:
-        """A check before the next round: who is in a critical period, and how many peers all hear from then on."""
+        """Check before the next round who is in a critical period, and set everybody's number of peers."""
         most = self.most(len(norms))
         old = s.norms or ((),) * len(norms)
         seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
@@ -125,7 +125,7 @@ class CriticalFL(PersonalMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
-        """Local training; keeps η times the mean over epochs of the sum of squared gradient norms."""
+        """Train locally; keep η times the mean over epochs of the sum of squared gradient norms."""
         training = training_of(client, self.lr_decay, round)
         squares = Squares()
         model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
@@ -134,7 +134,7 @@ class CriticalFL(PersonalMethod):
 
     @on_client
     def mix(self, client: Client, models: list[CountedModel]) -> Weights:
-        """The average of the client's own model and its peers', by numbers of samples."""
+        """Return the average of the client's own model and its peers', weighted by numbers of samples."""
         return mean([m.model for m in models], [float(m.n) for m in models])
 
     @on_client

@@ -123,7 +123,7 @@ class CriticalFLServer(Method):
             yield s
 
     def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
-        """A check before the next round: whether it is critical, and how many clients are drawn from then on."""
+        """Check whether the next round is critical, and set how many clients are drawn from then on."""
         norms = (*s.norms, norm)
         critical = CriticalPeriods(self.delta, self.window, self.forced).now(norms)
         count = resize(s.count or least, critical, s.capped, least, most)
@@ -131,7 +131,7 @@ class CriticalFLServer(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
-        """E epochs; η times the mean over epochs of the sum of squared gradient norms goes along."""
+        """Train for E epochs; also return η times the mean over epochs of the sum of squared gradient norms."""
         training, squares = local_training(client, self.lr_decay, round), Squares()
         trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
         rest, norm = trained.with_params(trained.params[:0]), training.lr * squares.sum / self.epochs
@@ -153,12 +153,12 @@ class CriticalFLServer(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` says what it was."""
+        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` is the actual number."""
         most = self.rounds * self.most(clients)
         return max(self.moved(end, clients, model) for end in (Selection(whole=most), Selection(sparse=most)))
 
     def moved(self, end: Selection, clients: int, model: Size) -> int:
-        """M down each time; up M or, in critical rounds, the values, a bit for each parameter and the statistics."""
+        """M down each time; M up or, in critical rounds, the values, a bit for each parameter and the statistics."""
         network = model.network.weights()
         rest = wire.size((network.buffers, network.counters))
         part = 4 * self.sent(len(network.params)) + ceil(len(network.params) / 8) + rest
@@ -173,7 +173,7 @@ def largest(change: Tensor, count: int) -> Tensor:
 
 
 def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
-    """Per coordinate the mean over those who sent it, by numbers of samples; where nobody did, the old value."""
+    """Return for each coordinate the mean over the clients that sent it, weighted by samples, or else the old value."""
     total = torch.zeros_like(model.params)
     count = torch.zeros_like(model.params)
     for upload in uploads:

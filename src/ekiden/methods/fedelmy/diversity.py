@@ -85,12 +85,12 @@ class Paper:
         add(grad, grad.new_tensor(factors))
 
     def scales(self, d: Sequence[float], loss: float) -> list[float]:
-        """Weights of the distances `d` in the loss, in plain numbers: small tensors would cost more than the pool."""
+        """Return the weights of distances `d` in the loss, as numbers: small tensors would cost more than the pool."""
         pull = -self.alpha / len(d) * paper_scale(loss, sum(d) / len(d))
         return [pull + self.beta * paper_scale(loss, d[0]), *[pull] * (len(d) - 1)]
 
     def offset_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
-        """For a small network: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes over D suffice."""
+        """For small networks: ‖u - D_t‖² = ‖u‖² - 2 D_t u + ‖D_t‖² from θ_s, so that two passes over D suffice."""
         offsets, norms = self.offsets
         u = params - self.start
         squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
@@ -105,7 +105,7 @@ class Paper:
         return offsets, torch.linalg.vector_norm(offsets, dim=1) ** 2
 
     def block_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
-        """For a large one: differences computed again, block by block, so that no second pool is in memory."""
+        """For large networks: compute differences again, block by block, so that no second pool is in memory."""
 
         def differences() -> Iterator[tuple[slice, Tensor]]:
             for begin in range(0, len(params), _BLOCK):

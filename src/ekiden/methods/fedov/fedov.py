@@ -64,7 +64,7 @@ class FedOV(OneShot):
     needs = CLASSES | NUMBERS
 
     def selection(self, select: str) -> str:
-        """The last epoch: validation data hold no outliers, so that the first epochs look best."""
+        """Return the last epoch: validation data have no outliers, so on them the first epochs look best."""
         return "last"
 
     def start(self) -> State:
@@ -111,11 +111,11 @@ class OpenSet(Objective):
 
     @property
     def normed(self) -> bool:
-        """Whether the network has BatchNorm, whose statistics separate passes would spoil."""
+        """Whether the network has BatchNorm, whose statistics would be wrong after separate passes."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
     def further(self, batch: int) -> Work:
-        """Corrupted and harder samples are in the loss too, and PGD takes a gradient in each step."""
+        """Count the passes of corrupted and harder samples, and of PGD, which takes a gradient in each step."""
         samples = batch * (1 if self.normed else 2 + self.method.attack_steps)
         return Work(samples, samples)
 
@@ -141,7 +141,7 @@ def without(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
-    """Outliers moved by PGD, in evaluation mode, to where the answer is less "unknown"; within `attack_radius` of x."""
+    """Move outliers by PGD, in evaluation mode, within `attack_radius` of x, to where the answer is less "unknown"."""
     was_training = module.training
     module.eval()
     moved = x.clone()

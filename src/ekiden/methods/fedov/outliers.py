@@ -27,7 +27,7 @@ def destroy(x: Tensor) -> Tensor:
 
 
 def crop(x: Tensor) -> Tensor:
-    """A rectangle of 0.1 to 0.33 of the area, sides 3:4 to 4:3, brought back to full size."""
+    """Crop a rectangle of 0.1 to 0.33 of the area, sides 3:4 to 4:3, and resize it to full size."""
     height, width = x.shape[2:]
     area, aspect, *at = torch.rand(4, len(x), device="cpu")
     h, w = _rectangle(0.1 + 0.23 * area, (3 / 4) ** (1 - 2 * aspect), height, width)
@@ -39,7 +39,7 @@ def crop(x: Tensor) -> Tensor:
 
 
 def blur(x: Tensor) -> Tensor:
-    """Gaussian blur by a kernel of 3, 5, 7 or 9 by 1, 3 or 5 pixels, either way round, deviation 10 to 100 pixels."""
+    """Blur with a Gaussian kernel of 3, 5, 7 or 9 by 1, 3 or 5 pixels or the reverse, deviation 10 to 100 pixels."""
     n, channels, height, width = x.shape
     long, short = 3 + 2 * torch.randint(4, (n,)), 1 + 2 * torch.randint(3, (n,))
     turned, sigma = torch.rand(n) < 0.5, 10 + 90 * torch.rand(n)
@@ -54,7 +54,7 @@ def blur(x: Tensor) -> Tensor:
 
 
 def erase(x: Tensor) -> Tensor:
-    """A rectangle of 0.33 to 0.5 of the area, sides 3:10 to 10:3 where that fits, set to 0."""
+    """Set a rectangle of 0.33 to 0.5 of the area to 0, sides 3:10 to 10:3 if that fits."""
     height, width = x.shape[2:]
     area, aspect, *at = torch.rand(4, len(x))
     h, w = _rectangle(0.33 + 0.17 * area, 0.3 ** (1 - 2 * aspect), height, width)
@@ -69,7 +69,7 @@ def erase(x: Tensor) -> Tensor:
 
 
 def cut(x: Tensor) -> Tensor:
-    """Along either axis: halves swapped (1 in 3), or half the image overwritten by another half (2 in 3)."""
+    """Along either axis, swap the halves (1 in 3), or overwrite half the image by another half (2 in 3)."""
     across, swapped = torch.rand(len(x)) < 0.5, torch.rand(len(x)) < 1 / 3
     result = x.clone()
     for axis, chosen in ((2, across), (3, ~across)):
@@ -89,7 +89,7 @@ def swap_halves(x: Tensor, axis: int) -> Tensor:
 
 
 def overwrite(x: Tensor, axis: int) -> Tensor:
-    """A band of half the size along an axis overwritten by another one that starts at least half a band away."""
+    """Overwrite a band of half the size along an axis by another one that starts at least half a band away."""
     size = x.shape[axis]
     half = size // 2
     starts = torch.arange(size - half + 1)
@@ -104,13 +104,13 @@ def overwrite(x: Tensor, axis: int) -> Tensor:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Squares of half a side at the left and at the right of a band of rows, both turned by 90, 180 or 270 degrees."""
+    """Rotate squares of half a side, at the left and right of a band of rows, by 90, 180 or 270 degrees."""
     side = min(x.shape[2:]) // 2
     return turn(x, torch.randint(x.shape[2] - side + 1, (len(x),)), torch.randint(1, 4, (len(x),)))
 
 
 def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:
-    """The same with rows from `start` (b,), counter-clockwise by `turns` (b,) times 90 degrees."""
+    """Do this with rows from `start` (b,), counter-clockwise by `turns` (b,) times 90 degrees."""
     height, width = x.shape[2:]
     side = min(height, width) // 2
     row, column = torch.arange(height)[None, :, None], torch.arange(width)[None, None, :]
@@ -130,7 +130,7 @@ def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:
 
 
 def _rectangle(area: Tensor, aspect: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Height and width, as shares of the image, of rectangles of a share of its area; all of them fit in."""
+    """Return height and width, as shares of the image, of rectangles with a share of its area; all of them fit in."""
     h = (area * aspect * width / height).sqrt()
     h = torch.maximum(torch.minimum(h, torch.ones(())), area)
     return h, area / h

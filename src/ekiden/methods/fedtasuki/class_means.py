@@ -62,7 +62,7 @@ def _weighed(counts: Tensor, a: ClassInputs, b: ClassInputs, sign: int) -> Class
 
 
 def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int, shape: tuple[int, ...]) -> ClassInputs:
-    """Class means, on the CPU, of samples in batches of inputs and labels, of a `shape` that `mean_shape` gave."""
+    """Return class means, on the CPU, of samples in batches of inputs and labels; `shape` is from `mean_shape`."""
     counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, *shape, dtype=torch.float64)
     for x, y in batches:
         coarse = (F.adaptive_avg_pool2d(x, (shape[1], shape[2])) if x.ndim == 4 else x).double().cpu()

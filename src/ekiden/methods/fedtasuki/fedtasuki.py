@@ -119,7 +119,7 @@ class FedTasuki(Method):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Classes, where statistics or mean inputs of them travel; numbers, where inputs are scrambled or moved."""
+        """Need classes if their statistics or mean inputs travel, and numeric inputs to scramble or move."""
         found: frozenset[Need] = CLASSES if self.statistics or self.recall else frozenset()
         return found | NUMBERS if self.statistics or self.recall or self.widen else found
 
@@ -128,7 +128,7 @@ class FedTasuki(Method):
         in_order(self.order, clients)
 
     def check_network(self, model: Size) -> None:
-        """Statistics are of what one linear layer reads, and what travels must be a small part of the model."""
+        """Refuse a network whose statistics cannot be taken, or would not be a small part of the model."""
         self.extra(model)
 
     def start(self) -> Passed:
@@ -159,7 +159,7 @@ class FedTasuki(Method):
 
     @on_client
     def distil(self, client: Client, received: TeacherHandoff, others: int, again: bool, last: bool) -> TeacherHandoff:
-        """Training on own data that holds on to what `others` clients taught; `again`: this one was among them."""
+        """Train on own data and distil what `others` clients taught; `again`: this client was among them."""
         seen = received.seen if again else received.seen + client.n
         match self.distill_weighting:
             case "counts":
@@ -200,7 +200,7 @@ class FedTasuki(Method):
         return class_means.measure(client.batches(passes=0), client.classes, self.mean_shape(client.size))
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
-        """Features (views·n, A) of own samples, first as they are, then scrambled, and labels (n,) of the former."""
+        """Return features (views·n, A) of own samples, first unchanged, then scrambled, and their labels (n,)."""
         parts: list[list[Tensor]] = [[] for _ in range(views)]
         labels = []
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -227,7 +227,7 @@ class FedTasuki(Method):
         return class_means.size(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
-        """The shape of a class's mean input that travels with statistics of at least the features' means."""
+        """Return the shape of a class's mean input; with `statistics`, at least the features' means travel, too."""
         layout = model.layout
         taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
         return class_means.mean_shape(layout.classes, model.shape, model, taken)
@@ -250,7 +250,7 @@ class FedTasuki(Method):
         return found
 
     def training(self, client: Client) -> Training:
-        """How to train: a client's own validation data would choose the epoch that forgets most."""
+        """Return training settings: a client's own validation data would choose the epoch that forgets most."""
         return replace(client.training, select="tail") if self.average_iterates else client.training
 
     def steps(self, clients: int) -> int:
@@ -268,7 +268,7 @@ class FedTasuki(Method):
 
 
 def added(head: Layer, params: Tensor, rows: Tensor) -> Tensor:
-    """`params` with `rows` (K, A + 1) added to the classifier: its answers, times what they say, renormalised."""
+    """Return `params` with `rows` (K, A + 1) added to the classifier, which multiplies both probabilities."""
     params = params.clone()
     head.put(params, head.matrix(params) + rows.to(params))
     return params

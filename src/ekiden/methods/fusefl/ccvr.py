@@ -64,7 +64,7 @@ def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> ClassGaus
 
 
 def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor]:
-    """Number, mean (A,) and unbiased covariance (A, A) of class c over all parts, float64."""
+    """Return number, mean (A,) and unbiased covariance (A, A) of class c over all parts, float64."""
     weights = torch.stack([p.counts[c] for p in parts]).double()
     n = weights.sum().clamp(min=1)
     means = torch.stack([p.means[c] for p in parts]).double()
@@ -79,7 +79,7 @@ def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor
 
 
 def drawn(parts: Sequence[ClassGaussians], each: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`each` features (m, A) of every class that somebody has, and their classes (m,)."""
+    """Draw `each` features (m, A) of every class that a client has; return them with their classes (m,)."""
     features, labels = [], []
     for c in range(len(parts[0].counts)):
         n, mean, covariance = pooled(parts, c)
@@ -92,7 +92,7 @@ def drawn(parts: Sequence[ClassGaussians], each: int, generator: torch.Generator
 
 
 def calibrate(head: nn.Module, x: Tensor, y: Tensor, lr: float, generator: torch.Generator, batch: int = 128) -> None:
-    """One shuffled pass of plain SGD on the cross-entropy of `head` at features (m, A) of classes (m,)."""
+    """Make one shuffled pass of plain SGD on the cross-entropy of `head` at features (m, A) of classes (m,)."""
     params = list(head.parameters())
     for rows in torch.split(torch.randperm(len(x), generator=generator), batch):
         with torch.enable_grad():

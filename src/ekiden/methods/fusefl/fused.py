@@ -56,7 +56,7 @@ class Stage(nn.Module):
         self.block = block
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        """Features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
+        """Return features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
         joined = average(parts) if self.adapter is None else self.adapter(torch.cat(list(parts), 1))
         out: Tensor = self.block(joined)
         return out
@@ -121,7 +121,7 @@ def filled(module: M, weights: Weights) -> M:
 
 
 def read(module: nn.Module) -> Weights:
-    """The values of `module`, all of whose parameters are trainable; it stays as it is."""
+    """Return the values of `module`, all of whose parameters are trainable, as a copy."""
     return Network(copy.deepcopy(module), next(module.parameters()).device).weights()
 
 
@@ -156,7 +156,7 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
 
 
 def channels(blocks: Sequence[nn.Module]) -> list[int]:
-    """C of each block: outputs of the last linear or convolutional layer up to its end."""
+    """Return C of each block: the outputs of the last linear or convolutional layer up to its end."""
     counts: list[int] = []
     for block in blocks:
         dense = [m for m in block.modules() if isinstance(m, Dense)]
@@ -216,7 +216,7 @@ def resize(layer: Dense, outputs: int, inputs: int) -> None:
 
 
 def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
-    """Give a norm that scales its channels another number of them, with its initial values."""
+    """Give a norm that scales its channels another number of channels, with initial values."""
     layer.weight, layer.bias = nn.Parameter(torch.ones(units)), nn.Parameter(torch.zeros(units))
     if isinstance(layer, nn.GroupNorm):
         layer.num_channels = units

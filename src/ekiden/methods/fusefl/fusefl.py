@@ -217,13 +217,13 @@ class FuseFL(Method):
             )
 
     def parts(self, network: nn.Module, clients: int, seed: int = 0) -> tuple[list[nn.Module], nn.Module]:
-        """Blocks and classifier of the network of `width`, newly drawn unless that is 1."""
+        """Return blocks and classifier of the network of `width`, newly drawn unless that is 1."""
         width = self.hidden_width or self.fitting(network, clients)
         split = as_split(network if width == 1 else fresh(thin(network, width), seed))
         return cut(split.features, self.blocks), split.head
 
     def fitting(self, network: nn.Module, clients: int) -> float:
-        """The widest of 1/64, ..., 1 that moves no more than N models do, or the first."""
+        """Return the widest of 1/64, ..., 1 with which no more than N models move, or the first."""
         network, limit, low, high = copy.deepcopy(network).to("meta"), clients * content(network), 1, STEPS
         while low < high:
             middle = (low + high + 1) // 2

@@ -193,7 +193,7 @@ class MAEcho(Method):
         return class_mean(models, torch.stack([c.owns for c in sent]), layout, result)
 
     def harmonise(self, w: Tensor, clients: Tensor, projectors: Sequence[Tensor]) -> Tensor:
-        """The iteration for one layer, from W (out, d), W_i (N, out, d) and P_i or F_i."""
+        """Iterate for one layer, from W (out, d), W_i (N, out, d) and P_i or F_i."""
         v = clients.clone()
         kept = 1.0 if self.form == "released" else self.mu / (1 + self.mu)
         for _ in range(self.iterations):
@@ -250,7 +250,7 @@ class MAEcho(Method):
         return participants(clients, self.participation) * ((2 * self.rounds - 1) * model + self.rounds * payload)
 
     def payload(self, layout: Layout) -> int:
-        """K + 4·Σ d·k: classes and projectors of a client, with k = d where projectors are sent whole."""
+        """Return K + 4·Σ d·k: a client's classes and projectors, with k = d for complete projectors."""
         sizes = zip(layout.hidden, self.rank_of(layout), strict=True)
         numbers = sum(layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes)
         return layout.classes + 4 * numbers
@@ -268,14 +268,14 @@ def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
 
 
 def unit_rows(move: Tensor, change: Tensor) -> Tensor:
-    """Each row of `move` at length 1; rows that are nothing but rounding of `change` become zero."""
+    """Scale each row of `move` to length 1; rows that are only rounding errors of `change` become zero."""
     length = move.norm(dim=-1, keepdim=True)
     nothing = length <= 1e-5 * change.norm(dim=-1, keepdim=True)
     return torch.where(nothing, torch.zeros_like(move), move / length.clamp(min=1e-30))
 
 
 def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Contribution:
-    """A client's model and projectors with hidden units in the order of `target`'s."""
+    """Return a client's model and projectors with hidden units in the order of `target`'s."""
     model, moved = align(
         contribution.model, target, layout, layout, lambda i, a, b: transport(a, b, normalise=True, squared=False)
     )

@@ -23,7 +23,7 @@ class Passing(State):
 
 
 def alignment(client: Client, reference: Weights | None, previous: Weights | None, tau: float, rho: float) -> Objective:
-    """The loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
+    """Return the loss ℓ + ρ·L_ag + τ·L_ap of a task; a term without its model is left out."""
     w_g = client.network(reference) if reference is not None and rho else None
     w_p = client.network(previous) if previous is not None and tau else None
     if w_g is None and w_p is None:

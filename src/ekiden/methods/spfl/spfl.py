@@ -150,7 +150,7 @@ class SPFL(Method):
         return Chains()
 
     def run(self, fed: Fed, s: Chains) -> Iterator[State]:
-        """One hop of all chains a step; after the last of a round clients close it and the server averages."""
+        """Yield the state after each hop of all chains; after a round's last hop the server averages."""
         host, length = host_named(self.host), self.shape(len(fed.clients))[1]
         while s.step < self.steps(len(fed.clients)):
             round, position = divmod(s.step, length)
@@ -168,7 +168,7 @@ class SPFL(Method):
             yield s
 
     def opened(self, fed: Fed, s: Chains, start: Weights) -> Chains:
-        """The state with the chains of a new round; clients met for the first time say how many samples they have."""
+        """Return the state with the chains of a new round; clients that are new report their numbers of samples."""
         sequences = self.sequences(fed)
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
         if not host_named(self.host).method.exchange.counts:
@@ -176,13 +176,13 @@ class SPFL(Method):
         return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
 
     def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
-        """What comes with the first visit of a round to a client; nothing where nobody needs it."""
+        """Return what a client receives with its first visit of a round; nothing if it is not needed."""
         if not (self.glam or host.needs_start or host.method.exchange.closes):
             return None
         return Opening(start if self.needs_start(host) else None, host.method.opening(start, s.memory))
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
-        """The state after a round: every client visited closes it, the host's server takes the ends together."""
+        """Return the state after a round: every client visited closes it, and the host's server combines the ends."""
         method, n = host_named(self.host).method, len(fed.clients)
         told = visited(s.sequences) if method.exchange.closes else ()
         closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in told}
@@ -200,7 +200,7 @@ class SPFL(Method):
 
     @on_client
     def train(self, client: Client, model: Weights, opening: Opening | None, size: float, round: int) -> Weights:
-        """A visit. What the server sends comes with the first of a round; the client keeps it for the others."""
+        """Train at a visit. What the server sends comes with a round's first visit; the client keeps it."""
         host, kept = host_named(self.host), client.state or KeptInChains()
         if opening is not None:
             kept = KeptInChains(opening, kept.memory, earlier=kept.own)

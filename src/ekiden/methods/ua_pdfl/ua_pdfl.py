@@ -116,7 +116,7 @@ class UAPDFL(PersonalMethod):
         return Branches(model=None)
 
     def run(self, fed: Fed, s: Branches) -> Iterator[State]:
-        """One round a step. The server learns who is near whom, and sees no model and no representation."""
+        """Yield the state after each round. The server learns who is near whom, but sees no model."""
         names, positions = fed.clients, range(len(fed.clients))
         while s.step < self.rounds:
             mine = own_models(fed, s)
@@ -220,7 +220,7 @@ class UAPDFL(PersonalMethod):
         return self.moved(Branches(step=self.rounds, bases=edges, heads=edges), clients, model)
 
     def moved(self, end: Branches, clients: int, model: Size) -> int:
-        """The same with the branches taken: M for each model, M_g for each extractor, M_h for each head."""
+        """The same with the actual choices: M for each model, M_g for each extractor, M_h for each head."""
         aux, logits = model.network.probe(torch.ones(1, *model.shape))
         talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
         sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
