@@ -1,4 +1,4 @@
-"""What `ekiden.run`, `split` and `federate` make of their arguments: the unambiguous runs, the rest is one line."""
+"""What `ekiden.run`, `split` and `federate` accept: unambiguous arguments run, all others give one line."""
 
 import multiprocessing
 import subprocess

@@ -50,7 +50,7 @@ def test_a_run_that_diverged_warns(method: FedSeq | Local, blobs: FederatedData)
 
 
 class Silent(nn.Module):
-    """Trains, and answers nothing finite when it is measured."""
+    """Trains, and gives no finite output when it is measured."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The base install does the main job; what needs an extra says which, in one line and before any work."""
+"""The base install does the main job; a command that needs an extra names it, in one line and before any work."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Names that say one thing each."""
+"""Each name has one meaning."""
 
 import ast
 from collections import defaultdict
@@ -8,7 +8,7 @@ import ekiden
 
 
 def test_no_class_name_is_defined_twice() -> None:
-    """Who reads a name knows which class is meant."""
+    """A reader of a name knows which class it is."""
     root, found = Path(ekiden.__file__).parent, defaultdict[str, list[str]](list)
     for file in sorted(root.rglob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

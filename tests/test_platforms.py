@@ -1,4 +1,4 @@
-"""What needs a Unix is loaded only where it is used: the rest imports and runs without those modules of Python."""
+"""What needs Unix is loaded only where it is used; everything else imports and runs without these Python modules."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What names the version agrees, so that a release is no more than a tag."""
+"""All places that name the version agree, so that a release needs only a tag."""
 
 import re
 from pathlib import Path

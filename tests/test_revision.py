@@ -41,7 +41,7 @@ STAR = replace(METHOD, topology="star")
 
 
 def five(names: list[str] = CLIENTS) -> FederatedData:
-    """Five silos of different sizes and classes, with test data of their own."""
+    """Five silos with different sizes and classes, each with its own test data."""
     x, y = points()
     rows = torch.split(y.argsort(stable=True), [50, 40, 90, 30, 90])
     held = [(x[r], y[r]) for r in rows]
@@ -51,7 +51,7 @@ def five(names: list[str] = CLIENTS) -> FederatedData:
 
 
 def same(result: Result, expected: Result) -> None:
-    """The same model, and the same measured on the same test data."""
+    """The same model, and the same measurements on the same test data."""
     assert bits(result) == bits(expected)
     rows = [{k: v for k, v in r.metrics[-1].items() if k not in COUNTS} for r in (result, expected)]
     assert rows[0] == rows[1]
@@ -64,7 +64,7 @@ def rest(client: str) -> list[str]:
 
 @cache
 def alone(*names: str, order: str = "given", features: Any = "auto") -> Result:
-    """A run of these clients and no others."""
+    """A run of only these clients."""
     return go(five(list(names)), replace(METHOD, order=order, features=features))
 
 
@@ -164,7 +164,7 @@ def test_the_ledger_has_what_moves(tmp_path: Path) -> None:
 
 
 def test_the_forgotten_client_leaves_nothing_in_the_new_folder(tmp_path: Path) -> None:
-    """Neither its values nor totals with it: each number that stays is one of a run without it."""
+    """Neither its values nor totals that include it: each number that stays is one of a run without it."""
     go(five(), folder=tmp_path / "run")
     for client in ("client-2", "client-4"):
         result = ekiden.forget(tmp_path / "run", client, five(), network=Tiny)
@@ -183,7 +183,7 @@ def totals(folder: Path) -> list[list[Any]]:
 
 
 def test_features_of_a_network_are_measured_again_as_before(tmp_path: Path) -> None:
-    """Floating-point features round by their batches, so these must be the same in whatever step."""
+    """Floating-point features depend on their batches by rounding, so batches must be the same in every step."""
     go(five(), replace(METHOD, features="network"), folder=tmp_path / "run")
     result = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
     same(result, alone(*rest("client-2"), features="network"))

@@ -1,4 +1,4 @@
-"""The tutorials, played from top to bottom with the outputs that they show; that of Flower is in tests/e2e."""
+"""The tutorials, executed from top to bottom and compared with the outputs that they show; Flower's is in tests/e2e."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to work in; files of the user's own are trusted there only."""
+    """An empty folder to work in; the user's own files are trusted only there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))

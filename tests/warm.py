@@ -61,7 +61,7 @@ def command(args: list[str], folder: Path, out: Path, error: Path) -> None:
 def ekiden(
     *args: str | Path, folder: Path | None = None, environment: Mapping[str, str] | None = None, timeout: float = 120
 ) -> "subprocess.CompletedProcess[str]":
-    """An `ekiden` command in a process of its own, to its end."""
+    """Run an `ekiden` command in its own process, to its end."""
     line = [*map(str, args)]
     with TemporaryDirectory() as scratch:
         out, error = Path(scratch) / "out", Path(scratch) / "error"

@@ -33,7 +33,7 @@ WRONG: dict[object, list[object]] = {
 
 
 def base(hint: object) -> object:
-    """What kind of check a hint asks for."""
+    """Which check a hint asks for."""
     if get_origin(hint) is Annotated:
         return base(get_args(hint)[0])
     return hint if hint in WRONG else get_origin(hint) or hint
@@ -121,7 +121,7 @@ def test_stored_plans_are_checked() -> None:
 
 @dataclass(frozen=True)
 class Strangers(Ridge):
-    """A stranger's method with rules of its own: fields are checked before these."""
+    """A user's method with its own rules: fields are checked before these rules."""
 
     shares: tuple[Fraction, ...] = (0.5, 0.5)
     kind: Literal["a", "b"] = "a"

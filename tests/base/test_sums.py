@@ -147,7 +147,7 @@ def test_the_widest_that_fits_a_budget(classes: int, each: int, fixed: int) -> N
 
 
 def test_wide_features_by_hand() -> None:
-    """Products beyond 2^24 and sums beyond 2^31, odd ones, that float32 and int32 do not hold."""
+    """Odd products beyond 2^24 and odd sums beyond 2^31, which float32 and int32 cannot hold."""
     x = torch.tensor([[WIDE, 1.0], [-WIDE, 2], [WIDE, -3]])
     sums = measure([(x, torch.tensor([0, 1, 1]))], 2, 2, largest=WIDE)
     assert sums.gram.tolist() == [3 * 32767**2, -4 * 32767, 14]
@@ -183,7 +183,7 @@ def of_targets(x: Tensor, y: Tensor, block: int = 100) -> TargetSums:
 
 
 def test_targets_equal_whole_numbers_added_up_one_by_one() -> None:
-    """Targets of 20 bits, whose squares and products are beyond what float32 and int32 hold."""
+    """Targets of 20 bits, whose squares and products float32 and int32 cannot hold."""
     x, y = with_targets()
     sums, phi, rows = of_targets(x, y), x.long(), y.long()
     assert torch.equal(sums.matrix().long(), phi.T @ phi)

@@ -363,13 +363,13 @@ def _tagged(func: Any, tag: torch.Tag) -> bool:
 
 
 def _device(tensor: Tensor) -> torch.device:
-    """Where it really is."""
+    """The device where the tensor really is."""
     device: torch.device = torch._C.TensorBase.device.__get__(tensor)
     return device
 
 
 def _all(kind: type[_Leaf], value: Any) -> list[_Leaf]:
-    """All of a type in nested lists and tuples, as operations take and give them."""
+    """Yield all values of a type in nested lists and tuples, as operations take and return them."""
     if isinstance(value, kind):
         return [value]
     return [leaf for part in value for leaf in _all(kind, part)] if isinstance(value, (list, tuple)) else []

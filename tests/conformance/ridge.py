@@ -35,7 +35,7 @@ class Ridge(Method):
     """k, added to the diagonal"""
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One step: collect the sums, solve."""
+        """Yield one state: collect the sums, solve."""
         if s.step == 0:
             sums = fed.get([fed.call(self.products, k, INITIAL) for k in fed.clients])
             squares = torch.stack([p.squares for p in sums]).sum(0)
@@ -61,7 +61,7 @@ class Ridge(Method):
         return Products(squares, labels)
 
     def steps(self, clients: int) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def cost(self, clients: int, model: Size) -> int:

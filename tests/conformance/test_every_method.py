@@ -77,7 +77,7 @@ def test_learns_and_reports(kind: type[Method]) -> None:
 
 
 class Plain(nn.Module):
-    """A network without BatchNorm, which some methods treat in another way, and of several layers."""
+    """A network without BatchNorm, which some methods treat differently, and with several layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Plain(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (b, 3)."""
+        """Return logits (b, 3)."""
         return self.head(self.features(x))  # type: ignore[no-any-return]
 
 

@@ -62,6 +62,6 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
 
 
 def test_a_trained_head_beats_chance(few: FederatedData) -> None:
-    """The frozen features are of use: what the methods train is not only refused or left alone."""
+    """The frozen features are useful: methods train on them, and do not only refuse them."""
     result = run("fedavg", few, backbone(), train="head", **settings())
     assert result.accuracy > 0.4

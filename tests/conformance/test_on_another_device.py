@@ -101,7 +101,7 @@ RIGHT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _unmoved(tensors: dict[str, Tensor]) -> list[object]:
-    """What `safetensors_chunks` does, without the move to the CPU."""
+    """Do what `safetensors_chunks` does, without the move to the CPU."""
     return [t.contiguous().view(torch.uint8).numpy().data for t in tensors.values()]
 
 
@@ -254,7 +254,7 @@ def trained(folder: Path) -> dict[str, bytes]:
 
 @every_method
 def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
-    """Trains, evaluates, saves, resumes: and nothing is drawn on the device that the CPU would draw otherwise."""
+    """It trains, evaluates, saves and resumes, and draws nothing on the device that the CPU would draw differently."""
     method = small(kind)
     here = run(method, few, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
     with Elsewhere() as mode:
@@ -270,7 +270,7 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_p
 
 @every_method
 def test_resumes_there_bit_for_bit(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
-    """With dropout, and on a device that rounds in its own way: after a resume, all is computed where it was before."""
+    """With dropout, on a device that rounds differently: after a resume everything is computed where it was before."""
     for name, stops in (("whole", [None]), ("stopped", [1, None])):
         for stop in stops:
             with Elsewhere(rounds=True):
@@ -342,7 +342,7 @@ OPTIONS = (
 @pytest.mark.parametrize("method", OPTIONS, ids=lambda m: m.title())
 @pytest.mark.parametrize("pictures", [False, True], ids=["numbers", "pictures"])
 def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: FederatedData) -> None:
-    """What is off by default."""
+    """Options that are off by default."""
     if pictures and isinstance(method, FedTasuki):
         method = replace(method, statistics=False)  # too large for a network of so many features
     data, network = (images(), Picture) if pictures else (few, Wide)
@@ -377,7 +377,7 @@ def test_a_fit_goes_on_there(
 
 
 def test_a_step_of_adam_needs_its_count_on_the_device() -> None:
-    """The fused step, as on a GPU: what a journal restores goes there."""
+    """The fused step, as on a GPU: what a journal restores goes to the device."""
     with Elsewhere():
         params, grad = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
         adam = step_of(params, grad, Training())

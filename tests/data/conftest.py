@@ -67,7 +67,7 @@ def write_images(path: Path, n: int = 10, classes: int = 2, seed: int = 0) -> Pa
 
 
 def write_folder(root: Path, names: dict[str, int], seed: int = 0) -> Path:
-    """Folders (`cat`, `photo/cat`) with so many images each."""
+    """Folders (`cat`, `photo/cat`) with this many images each."""
     for number, (name, n) in enumerate(names.items()):
         (root / name).mkdir(parents=True)
         for i, pixels in enumerate(noise(n, seed=seed + number)):

@@ -28,7 +28,7 @@ def draws(n: int, seed: int = 0) -> list[list[float]]:
 
 
 def images(n: int = 16, c: int = 3, h: int = 12, w: int = 9, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """No pixel is 0, so that black ones can only come from outside."""
+    """Pixels are never 0, so black ones can only come from outside."""
     return torch.randint(1, 256, (n, c, h, w), generator=seeded(99)).to(dtype)
 
 
@@ -181,7 +181,7 @@ def test_draws_of_one_do_not_depend_on_the_others() -> None:
 
 
 def test_every_image_has_its_own_draws_with_the_right_frequencies() -> None:
-    """One image, 4,000 times; 5 standard deviations each side."""
+    """One image, 4,000 times; 5 standard deviations on each side."""
     n, crop = 4000, 1
     x = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.uint8).expand(n, 1, 3, 3)
     centre = Augment(crop=crop)(x, seeded(1))[:, 0, 1, 1]

@@ -212,7 +212,7 @@ print(dataset.train.x.nbytes / 1e6, own() - before)
 
 @pytest.mark.slow
 def test_training_on_a_large_set_takes_little_memory(tmp_path: Path) -> None:
-    """Memory of the process's own, which the system cannot take back, does not grow with the set: 275 and 826 MB."""
+    """Memory that belongs to the process itself does not grow with the set: 275 and 826 MB."""
     import subprocess
     import sys
 

@@ -68,7 +68,7 @@ def test_a_picture_of_any_size(tmp_path: Path, classes: int, clients: int) -> No
 
 
 def test_bubbles_are_where_the_samples_are(tmp_path: Path) -> None:
-    """Two clients of one class each: ink on the diagonal only."""
+    """Two clients with one class each: ink only on the diagonal."""
     y = torch.arange(200) // 100
     samples = Samples(torch.zeros(200, 1), y)
     fed = split(Dataset("toy", samples, samples, ("0", "1")), Dirichlet(1e-3, 1), 2, seed=0)

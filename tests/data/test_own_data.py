@@ -63,7 +63,7 @@ LABELS = ("died", "days", "cough", "fever")
 
 
 def others(*labels: str) -> list[str]:
-    """The columns that are labels of something else."""
+    """Columns that hold labels of other things."""
     return [name for name in LABELS if name not in labels]
 
 
@@ -569,7 +569,7 @@ def test_silos_from_the_command_line(
 
 
 def bad(rows: Rows, **changes: Any) -> Rows:
-    """With some columns changed; None takes one away."""
+    """With some columns changed; None removes one."""
     return {k: v for k, v in (rows | changes).items() if v is not None}
 
 

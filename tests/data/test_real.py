@@ -37,7 +37,7 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
     [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(("cifar", "mnist")) else []) for s in SETS],
 )
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
-    """MNIST and the CIFARs are slow, as they have 60,000 images or more to decode; the others are read as they are."""
+    """MNIST and the CIFAR sets are slow, with 60,000 images or more to decode; the others are read directly."""
     dataset = real(name)
     assert dataset.name == name
     assert dataset.shape == shape

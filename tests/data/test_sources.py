@@ -101,7 +101,7 @@ def test_sets_without_a_hub_copy_say_which_files_to_provide(name: str) -> None:
 
 
 class TestHub:
-    """The hub is out of reach of tests: `load_dataset` is replaced."""
+    """Tests cannot reach the hub: `load_dataset` is replaced."""
 
     def fake(self, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> list[tuple[Any, ...]]:
         import datasets

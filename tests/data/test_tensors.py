@@ -179,7 +179,7 @@ def images_of(*shades: int) -> Tensor:
 
 
 def by_class(fed: FederatedData) -> dict[str, set[int]]:
-    """Which shades have which class, over all clients."""
+    """Return which shades have which class, over all clients."""
     held = fed.dataset.train
     return {name: set(held.x[held.y == k].flatten().tolist()) for k, name in enumerate(fed.dataset.classes)}
 

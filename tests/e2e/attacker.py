@@ -1,4 +1,4 @@
-"""A ServerApp of somebody who has the SuperLink's port and a run's terms, and wants its hand-offs."""
+"""A ServerApp of an attacker who has the SuperLink's port and a run's terms, and wants its hand-offs."""
 
 import json
 import time
@@ -25,13 +25,13 @@ stolen = ClientApp()
 
 @stolen.query()  # type: ignore[untyped-decorator]
 def take(message: Message, context: Context) -> Message:
-    """Answer in a silo's place."""
+    """Answer instead of a silo."""
     raise RuntimeError("code that came with a run was executed at a silo")
 
 
 @app.main()  # type: ignore[untyped-decorator]
 def steal(grid: Grid, context: Context) -> None:
-    """Ask each node for each hop under other terms, and write down what could be opened and what was said."""
+    """Ask each node for each hop under other terms, and write down what could be opened and the answers."""
     nodes, config = GridNodes(grid), context.run_config
     terms = replace(agreements.parse(str(config["plan"])), skips=True)
     private = sealing.new_private()
@@ -57,7 +57,7 @@ def steal(grid: Grid, context: Context) -> None:
 
 @claims.main()  # type: ignore[untyped-decorator]
 def ask_all(grid: Grid, context: Context) -> None:
-    """Greet each node under each of some terms, and write down what was said to which."""
+    """Greet each node under each of some terms, and write down the answers."""
     nodes, config = GridNodes(grid), context.run_config
     terms: dict[str, str] = json.loads(str(config["plan"]))
     waiting = {
@@ -70,7 +70,7 @@ def ask_all(grid: Grid, context: Context) -> None:
 
 
 def _answers(nodes: GridNodes, waiting: dict[str, str]) -> Iterator[tuple[str, Answer, memoryview]]:
-    """What comes back for each ticket, with what that stands for."""
+    """Return the answer to each ticket, with what the ticket was for."""
     while waiting:
         time.sleep(1)
         for ticket, data in nodes.receive(list(waiting)).items():

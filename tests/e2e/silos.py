@@ -154,7 +154,7 @@ def running(folder: Path, start: Callable[[Federation, str], None] = Federation.
 
 
 class Cable:
-    """A TCP connection through this process that can break in the middle of what goes over it."""
+    """A TCP connection through this process that can break in the middle of a transfer."""
 
     def __init__(self, to: int) -> None:
         self.cuts: list[str] = []
@@ -172,7 +172,7 @@ class Cable:
         self._listener.close()
 
     def cut_after(self, **directions: int) -> None:
-        """Break once so many bytes went `up` to the SuperLink or `down` from it; each direction once."""
+        """Break after this many bytes went `up` to the SuperLink or `down` from it; each direction once."""
         self._left = {direction: float(count) for direction, count in directions.items()}
 
     def _serve(self) -> None:

@@ -48,7 +48,7 @@ Call = Callable[..., str]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process; gives what it printed."""
+    """Run the command in this process and return what it printed."""
 
     def calling(*args: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", ["ekiden", *map(str, args)])
@@ -62,7 +62,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """A command that must end with code 2 and one line; gives the line."""
+    """Run a command that must end with code 2 and one line; return the line."""
 
     def refusing(*args: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", ["ekiden", *map(str, args)])
@@ -468,7 +468,7 @@ def test_output_that_nobody_takes(
 
 
 def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root may read all, what the system says is put on."""
+    """Root may read everything, so the system's error is imitated."""
 
     def denied(self: Path, *args: object, **kwargs: object) -> bool:
         raise PermissionError(errno.EACCES, "Permission denied", str(self))

@@ -1,4 +1,4 @@
-"""What breaks between machines, on a real SuperLink and real silos: every run ends bit-equal to the undisturbed one."""
+"""Faults between machines, on a real SuperLink and real silos: every run ends bit-equal to the undisturbed one."""
 
 import os
 import time
@@ -23,7 +23,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def start_run(federation: Federation, out: str, *flags: str) -> Path:
-    """Start FedSeq in the background; its run folder."""
+    """Start FedSeq in the background and return its run folder."""
     command = [str(BIN / "ekiden"), "run", "fedseq", "--on", "flower", "--link", federation.link, "--certificate"]
     command += ["ca.crt", "--keys", "keys", "--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64"]
     federation.start("run", [*command, "--seed", "3", "--order", "reversed", "--out", out, *flags])
@@ -31,7 +31,7 @@ def start_run(federation: Federation, out: str, *flags: str) -> Path:
 
 
 def log(federation: Federation, name: str) -> Path:
-    """The log of a silo, emptied."""
+    """Empty the log of a silo and return it."""
     path = federation.folder / f"{name}.log"
     path.write_bytes(b"")
     return path
@@ -86,7 +86,7 @@ def test_a_silo_that_stays_away_is_skipped(federation: Federation, tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore:training diverged")  # a large network after one epoch: what counts is the bits
 def test_a_network_that_is_cut_in_mid_message(federation: Federation, tmp_path: Path) -> None:
-    """45 MB to a silo and from it; the cable breaks in the middle of each and is away for some seconds."""
+    """45 MB to a silo and from it; the cable breaks in the middle of each transfer for some seconds."""
     here = tmp_path / "here"
     expected(FedSeq(epochs=1, order="reversed"), here, model="resnet18")
     federation.kill("client-1")

@@ -1,4 +1,4 @@
-"""A coordinator and four silos on machines of their own, which are network namespaces, by the commands on the page."""
+"""A coordinator and four silos on separate machines, which are network namespaces, with the commands on the page."""
 
 import os
 import re
@@ -30,7 +30,7 @@ REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv
 
 
 def commands() -> list[str]:
-    """Those on the page, with who types each."""
+    """The commands on the page, with the machine of each."""
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- five machines -->\n```\n(.*?)```", page, re.DOTALL)
     assert found
@@ -38,7 +38,7 @@ def commands() -> list[str]:
 
 
 class Machine:
-    """A network namespace with a folder of its own. Of the coordinator's, every silo's reaches one address."""
+    """A network namespace with its own folder. Every silo's reaches one address of the coordinator's."""
 
     def __init__(self, name: str, folder: Path, place: int) -> None:
         self.name, self.folder, self.place = name, folder / name, place
@@ -69,7 +69,7 @@ class Machine:
         return {**os.environ, **paths, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
     def type(self, line: str, timeout: float = 400) -> str:
-        """Type a command and wait for its end."""
+        """Run a command and wait for its end."""
         done = subprocess.run(
             self.command("sh", "-c", line), cwd=self.folder, env=self.environment, timeout=timeout,
             capture_output=True, text=True, check=False,
@@ -78,7 +78,7 @@ class Machine:
         return done.stdout + done.stderr
 
     def start(self, line: str) -> Path:
-        """Type a command that goes on; what it says."""
+        """Run a command that keeps running; return what it prints."""
         log = self.folder / "log"
         with log.open("ab") as file:
             self.processes.append(
@@ -133,7 +133,7 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
 
 
 def pictures(folder: Path, place: int) -> None:
-    """Handwritten digits 0 to 3, other ones for each silo: a folder of class folders."""
+    """Handwritten digits 0 to 3, different ones for each silo: a folder of class folders."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -146,7 +146,7 @@ def pictures(folder: Path, place: int) -> None:
 
 
 def together(files: list[Path]) -> FederatedData:
-    """What the silos hold, in one process."""
+    """The same data in one process."""
     held = [silo_file.read(file).load() for file in files]
     first = held[0][0]
 

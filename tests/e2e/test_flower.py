@@ -78,7 +78,7 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
 
 
 def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
-    """What an app of somebody else writes down, which brings a ClientApp too."""
+    """What an attacker's app writes down; it also brings a ClientApp."""
     folder, found = folder / "app", folder / "found.json"
     commands.write_app(folder)
     file = folder / "pyproject.toml"
@@ -152,7 +152,7 @@ def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federati
 
 
 def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str]:
-    """What the SuperLink answers at a port to whoever has its certificate and asks what the coordinator may ask."""
+    """Return what the SuperLink answers at a port to somebody who has its certificate and asks as a coordinator."""
     import httpx
     from flwr.proto import control_pb2 as ask
     from flwr.supercore.control import ControlHttpClient
@@ -183,7 +183,7 @@ def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str
 
 
 def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path: Path) -> None:
-    """The certificate and the silos' port let nobody register keys, or see or start or stop runs."""
+    """With the certificate and the silos' port nobody can register keys, or see, start or stop runs."""
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_ssh_public_key(keys.generate(tmp_path / "stranger.key").read_bytes())
@@ -264,7 +264,7 @@ def test_other_shapes_are_equal_too(federation: Federation, name: str, tmp_path:
 
 @pytest.mark.slow
 def test_without_sealing_the_database_shows_the_model(federation: Federation) -> None:
-    """What `readable` looks for is there to be found."""
+    """What `readable` looks for can be found."""
     for name in NAMES:  # read again for every message
         file = federation.folder / f"{name}.toml"
         file.write_text(re.sub("methods = .*", 'unsealed = true\nmethods = ["fedseq"]', file.read_text()))

@@ -46,7 +46,7 @@ class Process:
             time.sleep(0.001)
 
     def kill(self) -> bool:
-        """Kill it; says whether it was still running."""
+        """Kill it; return whether it was still running."""
         running = self.poll() is None
         if running:
             os.kill(self.pid, signal.SIGKILL)
@@ -54,7 +54,7 @@ class Process:
         return running
 
     def finish(self) -> None:
-        """Let it end, and end well."""
+        """Let it end, and check that it succeeded."""
         self.wait_until(lambda: False)
         assert self.poll() == 0, self.log.read_text()
 
@@ -77,7 +77,7 @@ def seconds(folder: Path) -> float:
 
 
 def next_command(out: Path, first: list[str]) -> tuple[list[str], Path | None]:
-    """`resume`, or `run` as long as nothing is there to go on with."""
+    """Use `resume`, or `run` as long as there is nothing to resume."""
     begun = [p.parent for p in out.glob("*/config.json")]
     if begun:
         return ["resume", str(begun[0])], begun[0]
@@ -130,7 +130,7 @@ def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def children(pid: int) -> list[int]:
-    """All processes below one."""
+    """Return all processes below one."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

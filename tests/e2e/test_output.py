@@ -1,4 +1,4 @@
-"""Output fits the terminal, is plain where it is piped, and has no colours where NO_COLOR says so."""
+"""Output fits the terminal, is plain when it is piped, and has no colours if NO_COLOR is set."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The commands that docs/deployment.md and the tutorial on hospitals promise to suffice, typed in."""
+"""The commands on docs/deployment.md and in the tutorial on hospitals, as a user types them."""
 
 import re
 import shlex
@@ -50,7 +50,7 @@ def test_four_silos_run_by_the_commands_on_the_page(tmp_path: Path) -> None:
 
 
 def end(shell: Federation) -> None:
-    """End all that was started."""
+    """End everything that was started."""
     for process in shell.processes.values():
         process.terminate()
     time.sleep(5)

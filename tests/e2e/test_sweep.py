@@ -87,7 +87,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> None:
-    """A run that fails and a metric that is not there cost their cells only; labels and paths are shown as they are."""
+    """A run that fails and a metric that does not exist affect only their cells; labels and paths are unchanged."""
     Path("table.toml").write_text(QUICK)
     code, out, err = call("sweep", "table.toml", "--out", "runs[/x]")
     assert (code, err) == (2, "ekiden: 2 of 3 runs failed (listed above): fix the cause and rerun the same command\n")
@@ -104,7 +104,7 @@ def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> N
 
 
 def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
-    """What another process is at, is left to it and has not failed."""
+    """What another process is doing is left to it and does not count as failed."""
     Path("table.toml").write_text(QUICK)
     call("sweep", "table.toml", "--only", "none/accuracy")
     folder = Path("runs/table/A-b-x--accuracy--seed0")
@@ -120,7 +120,7 @@ def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
 
 
 def test_records_that_cannot_be_written(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a sweep goes on, they stop no run and lose no reason; before it begins, nothing is made."""
+    """While a sweep runs, they stop no run and lose no reason; before it begins, nothing is made."""
     Path("table.toml").write_text(QUICK)
     Path("file").touch()
     code, _, err = call("sweep", "table.toml", "--records", "file/kept.jsonl")

@@ -1,4 +1,4 @@
-"""The package as a stranger gets it: built as a wheel, installed where there is nothing, run."""
+"""The package as a new user gets it: built as a wheel, installed in an empty environment, run."""
 
 import subprocess
 import sys

@@ -27,7 +27,7 @@ M = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8
 
 @dataclass
 class Desk(Transport):
-    """A transport without clients: a value is what `values` says, all else is noted."""
+    """A transport without clients: values come from `values`, everything else is recorded."""
 
     values: dict[Ref[Any], Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -339,7 +339,7 @@ class Average(Method):
 
 
 class Neighbours(Average):
-    """Each client averages with what its neighbours hold: lists of Refs, its own among them."""
+    """Each client averages with its neighbours' values: lists of Refs, including its own."""
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
@@ -358,14 +358,14 @@ class Neighbours(Average):
 
 
 class Unmarked(Average):
-    """Asks clients for what they do not do."""
+    """Asks clients for tasks that they do not have."""
 
     def train(self, client: Client, model: Weights) -> Weights:
         return model
 
 
 class Stranger(Average):
-    """Calls somebody who is not there."""
+    """Calls a client that does not exist."""
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         fed.call(self.train, "client-44", s.model)

@@ -1,4 +1,4 @@
-"""A run goes on, and is measured, only with the data and the network that it began with."""
+"""A run continues, and is measured, only with the data and the network that it began with."""
 
 import json
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_an_older_folder_without_digests_goes_on(blobs: FederatedData, tmp_path:
 
 
 def older(folder: Path) -> None:
-    """Make of a run folder one of before there were digests."""
+    """Turn a run folder into one from before there were digests."""
     config = json.loads((folder / "config.json").read_text())
     for key in ("digests", "network", "classes", "input"):
         del config[key]
@@ -126,7 +126,7 @@ def test_digests_that_are_damaged_are_an_error(blobs: FederatedData, tmp_path: P
 
 
 class Picky(Tiny):
-    """Takes certain values only."""
+    """Accepts certain values only."""
 
     def forward(self, x: Tensor) -> Tensor:
         if (x[:, 0] == 0).any():

@@ -1,4 +1,4 @@
-"""What a method may know of the network: at the server, at a client, and for its result."""
+"""What a method can learn about the network: at the server, at a client, and for its result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ def test_the_server_feeds_samples_of_its_own_as_clients_do(blobs: FederatedData)
 
 
 def test_the_servers_samples_follow_the_training_settings(blobs: FederatedData) -> None:
-    """As a client's do: what the run asks for stands over what the data set has."""
+    """As for a client: what the run asks for overrides what the data set has."""
     images = torch.rand(5, 1, 6, 6)
     augmented = replace(blobs.dataset, mean=(0.1,), std=(0.2,), augment=Augment(crop=1, flip=True))
     server = fed(replace(blobs, dataset=augmented), training=Training(mean=(0.5,), std=(0.25,), augment=False))

@@ -1,4 +1,4 @@
-"""What lies on the disk: clients' values and private state, the run folder, and what happens when either is damaged."""
+"""Files: clients' values and private state, the run folder, and what happens when either is damaged."""
 
 import errno
 import json
@@ -236,7 +236,7 @@ class Killed(BaseException):
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> list[str]:
-    """Let the `call`-th call of a function be the last thing that happens; returns the calls so far."""
+    """Make the `call`-th call of a function the last thing that happens; return the calls so far."""
     calls: list[str] = []
     original = getattr(owner, name)
 
@@ -417,7 +417,7 @@ def test_an_earlier_private_state_is_not_taken_for_a_lost_one(
 def test_folders_that_do_not_say_which_private_states_there_are_go_on(
     blobs: FederatedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of older versions; from then on they say it."""
+    """Folders of older versions lack it; after a resume they have it."""
     whole = go(Counting(rounds=4), blobs, tmp_path / "whole")
     go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=4)
     state = tmp_path / "run" / "state.safetensors"
@@ -442,7 +442,7 @@ def test_a_configuration_that_changed_after_the_run_began_is_refused(blobs: Fede
 
 
 def test_a_number_may_be_given_as_another_type_on_the_way_back(blobs: FederatedData, tmp_path: Path) -> None:
-    """1 and 1.0 are one setting."""
+    """1 and 1.0 are the same setting."""
     for lr, steps in ((1, 2), (1.0, 1)):
         training, hardware = Training(lr=lr, batch_size=16), Hardware(threads=1)
         run(Counting(), blobs, Tiny, training=training, hardware=hardware, folder=tmp_path / "run", stop_after=steps)
@@ -528,7 +528,7 @@ def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
 
 
 def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dies while it takes up a run forgets nothing."""
+    """A process that dies while it resumes a run forgets nothing."""
     folder_with_a_state(tmp_path / "run")
 
     class Killed(BaseException):

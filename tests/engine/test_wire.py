@@ -1,4 +1,4 @@
-"""The wire format: what goes in comes out, bit for bit, and what is not a payload is refused."""
+"""The wire format: values come out bit for bit as they went in, and what is not a payload is refused."""
 
 import json
 import math
@@ -178,7 +178,7 @@ def with_tree(value: Any, change: Any) -> bytes:
 
 
 def read_or_refuse(data: bytes) -> None:
-    """Damage may go unseen, but nothing else than a payload or a WireError comes out."""
+    """Damage may go unnoticed, but only a payload or a WireError comes out."""
     with suppress(WireError):
         assert isinstance(decode(data, Everything), Everything)
 
@@ -300,7 +300,7 @@ def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None
 @settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
-    """Any node of the tree replaced by any JSON, or by what another kind of node looks like."""
+    """Any node of the tree replaced by any JSON, or by something that looks like another kind of node."""
     kinds = st.sampled_from(["tensor", "float", "dict", "record", "fields"])
 
     def change(node: Any) -> Any:

@@ -7,7 +7,7 @@ from ekiden.experiments.comparison import Comparison, Published
 
 
 def test_a_value_printed_without_spread() -> None:
-    """Three runs of ours; theirs are taken to be three of the same spread."""
+    """Three runs of ours; theirs are assumed to be three with the same spread."""
     found = Comparison(37.28, 15.57, 3, Published(17.9))
     assert found.difference == pytest.approx(19.38)
     assert found.error == pytest.approx(12.713, abs=5e-4)  # 15.57 √(2/3)
@@ -27,7 +27,7 @@ def test_a_value_printed_with_spread_and_runs() -> None:
 
 
 def test_verdicts_that_the_spread_of_single_runs_hides() -> None:
-    """Both spreads are known: within 2√2 standard deviations, but not of the means."""
+    """Both spreads are known: the difference is within 2√2 standard deviations, but not of the means."""
     found = Comparison(52.0, 1.0, 5, Published(50.0, 1.0, 5))
     assert found.t == pytest.approx(3.1623, abs=5e-5)
     assert found.limit == pytest.approx(2.3060, abs=5e-5)  # 8 degrees of freedom
@@ -39,7 +39,7 @@ def test_verdicts_that_the_spread_of_single_runs_hides() -> None:
 
 
 def test_two_equal_means_are_told_apart_in_one_case_of_twenty() -> None:
-    """Whether their spread is printed or taken to be ours: 20,000 papers and reproductions of three runs each."""
+    """Their spread may be printed or assumed to equal ours: 20,000 papers and reproductions of three runs each."""
     draws = np.random.default_rng(0).normal(size=(20_000, 2, 3))
     for printed in (True, False):
         found = [

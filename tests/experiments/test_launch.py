@@ -1,4 +1,4 @@
-"""Runs in processes of their own: none takes the others with it; and how long the rest will take."""
+"""Runs in their own processes: a failing one does not stop the others; and estimates of the time left."""
 
 import io
 import os
@@ -25,7 +25,7 @@ class Dying(Plan[FedSeq]):
 
 @dataclass(frozen=True)
 class Faulty(Plan[FedSeq]):
-    """A run that fails in a way nobody foresaw."""
+    """A run that fails in an unforeseen way."""
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         raise RuntimeError("out of\nluck")

@@ -1,4 +1,4 @@
-"""Records of finished runs stand in for their folders: in the ledger, and when the sweep goes on elsewhere."""
+"""Records of finished runs replace their folders: in the ledger, and when the sweep continues elsewhere."""
 
 import io
 import json
@@ -36,7 +36,7 @@ metric = "client_mean"
 
 
 def planned(folder: Path, table: str = TABLE, file: Path | None = None) -> sweep.Sweep:
-    """The sweep as `ekiden sweep` plans it, its folder not made."""
+    """The sweep as `ekiden sweep` plans it, before its folder is made."""
     source = folder.parent / "table.toml"
     source.write_text(table)
     return sweep.plan_sweep(source, "paper", folder, file)
@@ -210,7 +210,7 @@ def test_a_record_of_other_types(done: tuple[sweep.Sweep, Path], tmp_path: Path,
 
 
 def test_two_sweeps_keep_their_records_in_one_file(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
-    """Both read it before either wrote; and what a killed one left is cleared away."""
+    """Both read it before either wrote; and files left by a killed process are removed."""
     file = tmp_path / "kept" / "kept.jsonl"
     sweeps = []
     for name, keep in (("one", 0), ("two", 2)):
@@ -336,7 +336,7 @@ def test_a_record_whose_environment_was_lost(done: tuple[sweep.Sweep, Path], tmp
 def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file names the data; where they were is the run folder's own knowledge."""
+    """The file names the data; only the run folder knows where they were."""
     here, there = tmp_path / "here", tmp_path / "there"
     for place in (here, there):
         place.mkdir()
@@ -399,7 +399,7 @@ epochs = 1
 
 
 def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own files are known by their names, so that records made in one place stand for the runs in another."""
+    """A user's files are identified by their names, so that records made in one place count for runs in another."""
     here, there = tmp_path / "here", tmp_path / "there"
     for place in (here, there):
         place.mkdir()
@@ -424,7 +424,7 @@ def test_records_hold_no_folders_and_count_in_another_folder(tmp_path: Path, mon
 
 
 def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a checkout that has the records of runs, but not the network that they began from."""
+    """As in a checkout that has the records of runs, but not the network with which they began."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "small").mkdir(parents=True)
 

@@ -233,7 +233,7 @@ def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
 def test_event_files_of_runs_that_are_named_alike(
     done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a writer that makes its folder only: tensorboard is an extra."""
+    """The writer only makes its folder, because tensorboard is an extra."""
 
     class Writer:
         def __init__(self, folder: str) -> None:
@@ -337,7 +337,7 @@ def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) 
 
 
 def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped after a step, gone on with, and killed between the last state and the result."""
+    """Stopped after a step, continued, and killed between the last state and the result."""
     plan, folder = Plan(FedSeq(epochs=1), clients=2), tmp_path / "run"
     data = plan.federation()
     config = {"plan": plan.to_json()}

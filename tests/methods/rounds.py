@@ -1,4 +1,4 @@
-"""Methods of many rounds over clients whose gradients are known: whole runs can be worked out by hand."""
+"""Methods of many rounds over clients whose gradients are known, so that runs can be worked out by hand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ def toy_q(**changes: Any) -> list[Toy]:
 
 
 class Table(Transport):
-    """A transport that does each task at once on the toy of that name."""
+    """A transport that executes each task at once on the toy of that name."""
 
     def __init__(self, method: Method, toys: dict[str, Toy], initial: Weights) -> None:
         self.method, self.toys, self.initial = method, toys, initial

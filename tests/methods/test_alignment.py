@@ -1,4 +1,4 @@
-"""GLAM in FedSeq and FedELMY: off it is nothing, on it is the loss of SPFL's chain, with the bytes that it declares."""
+"""GLAM in FedSeq and FedELMY: switched off it changes nothing; switched on it is the loss of SPFL's chain."""
 
 from typing import Any
 

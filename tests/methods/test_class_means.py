@@ -1,4 +1,4 @@
-"""Class means of inputs: exact numbers, sums that come apart again, and inputs moved from one mean to another."""
+"""Class means of inputs: exact numbers, sums that can be subtracted again, inputs moved between means."""
 
 import pytest
 import torch

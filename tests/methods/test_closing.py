@@ -131,7 +131,7 @@ def model_bytes() -> Size:
 
 
 def test_bytes_of_a_chain_by_hand(blobs: FederatedData) -> None:
-    """The last client has the model; it goes to three others, and the sums come back to where they began."""
+    """The last client has the model; it goes to three others, and the sums return to where they began."""
     method, m = ClosingLap(FedSeq(epochs=1)), model_bytes()
     result = go(method, blobs)
     lap = [(row.step, row.source, row.target, row.bytes) for row in result.ledger[3:]]
@@ -208,7 +208,7 @@ def test_who_is_away_in_the_lap_is_left_out(blobs: FederatedData) -> None:
 
 
 def test_a_chain_does_not_end_without_its_lap(blobs: FederatedData, tmp_path: Path) -> None:
-    """Who has the model must be there when the lap begins and when it ends."""
+    """The client that has the model must be there when the lap begins and when it ends."""
     lap = ClosingLap(FedSeq(epochs=1))
     for gone in ({4, 5, 6, 7}, {8}):
         folder = tmp_path / str(len(gone))
@@ -282,7 +282,7 @@ def test_networks_without_a_linear_head_are_refused(blobs: FederatedData) -> Non
 
 
 def test_scales_reach_far_and_are_finer_than_a_hundredth() -> None:
-    """By hand: deviations 1 and 0; 32 mean deviations of 1/2 reach 32767 where the own one is smaller."""
+    """By hand: deviations 1 and 0; 32 mean deviations of 1/2 reach 32767 if the own deviation is smaller."""
     scales = settled(torch.tensor([[1.0, 5], [3, 5]]))
     assert scales.centre.tolist() == [2, 5]
     assert scales.gain.tolist() == pytest.approx([WIDE / 32, WIDE / 16])

@@ -101,7 +101,7 @@ def test_checks_come_before_even_rounds_and_never_before_the_first(every: int, c
     ("number", "checks", "peers"), [(1, 0, [2]), (5, 2, [2, 4, 4, 6, 6]), (6, 3, [2, 4, 4, 6, 6, 6])]
 )
 def test_peers_of_each_round(number: int, checks: int, peers: list[int]) -> None:
-    """N = 9, N_com = 2, cap 0.75·8 = 6; what a last round would tell is not asked for."""
+    """N = 9, N_com = 2, cap 0.75·8 = 6; the norms of the last round are not asked for."""
     silos = [Silo(1, lambda w: 0.5 * w.pow(2).sum()) for _ in range(9)]
     fed, method = Table(silos), CriticalFL(rounds=number, epochs=1, peers=2)
     start = Periods(personal=(weights(1.0),) * 9)

@@ -1,4 +1,4 @@
-"""DENSE: exact numbers of its losses, of the steps and of the generator; statistics really seen."""
+"""DENSE: exact numbers of its losses, of the steps and of the generator; statistics are actually seen."""
 
 import copy
 from contextlib import nullcontext

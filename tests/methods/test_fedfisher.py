@@ -22,7 +22,7 @@ SIZES = ((4, 2), (2, 2))
 
 
 def fishers(clients: int) -> list[np.ndarray]:
-    """(16, 16) of each client in the order of the parameters: kron for both layers, zero for the normalisation."""
+    """(16, 16) for each client in the order of the parameters: kron for both layers, zero for the normalisation."""
     # A row of the first layer is its three weights and its bias, which lies six places on, or seven for the second.
     order = [0, 1, 2, 6, 3, 4, 5, 7]
     found = []

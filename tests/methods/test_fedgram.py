@@ -38,7 +38,7 @@ def points(n: int = 300) -> Samples:
 
 
 def silos(parts: Sequence[Tensor], names: Sequence[str] | None = None) -> FederatedData:
-    """Clients that train on these rows of the points, one that holds rows 0 to 59 first; all share a test set."""
+    """Clients that train on these rows of the points, the one with rows 0 to 59 first; all share a test set."""
     x, y = points()
     held = [(x[rows], y[rows]) for rows in (torch.arange(60), *parts)]
     tests = [(x[:30], y[:30])] * len(held)
@@ -56,7 +56,7 @@ def bits(result: Result) -> list[list[float]]:
 
 @pytest.fixture(scope="module")
 def pooled() -> Result:
-    """One client that holds the points behind the first 60, after the first."""
+    """One client that holds the points after the first 60, behind the first client."""
     return go(silos([torch.arange(60, 300)]))
 
 

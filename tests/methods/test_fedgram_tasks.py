@@ -45,7 +45,7 @@ def marked(n: int = 600) -> tuple[Tensor, Tensor]:
 
 
 def silos(kind: str, order: Tensor | None = None, cuts: list[int] = CUTS) -> FederatedData:
-    """The first 60 rows at the first client, the others anyhow; half of the first client's rows are test data, too."""
+    """The first 60 rows are the first client's, the others are divided freely; half of its rows are also test data."""
     x, y = diabetes() if kind == "regression" else marked()
     rest = torch.arange(cuts[0], len(x)) if order is None else order
     rows = torch.cat([torch.arange(cuts[0]), rest])

@@ -59,7 +59,7 @@ def test_loss_of_300_samples_before_100() -> None:
 
 
 class Given(nn.Module):
-    """Answers with its inputs, so that both sides see what was asked."""
+    """Answers with its inputs, so that both sides see what was asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def test_ten_clients_move_nine_models_and_nine_counts(blobs: FederatedData) -> N
 
 
 class Deep(nn.Module):
-    """So many weights, and so few features, that statistics of whole rank are a small part of them."""
+    """So many weights, and so few features, that statistics of full rank are a small part of them."""
 
     def __init__(self, features: int = 6, bias: bool = True) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def small(**changes: Any) -> FENS:
 
 
 def client(m: int, seed: int, members: int = 2, classes: int = 3) -> Any:
-    """Stands for a client that has asked the models about its m held-out samples."""
+    """Stands for a client that has the models' answers for its m held-out samples."""
     draw = torch.Generator().manual_seed(seed)
     answers = 2 * torch.randn(m, members, classes, generator=draw)
     held = HeldOut(torch.arange(m), torch.arange(m) % classes, answers)

@@ -43,7 +43,7 @@ def linear(weight: list[list[float]], bias: list[float]) -> nn.Linear:
 
 
 def test_two_fused_blocks_by_hand() -> None:
-    """Client a's first block gives 2x, b's x - 1; adapters read both; heads read the sum, or answer apart."""
+    """Client a's first block gives 2x, b's x - 1; adapters read both; heads read the sum, or answer separately."""
     first = [Stage(linear([[2.0]], [0.0])), Stage(linear([[1.0]], [-1.0]))]
     adapters = [Adapter(2, 1), Adapter(2, 1)]
     adapters[0].weight.data, adapters[0].bias.data = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0])

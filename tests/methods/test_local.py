@@ -1,4 +1,4 @@
-"""Local: nothing moves, nobody depends on anybody."""
+"""Local: nothing moves, and no client depends on another."""
 
 from typing import Any
 

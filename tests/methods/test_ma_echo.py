@@ -526,7 +526,7 @@ def test_a_network_without_linear_and_convolutional_layers_is_refused(blobs: Fed
 
 
 def test_beats_the_average_on_disjoint_classes() -> None:
-    """Two linearly separable halves of a problem, a class pair at each client."""
+    """Two linearly separable halves of a problem, a pair of classes at each client."""
     generator = torch.Generator().manual_seed(1)
     centres = 3 * torch.eye(4)
 

@@ -62,7 +62,7 @@ def test_so_do_the_moments_of_patches(parts: list[str]) -> None:
 
 
 def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each client but the last adds a mask, and each but the first takes away that of the client before it."""
+    """Each client but the last adds a mask, and each but the first removes the mask of the client before it."""
     handed: dict[str, list[Sums]] = {"plain": [], "masked": []}
     added = Client.added
 

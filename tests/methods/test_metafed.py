@@ -77,7 +77,7 @@ def test_loss() -> None:
 
 @dataclass
 class Best:
-    """Stands for a client that trains to its own optimum, whatever it starts from."""
+    """Stands for a client that trains to its own optimum, wherever it starts."""
 
     optimum: float
     accuracies: tuple[float, ...] = (0.0,)

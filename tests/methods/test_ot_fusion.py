@@ -245,7 +245,7 @@ def test_networks_with_shortcuts_are_refused() -> None:
 
 
 class Centred(nn.Module):
-    """Subtracts a mean that it carries along, and has a frozen first layer."""
+    """Subtracts a mean that it updates, and has a frozen first layer."""
 
     mean: Tensor
 

@@ -34,7 +34,7 @@ def deep() -> nn.Module:
 
 
 def merged(method: PFNM, modules: list[nn.Module], shares: Tensor) -> nn.Module:
-    """The network that `method` makes of these."""
+    """The network that `method` makes from these."""
     elastics = [Elastic(m) for m in modules]
     layers = method.merge([matrices(Network(e)) for e in elastics], elastics[0].forms, shares, draw())
     return assemble(elastics[0], layers).module

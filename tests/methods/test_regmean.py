@@ -110,7 +110,7 @@ def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> N
 
 
 class Convolved(nn.Module):
-    """Inputs of d = 10 and 13 with their biases, of which a convolution's patch."""
+    """Inputs of d = 10 and 13 with their biases, some of them a convolution's patch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ SYNONYMS = {
 
 
 def kind_of(hint: Any) -> str:
-    """What sort of value a hyperparameter has."""
+    """Return the type of value that a hyperparameter has."""
     return "text" if hint is str or get_origin(hint) is Literal else hint.__name__
 
 

@@ -1,4 +1,4 @@
-"""Class statistics against what PyTorch and scikit-learn make of the samples themselves."""
+"""Class statistics against what PyTorch and scikit-learn compute from the samples."""
 
 from typing import Any
 

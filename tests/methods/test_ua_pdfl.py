@@ -56,7 +56,7 @@ def test_only_jensen_shannon_keeps_unlike_clients_below_the_papers_toy_value() -
 
 
 def still(n: int, heard: Heard | None = None) -> Silo:
-    """A client of one shared and one personal parameter that training leaves alone."""
+    """A client with one shared and one personal parameter that training does not change."""
     silo = Silo(2, lambda w: 0 * w.sum(), heads=1, n=n)
     silo.state = heard
     return silo

@@ -1,4 +1,4 @@
-"""Clients whose losses are quadratics: what methods do to them can be worked out by hand."""
+"""Clients whose losses are quadratics, so that the results of methods can be worked out by hand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -140,7 +140,7 @@ class Table:
         self.clients = tuple(self.silos)
 
     def call(self, task: Callable[..., Any], client: str, *args: Any) -> Any:
-        """Do the task now; its value stands for its Ref."""
+        """Execute the task now; its value is used as its Ref."""
         return task(self.silos[client], *args)
 
     def get(self, wanted: Any) -> Any:

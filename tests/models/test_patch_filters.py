@@ -82,7 +82,7 @@ def test_large_filters_keep_sums_exact() -> None:
 
 
 def test_more_filters_than_patches() -> None:
-    """One patch alone: it is drawn again and again."""
+    """Only one patch exists: it is drawn again and again."""
     check(from_images(photos(1, 3, 6), 50, seeded()), (50, 3, 6, 6))
     check(from_images(photos(1, 3, 6), 21_000, seeded(), 2), (21_000, 3, 2, 2))
 

@@ -19,7 +19,7 @@ from ekiden.models.patches import Patches, blank, filters_of, width_of
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:
-    """Bytes of all kinds: noise, a dark one, a flat one."""
+    """All kinds of bytes: noise, a dark image, a flat one."""
     x = torch.randint(256, (n, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     x[1] = x[1] // 50
     x[2] = 7
@@ -73,7 +73,7 @@ def by_loops(
     root: bool,
     count: Callable[[int, int], np.ndarray] = within,
 ) -> np.ndarray:
-    """(n, D) sums, feature by feature as the documentation says, on the image turned around in place of the algebra."""
+    """(n, D) sums, feature by feature as the documentation says, on the mirrored image instead of the algebra."""
     rows = []
     for image in x.numpy():
         row: list[float] = []
@@ -234,7 +234,7 @@ def test_features_of_normalised_inputs_are_those_of_bytes() -> None:
 
 
 def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
-    """Averaging makes an image and its mirror image one."""
+    """Averaging makes an image and its mirror image equal."""
     shape = (3, 13, 14)
     x = images(5, *shape)
     module = Patches(shape, [dictionary(shape, 5, 6)], root=False)

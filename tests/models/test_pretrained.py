@@ -110,7 +110,7 @@ class Pooled(nn.Module):
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stands in for timm; notes what is asked of it."""
+    """Replaces timm and records what is asked of it."""
     asked: list[dict[str, Any]] = []
 
     def create_model(
@@ -178,7 +178,7 @@ def test_what_timm_cannot_make_is_one_line(name: str, shape: tuple[int, ...], er
 
 def test_a_timm_that_does_not_load_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
-        """What importing timm does where torchvision does not fit torch."""
+        """What importing timm does if torchvision does not fit torch."""
 
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
             if name == "timm":

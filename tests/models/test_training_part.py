@@ -75,14 +75,14 @@ def outer(network: Network, params: torch.Tensor) -> torch.Tensor:
 
 
 def trained(part: str) -> tuple[Network, list[torch.Tensor]]:
-    """A network, and the values of two clients that went away from it in their own ways."""
+    """A network, and the values of two clients that moved away from it in different ways."""
     torch.manual_seed(0)
     network = Network(frozen.fix(freeze(wide(), parsed(part))))
     return network, [network.params + 0.5 * torch.randn(len(network.params)) for _ in range(2)]
 
 
 def test_the_mean_of_second_factors_is_the_mean_of_products_and_that_of_both_factors_is_not() -> None:
-    """In numbers: the naive average is off by a third of the adapters' effect, ours by rounding."""
+    """In numbers: the naive average is wrong by a third of the adapters' effect, ours only by rounding."""
     off = {}
     for part in ("lora:r=2", "lora:r=2,factors=both"):
         network, clients = trained(part)

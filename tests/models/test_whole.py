@@ -1,4 +1,4 @@
-"""Features that are whole numbers: against plain arithmetic, exact whatever the batch, settled by one for all."""
+"""Features that are whole numbers: against plain arithmetic, exact for any batch, set by one client for all."""
 
 import copy
 from typing import cast

@@ -1,4 +1,4 @@
-"""The page in a real browser: no complaint, nothing missing, nothing wider than a phone."""
+"""The page in a real browser: no errors, nothing missing, nothing wider than a phone."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""The page: complete, by itself, escaped; and what stands in place of what is missing."""
+"""The page: complete, self-contained, escaped; and what replaces missing parts."""
 
 import base64
 import csv
@@ -245,7 +245,7 @@ def test_on_the_command_line(
 
 
 def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
-    """Neither as formulas nor, beginning with an underscore, left out of legends."""
+    """Not shown as formulas, and not left out of legends if they begin with an underscore."""
     labels = [r"A $\foo$ [/b]", "_B", "$5 and $6"]
     for label, method in zip(
         labels, (FedSeq(epochs=1), FedAvg(rounds=1, epochs=1), FedProx(rounds=1, epochs=1)), strict=True
@@ -282,7 +282,7 @@ def test_a_loss_that_is_finite_in_places(tmp_path: Path) -> None:
 
 
 def test_every_finished_cell_is_in_its_table(runs: Path, tmp_path: Path) -> None:
-    """Also where the run of a smaller budget is the same, or a folder is named twice or copied."""
+    """Also if the run of a smaller budget is the same, or a folder is named twice or copied."""
     for name in ("table", "table-small"):
         shutil.copytree(runs / "sweep", tmp_path / name)
     mark = tmp_path / "table-small" / "sweep.json"

@@ -1,4 +1,4 @@
-"""A run on pictures of many sizes and kinds, as users have them."""
+"""A run on pictures of many sizes and kinds, like users' pictures."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SIZES = ((16, 16), (20, 20), (31, 22), (12, 40))
 
 
 def picture(pixels: NDArray[np.float64], number: int) -> Image.Image:
-    """A digit as people save it: of some size and mode."""
+    """A digit as people save it, with some size and mode."""
     grey = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize(SIZES[number % len(SIZES)])
     match number % 6:
         case 0:

@@ -1,4 +1,4 @@
-"""Exported models answer as the run's own, in other software, on samples as they are."""
+"""Exported models give the run's outputs, in other software, on raw samples."""
 
 import json
 from collections.abc import Callable
@@ -112,7 +112,7 @@ def test_a_model_that_answers_otherwise_is_not_put_in_place(
 
 
 class Branching(Tiny):
-    """Its way depends on values: no program is traced of it."""
+    """Its computation depends on values, so it cannot be traced."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x if float(x.sum()) > 0 else -x)

@@ -1,4 +1,4 @@
-"""What a run gave is there for others: as a module in Python, and for plain PyTorch."""
+"""A run's result can be used elsewhere: as a module in Python, and in plain PyTorch."""
 
 import json
 from collections.abc import Callable

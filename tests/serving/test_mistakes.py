@@ -1,4 +1,4 @@
-"""What users get wrong after a run: one line, exit code 2, and nothing half written."""
+"""Users' mistakes after a run: one line, exit code 2, and nothing half-written."""
 
 import json
 import shutil

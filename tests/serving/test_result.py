@@ -1,4 +1,4 @@
-"""What a run gave, as an object to look at, draw, measure and load."""
+"""A run's result as an object to look at, draw, measure and load."""
 
 import random
 from pathlib import Path
@@ -105,7 +105,7 @@ def patients(n: int, seed: int = 0) -> dict[str, list[Any]]:
 
 
 def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
-    """Other rows have other means and categories: what they are scaled by is the run's."""
+    """Other rows have other means and categories; they are scaled by the run's."""
     columns: Any = {"label_column": "died", "drop_columns": ["ward"]}
     silos = split(load(patients(200), group_column="ward", label_column="died"), "natural")
     result = run(FedSeq(epochs=30), silos, training=Training(lr=0.01), folder=tmp_path / "run")
@@ -124,7 +124,7 @@ def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
 
 
 def test_evaluate_refuses_other_labels(run_on_digits: Path) -> None:
-    """Ten others are as many, and mean something else."""
+    """Ten other classes are as many, but mean something else."""
     test = load("digits").test
     other = from_tensors((test.x, test.y), (test.x, test.y), classes=[f"digit {k}" for k in range(10)])
     with pytest.raises(UserError, match=r"the model gives 0, 1, .*; the labels of these data are digit 0, digit 1"):

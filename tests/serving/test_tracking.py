@@ -17,7 +17,7 @@ METHOD = FedAvg(rounds=3, epochs=1)
 
 
 class Noting:
-    """Notes what it is told."""
+    """Records what it is told."""
 
     told: list[tuple[str, object]]
     known = 0
@@ -203,7 +203,7 @@ def test_runs_of_a_sweep_are_followed(tmp_path: Path, command: Command, monkeypa
 def test_a_run_between_machines_is_followed_here(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, noting: type[Noting], blobs: FederatedData
 ) -> None:
-    """The SuperLink's part is played by a function that writes the run folder and says what Flower would say."""
+    """A function plays the SuperLink: it writes the run folder and prints what Flower would print."""
     pytest.importorskip("flwr")
     from ekiden.transports.flower import commands
 

@@ -104,7 +104,7 @@ def resumed(method: Method) -> Case:
 
 
 def over_silos(method: Method, missing: bool = False, **changes: Any) -> Case:
-    """A run over silos with keys, without an engine between."""
+    """A run over silos with keys, without Flower."""
 
     def case(folder: Path) -> Result:
         files, public = with_keys(folder.parent / "silos", NAMES, f'[limits]\nmethods = ["{method.title()}"]\n')
@@ -143,7 +143,7 @@ def of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def of_run(case: Case) -> dict[str, str]:
-    """Run `case` in a folder of its own; what it gave."""
+    """Run `case` in its own folder and return the results."""
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         result = case(folder)
@@ -165,7 +165,7 @@ def of_run(case: Case) -> dict[str, str]:
 
 
 def different(before: Digests, now: Digests) -> list[str]:
-    """What is not as it was, a line each; runs that only one of the two has are named too."""
+    """Return what has changed, one line each; runs that only one of the two has are also named."""
     lines = [f"{name}: in one of the two only" for name in sorted(before.keys() ^ now.keys())]
     for name in before.keys() & now.keys():
         parts = [part for part, value in now[name].items() if before[name].get(part) != value]

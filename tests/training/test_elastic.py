@@ -1,4 +1,4 @@
-"""Networks of any width: BatchNorm folded, units at other places, shapes that the weights say, what is refused."""
+"""Networks of any width: BatchNorm folded, units in other places, shapes from the weights, and what is refused."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 
 
 def trained(module: nn.Module) -> nn.Module:
-    """As if it were trained: values of all kinds, BatchNorm's statistics among them."""
+    """As after training: values of all kinds, including BatchNorm's statistics."""
     network, draw = Network(module), torch.Generator().manual_seed(5)
     network.params.copy_(torch.randn(network.params.shape, generator=draw) / 3)
     network.buffers.uniform_(0.5, 2, generator=draw)

@@ -51,7 +51,7 @@ def plain(
     each: Callable[[], None] = lambda: None,
     size: int = 16,
 ) -> None:
-    """What anybody would write: epochs of shuffled mini-batches, with the seeds that fit documents."""
+    """The obvious loop: epochs of shuffled mini-batches, with the seeds that fit documents."""
     module.train()
     for epoch in range(epochs):
         torch.manual_seed(derive(SEED, epoch))
@@ -234,7 +234,7 @@ def test_max_steps_are_the_first_steps_of_a_plain_loop(limit: int, steps: int) -
 
 
 class Stops(torch.optim.SGD):
-    """SGD that does nothing after so many steps."""
+    """SGD that does nothing after this many steps."""
 
     def __init__(self, params: Any, left: int) -> None:
         super().__init__(params, 0.1, weight_decay=0.01)
@@ -364,7 +364,7 @@ def test_counts_work() -> None:
 
 @dataclass
 class Mimicry(Objective):
-    """Brings the answers to those of a teacher; its own pass over each batch is one of no use."""
+    """Fits the outputs to a teacher's; it also makes a useless pass over each batch."""
 
     teacher: Forward
 
@@ -414,7 +414,7 @@ def test_teachers_answer_once_unless_samples_change(augmented: bool, optimizer: 
 
 
 class Partly(Mimicry):
-    """Learns from the teacher what it answers to the first three quarters of a batch."""
+    """Learns the teacher's answers for the first three quarters of a batch."""
 
     def asks(self, batch: int) -> int:
         return batch * 3 // 4
@@ -425,7 +425,7 @@ class Partly(Mimicry):
 
 
 def test_teachers_answer_what_is_asked_for() -> None:
-    """In every step where samples are augmented; to all samples, once, where they are not: any may come first."""
+    """In every step if samples are augmented; otherwise for all samples, once, because any may come first."""
     x = torch.randint(256, (80, 1, 4, 4), dtype=torch.uint8)
     for augment, passes in (Augment(flip=True), 2 * 3 * 15), (Augment(), 60):
         data = from_tensors((x, torch.arange(80) % 2), classes=("a", "b"), augment=augment)

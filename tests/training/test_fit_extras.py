@@ -1,4 +1,4 @@
-"""What single methods ask of training: gradients of a batch, penalties that remember, disagreement of models."""
+"""What single methods need from training: gradients of a batch, penalties with memory, disagreement of models."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Frozen parts: constants that do not travel, stay as they are, and are asked about a sample once."""
+"""Frozen parts: constants that do not travel or change, and compute each sample once."""
 
 import copy
 from pathlib import Path
@@ -21,7 +21,7 @@ FIT = Training(optimizer="sgd", lr=0.1, batch_size=16, select="last")
 
 
 class Counting(nn.Linear):
-    """A layer that counts the rows that it is asked about."""
+    """A layer that counts the rows that it computes."""
 
     asked: list[int]
 
@@ -156,7 +156,7 @@ def test_remembered_answers_change_no_result_but_rounding(few: FederatedData, mo
 
 
 def test_a_batch_that_was_changed_is_asked_about_as_it_is(few: FederatedData) -> None:
-    """An objective may add noise to its batch in place: what is known of the samples does not count then."""
+    """An objective may add noise to its batch in place: then stored features of the samples are not used."""
     from ekiden.base.settings import Hardware
     from ekiden.data.samples import Subset
     from ekiden.training.feed import Feed

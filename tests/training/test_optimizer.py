@@ -18,7 +18,7 @@ CASES = {
 
 
 def reference(params: torch.Tensor, training: Training) -> torch.optim.Optimizer:
-    """Torch's, as its users make it."""
+    """PyTorch's optimiser, as its users make it."""
     if training.optimizer in ("adam", "adamw"):
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
         return kind([params], training.lr, weight_decay=training.weight_decay, fused=True)

@@ -1,4 +1,4 @@
-"""Silos without an engine between: what Flower does, minus processes and sockets."""
+"""Silos without an engine between them: what Flower does, without processes and sockets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -21,7 +21,7 @@ def mine():
 
 
 def with_keys(folder: Path, names: Sequence[str], more: str = "") -> tuple[list[SiloFile], dict[str, str]]:
-    """Silos with keys, of which each knows those of the others, and their public keys."""
+    """Silos with keys, each of which knows those of the others, and their public keys."""
     files = [silo_file(folder, name, f'{more}[link]\nkey = "{name}.key"\npeers = "peers"\n') for name in names]
     public = {f.name: keys.read_public(keys.generate(f.beside(f.link.key))) for f in files}
     (folder / "peers").mkdir(exist_ok=True)

@@ -54,7 +54,7 @@ def federation(folder: Path, more: str = "") -> tuple[FakeNodes, dict[str, str]]
 
 
 def known(**given: Any) -> dict[str, Any]:
-    """The fields of a request that this version has."""
+    """The fields of a request in this version."""
     return {name: value for name, value in given.items() if name in {f.name for f in fields(Ask)}}
 
 
@@ -103,7 +103,7 @@ class Attacker:
         return answer, bytes(rest)
 
     def opened(self, node: int, answer: Answer, body: bytes, key: str) -> list[bytes]:
-        """What of an answer the attacker can read."""
+        """Return the part of an answer that the attacker can read."""
         found = []
         for lock in answer.locks:
             with contextlib.suppress(wire.WireError):
@@ -111,7 +111,7 @@ class Attacker:
         return found
 
     def value(self, node: int, key: str, **given: Any) -> list[bytes]:
-        """What the attacker can read of a value, asked for itself."""
+        """Return what the attacker can read of a value that it asks for by itself."""
         answer, body = self.ask(node, "value", key=key, eager=True, readers=(self.reader(),), **given)
         return self.opened(node, answer, body, key)
 
@@ -141,7 +141,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_finished_run_stays_closed_under_other_terms(other: str, tmp_path: Path) -> None:
-    """Whoever knows the terms asks for its hand-offs under the same run id and other terms, with a key of its own."""
+    """An attacker who knows the terms asks for hand-offs under the same run id and other terms, with its own key."""
     nodes, public = federation(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     attacker = Attacker(nodes, terms_in(nodes))
@@ -156,7 +156,7 @@ def test_a_finished_run_stays_closed_under_other_terms(other: str, tmp_path: Pat
 
 
 def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
-    """The first contact counts, also if it is only a greeting, and whatever process it meets."""
+    """The first contact counts, also if it is only a greeting, and for every process."""
     nodes, public = federation(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     run = secrets.token_hex(8)
@@ -186,7 +186,7 @@ def test_the_server_reads_no_hand_off_where_silos_may_be_skipped(absent: Any, tm
 
 
 def test_a_silo_trains_no_model_of_the_servers_where_silos_may_be_skipped(tmp_path: Path) -> None:
-    """The last silo's model is read by the server; trained from one of its own, it would show that silo's data."""
+    """The server reads the last silo's model; trained from the server's model, it would show that silo's data."""
     nodes, public = federation(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
@@ -197,7 +197,7 @@ def test_a_silo_trains_no_model_of_the_servers_where_silos_may_be_skipped(tmp_pa
 
 
 def test_the_result_is_never_the_work_of_one_silo(tmp_path: Path) -> None:
-    """All others are said to be missing, so the last silo starts from the initial model."""
+    """All others are reported missing, so the last silo starts from the initial model."""
     nodes, public = federation(tmp_path)
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip")
     attacker = Attacker(nodes, replace(terms_in(nodes), run=secrets.token_hex(8)))
@@ -267,7 +267,7 @@ def stopped_before_the_last(folder: Path, **plan: Any) -> tuple[FakeNodes, dict[
 
 @pytest.mark.parametrize("other", ["same", "skips", "fedavg"])
 def test_nobody_makes_a_silo_forget_a_sealed_run(other: str, tmp_path: Path) -> None:
-    """A task that says that a million steps are over, and all that came before may go; then the run goes on."""
+    """A task says that a million steps are over and that everything before may be deleted; then the run continues."""
     nodes, public = stopped_before_the_last(tmp_path)
     thief = Attacker(nodes, terms_in(nodes)).under(**OTHERS.get(other, {}))
     for node in nodes.files:
@@ -371,7 +371,7 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
 
 @pytest.mark.parametrize(("most", "loud"), [(50, 1.0), (10_000, 8.0), (10_000, 1e4)])
 def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, loud: float, tmp_path: Path) -> None:
-    """The number of models is limited, and also without a limit the losses are too coarse."""
+    """The number of models is limited, and without a limit the losses would still be too coarse."""
     nodes, public = federation(tmp_path)
     far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
     attacker = Attacker(nodes, terms_in(nodes))
@@ -483,7 +483,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def invented(folder: Path, nodes: FakeNodes, public: dict[str, str]) -> Iterator[Agreement]:
-    """Runs of client-0 with silos that there are not, and with itself alone."""
+    """Runs of client-0 with silos that do not exist, and with itself alone."""
     terms = replace(terms_in(nodes), run=secrets.token_hex(8))
     ghost = keys.read_public(keys.generate(folder / "ghost.key"))
     yield replace(terms, clients=("client-0", "ghost"), keys=(public["client-0"], ghost))

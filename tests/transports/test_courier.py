@@ -1,4 +1,4 @@
-"""How often the courier looks for answers, and how long it is patient with whom."""
+"""How often the courier looks for answers, and how long it waits for whom."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ def test_a_silo_that_works_is_not_missing_however_often_its_message_expires(monk
 
 
 def test_a_silo_that_was_away_twice_for_less_than_patience_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is back before it can be asked whether it works, and gone again before it answers."""
+    """It is back before it can be asked whether it is working, and away again before it answers."""
 
     def answer(kind: str, at: float, age: float) -> Reply:
         now = at + age
@@ -120,7 +120,7 @@ def test_a_silo_that_gives_no_sign_of_life_is_missing(monkeypatch: pytest.Monkey
 
 
 def test_a_lost_question_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message broke off, and so did the first three questions whether the silo works on it."""
+    """The message broke off, and so did the first three questions whether the silo is working on it."""
     questions: list[float] = []
 
     def answer(kind: str, at: float, age: float) -> Reply:

@@ -1,4 +1,4 @@
-"""Silos tell a loss of 10 a sample at most: a model that diverged is noticed all the same."""
+"""Silos report a loss of at most 10 per sample: a model that diverged is noticed nevertheless."""
 
 from math import log, nan
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_run_that_diverged_says_so(method: Method, tmp_path: Path) -> None:
 
 
 def test_a_silo_whose_training_becomes_infinite_is_named(tmp_path: Path) -> None:
-    """Nothing of it is handed on: it keeps its last good model, and the run ends with its name and the step."""
+    """Nothing of it is handed on: the last good model stays, and the run ends with the silo's name and the step."""
     files, public = with_keys(tmp_path, NAMES)
     plan = plan_of(FedSeq(epochs=1), training=Training(lr=1e30, batch_size=64))
     nodes = FakeNodes(files)

@@ -152,7 +152,7 @@ with supernode.alone(silo_file.read(Path(sys.argv[1]))):
 
 
 def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -> None:
-    """With the same silo.toml, or with the same key in another one; and a killed one hinders nobody."""
+    """With the same silo.toml, or with the same key in another one; a killed process blocks nobody."""
     file = made.silo("a") / "silo.toml"
     twin = tmp_path / "twin.toml"
     text = file.read_text().replace('"a.key"', f'"{made.silo("a") / "a.key"}"')
@@ -173,7 +173,7 @@ def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -
 def test_a_silo_that_cannot_start_tells_its_coordinator_why(
     made: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only where a SuperLink is there to tell; it ends with its reason in both cases."""
+    """Only if there is a SuperLink to tell; it ends with its reason in both cases."""
     served: list[float | None] = []
     monkeypatch.setattr(supernode, "start", lambda file, security, say, seconds=None: served.append(seconds))
     file = made.silo("a") / "silo.toml"

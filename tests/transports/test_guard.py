@@ -1,4 +1,4 @@
-"""What the process that answers a silo's messages may take of the machine."""
+"""What the process that answers a silo's messages may use of the machine."""
 
 import subprocess
 import sys

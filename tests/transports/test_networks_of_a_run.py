@@ -42,7 +42,7 @@ METHOD = FedSeq(epochs=1)
 
 
 def federation(folder: Path, more: str = "") -> tuple[FakeNodes, dict[str, str]]:
-    """Three silos, whose networks of others lie in `pretrained`."""
+    """Three silos, whose folders of pretrained networks are `pretrained`."""
     files, public = with_keys(folder, NAMES, LIMITS + more)
     return FakeNodes(files), public
 
@@ -179,7 +179,7 @@ def test_a_silo_does_not_fetch_networks(tmp_path: Path) -> None:
 
 
 def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
-    """Others, or none named: the network would not be the one that all agreed on."""
+    """Others, or none named: the network would not be the one that all parties agreed on."""
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
     _, public, attacker = begun(tmp_path, pretrained=str(file), train="head")
     assert attacker.terms.values
@@ -197,7 +197,7 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
 
 
 def test_a_network_of_the_silos_own_does_not_come_out(tmp_path: Path) -> None:
-    """It lies in the folder for another run. Who does not know its values already cannot have it sent as a model."""
+    """It is in the folder for another run. Somebody who does not know its values cannot obtain it as a model."""
     weights(tmp_path / "pretrained" / "private.safetensors", 7)
     _, _, attacker = begun(tmp_path)
     for train in ("all", "head"):
@@ -220,7 +220,7 @@ TERMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("other", TERMS)
 def test_what_is_trained_cannot_change_within_a_run(other: str, tmp_path: Path) -> None:
-    """Between two requests: adapters first, then all, from which the next hop would show what was frozen."""
+    """Between two requests: first adapters, then all, so that the next hop would show what was frozen."""
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
     _, _, attacker = begun(tmp_path, pretrained=str(file), train="last:1")
     thief = attacker.under(**TERMS[other])
@@ -337,7 +337,7 @@ def test_terms_hold_no_numbers_that_are_none(name: str, tmp_path: Path) -> None:
 
 
 def test_a_silo_that_sends_more_than_what_is_trained_is_named(tmp_path: Path) -> None:
-    """The whole network, where only the head is trained."""
+    """The whole network, although only the head is trained."""
     nodes = FakeNodes([silo_file(tmp_path, name) for name in NAMES])
     whole = Network(build("mlp", (1, 8, 8), 10)).weights()
     honest = FakeNodes.silo
@@ -395,7 +395,7 @@ def test_a_refusal_of_a_silo_is_one_line_at_the_coordinator(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("train", ["head", "lora:r=4"])
 def test_neither_frozen_nor_trained_values_are_on_the_wire(train: str, tmp_path: Path) -> None:
-    """Whoever relays messages; without sealing the same search finds what is trained, and never what is frozen."""
+    """A relay of messages; without sealing the same search finds what is trained, but never what is frozen."""
     pytest.importorskip("peft")
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
     frozen = [t for n, t in safetensors.torch.load_file(file).items() if t.ndim == 2 and not n.startswith("head")]

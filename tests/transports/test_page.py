@@ -1,4 +1,4 @@
-"""What docs/deployment.md claims is held by tests that exist."""
+"""Each claim of docs/deployment.md names tests that exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What worker processes give back."""
+"""What worker processes return."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ class Share(Method):
 
 
 def given(value: object, private: object, setup: Setup) -> Future[Outcome]:
-    """What is passed on when a process gave this."""
+    """What is passed on if a process returned this."""
     pool, done = Processes(setup, {}, 1), Future[Outcome]()
     running: Future[tuple[bytes, bytes, Work, bytes]] = Future()
     running.add_done_callback(lambda finished: pool._read(Job(0, 0, "a", "share", ()), finished, done))
@@ -46,7 +46,7 @@ def given(value: object, private: object, setup: Setup) -> Future[Outcome]:
 
 @pytest.mark.parametrize(("value", "private"), [(1, None), (0.5, 1)], ids=["value", "private"])
 def test_a_value_of_another_type_than_announced_ends_the_run(value: object, private: object) -> None:
-    """It did not come at all: the run waited without end."""
+    """It did not arrive at all, and the run waited forever."""
     setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
     assert given(0.5, None, setup).result(timeout=0).value == 0.5
     with pytest.raises(UserError, match=r"step 1, a, share of share: payload does not hold .* types that the method"):

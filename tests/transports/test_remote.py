@@ -214,7 +214,7 @@ def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> Non
 
 
 class Crooked(Silo):
-    """A silo that says something else than it should."""
+    """A silo that reports something else than it should."""
 
     def __init__(self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]], of: Any) -> None:
         super().__init__(silo._file, silo._data)
@@ -331,7 +331,7 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
 def test_absent_silos_are_skipped_as_in_one_process(
     method: Method, gone: dict[str, set[int]], late: bool, tmp_path: Path
 ) -> None:
-    """Also if the silo does what it was asked, but too late: that does not count, nor does the state it leaves."""
+    """Also if the silo does the task, but too late: neither the task nor the state that it leaves counts."""
     nodes, public = sealed_in(tmp_path)
 
     def lose(node: int, data: bytes) -> Lost | None:
@@ -349,7 +349,7 @@ def test_absent_silos_are_skipped_as_in_one_process(
 
 
 def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(tmp_path: Path) -> None:
-    """Its model alone is for the server to read; with sealing the run waits for it, and goes on when it is there."""
+    """Only its model is for the server to read; with sealing the run waits for it and continues when it is there."""
     method, gone = FedSeq(epochs=1), {"client-2": {2}}
 
     def lose(node: int, data: bytes) -> Lost | None:
@@ -461,7 +461,7 @@ def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
 def test_a_message_that_breaks_off_unnoticed_is_sent_again(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine says nothing of it; a silo that works is left alone."""
+    """The engine does not report it; a silo that is working is left alone."""
     monkeypatch.setattr("ekiden.transports.flower.courier._PROBE", 0.01)
     monkeypatch.setattr("ekiden.transports.flower.roll._GREET_AGAIN", 0.01)
     nodes, public = sealed_in(tmp_path)

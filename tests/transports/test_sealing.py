@@ -139,7 +139,7 @@ def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_read
 
 
 def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -> None:
-    """Who has no key finds the value's digest nowhere in the lock, and cannot test a guess with the signature."""
+    """Without a key nobody finds the value's digest in the lock, or can test a guess with the signature."""
     a, b = parties["a"], parties["b"]
     value = Encoded.of(b"weights")
     _, (lock,) = a.seal(value, "3-0-train", (reader(b, 4),))
@@ -312,7 +312,7 @@ def said_by(nodes: FakeNodes, node: int, ask: Ask, body: bytes = b"") -> str:
 
 
 def test_a_silo_shows_another_one_only_what_the_method_gives_it(tmp_path: Path) -> None:
-    """Or a coordinator and one silo together get any value of another silo."""
+    """Otherwise a coordinator and one silo together could get any value of another silo."""
     nodes, _, ((first, one, _), (_, two, _), _) = asked_until_the_last(tmp_path)
     (second,), (third,) = one.readers, two.readers
     assert (second.name, second.step, third.name, third.step) == ("client-1", 1, "client-2", 2)

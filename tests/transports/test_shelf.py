@@ -1,4 +1,4 @@
-"""What a silo keeps of a run: what happens when a file of it is lost, or not as it was written."""
+"""What a silo keeps of a run, and what happens when one of its files is lost or damaged."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
 
 @contextmanager
 def killed(nodes: FakeNodes, step: int, node: int, kind: str = "task", *, done: bool = False) -> Iterator[None]:
-    """The coordinator dies as it asks a silo for something in a step, which the silo does or not."""
+    """The coordinator dies while it asks a silo for something in a step, which the silo does or not."""
 
     def lose(to: int, data: bytes) -> Lost | None:
         ask = unpack(data, Ask)[0]
@@ -106,7 +106,7 @@ def test_a_result_that_a_silo_lost_is_made_again(tmp_path: Path) -> None:
 
 
 def test_what_is_made_again_starts_from_the_private_state_before(tmp_path: Path) -> None:
-    """Which is kept for that: in DisPFL the task that gives a model changes the silo's masks."""
+    """The earlier state is kept for this: in DisPFL the task that gives a model changes the silo's masks."""
     method = small(DisPFL)
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 1, 102, done=True):

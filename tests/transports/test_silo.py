@@ -1,4 +1,4 @@
-"""A silo does what its file allows, and nothing that is malformed."""
+"""A silo does what its file allows, and nothing malformed."""
 
 import contextlib
 import os
@@ -192,7 +192,7 @@ def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
 
 
 def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
-    """A step that died and is repeated otherwise; what followed it there is discarded."""
+    """A step that was interrupted and is repeated differently; what followed it there is discarded."""
     assert said(file, task()) == ""
     assert said(file, task(call=1)) == ""
     ask = pack(Ask("value", TERMS.text(), key="0-0-train", eager=True))
@@ -218,7 +218,7 @@ def test_settled_values_are_dropped(file: SiloFile) -> None:
 
 
 def test_a_refused_message_makes_the_silo_forget_nothing(file: SiloFile) -> None:
-    """What to forget stands in the header, before anything is opened and checked."""
+    """What to forget is in the header, before anything is opened and checked."""
     assert said(file, task()) == ""
     text = TERMS.text()
     forget: dict[str, Any] = {"settled": 9, "absent": ((0, "client-0"),)}
@@ -290,7 +290,7 @@ def test_a_run_that_is_in_use_is_not_old(tmp_path: Path) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 255))
 def test_crafted_messages_are_refused(noise: bytes, at: int, byte: int) -> None:
-    """Noise, cut tails and flipped bytes in the header: every one is refused, or reads as a header of good types."""
+    """Noise, cut tails and flipped bytes in the header: each is refused, or gives a header of valid types."""
     good = bytearray(task())
     good[at % len(good)] = byte
     for data in (noise, bytes(good), bytes(good[: at % len(good)]), bytes(good) + noise):
@@ -318,7 +318,7 @@ def test_hello_is_signed(tmp_path: Path) -> None:
 
 
 def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
-    """The reader refuses it, its owner is at fault."""
+    """The reader refuses it, but its owner is at fault."""
     nan = model().params.clone()
     nan[7] = float("nan")
     value = wire.encode(model().with_params(nan))
@@ -331,7 +331,7 @@ def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
     "name", ["hf:/etc/secret", "hf:../secret", "hf:..", "hf:", "hf:/", "hf:.", "timm:resnet18", "hf:a\0b"]
 )
 def test_a_run_cannot_name_another_folder_of_a_silo(name: str, tmp_path: Path) -> None:
-    """Only what lies in the folder that the silo names, by the last part of the name."""
+    """Only what is in the folder that the silo names, by the last part of the name."""
     (tmp_path / "secret").mkdir()
     folder = tmp_path / "pretrained"
     (folder / "mine").mkdir(parents=True)

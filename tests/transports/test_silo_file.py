@@ -1,4 +1,4 @@
-"""Every mistake in a silo.toml is said in one line that names it."""
+"""Every mistake in a silo.toml is reported in one line that names it."""
 
 import io
 import json

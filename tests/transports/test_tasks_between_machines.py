@@ -129,7 +129,7 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title())
 @pytest.mark.parametrize("kind", MODELS)
 def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, tmp_path: Path) -> None:
-    """The same bits and ledger; metrics as near as the coarse counts allow; nothing else is told."""
+    """The same bits and ledger; metrics as close as the coarse counts allow; nothing else is reported."""
     nodes, said = Nodes(tmp_path, kind), list[str]()
     result, expected = far(method, nodes, tmp_path / "run", kind, said), here(method, kind)
     assert_same(result, expected)
@@ -171,7 +171,7 @@ def test_personal_models_of_another_task(tmp_path: Path) -> None:
 
 
 def test_errors_of_several_targets_are_not_told_each(tmp_path: Path) -> None:
-    """Their RMSE is a mean over targets, which a mean loss does not give: no number stands under that name."""
+    """Their RMSE is a mean over targets, which does not follow from a mean loss: that metric is left out."""
     nodes = Nodes(tmp_path, "regression")
     for name, (dataset, client) in nodes.data.items():
 

@@ -1,4 +1,4 @@
-"""A run folder that somebody changed or made up does not pass for what the silos signed."""
+"""A run folder that somebody changed or invented does not pass for what the silos signed."""
 
 import json
 import re
@@ -215,7 +215,7 @@ EACH = ("metrics.jsonl", "ledger.jsonl", "custody.jsonl")
 
 
 def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Change one thing after the other in files of a run folder and in its models; yields the file and the field."""
+    """Change one thing after the other in files of a run folder and in its models; yield the file and the field."""
     for name in names:
         file = run / name
         if not file.exists():
@@ -261,7 +261,7 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
     method: Method, names: Sequence[str], tmp_path: Path
 ) -> None:
-    """Nothing is in between: what is changed and not noticed must stand in the command's list."""
+    """There is nothing in between: a change that is not noticed must be in the command's list."""
     made = make(method, tmp_path)
     assert made.wrong() == ""
     tried, passed, unlisted = 0, set(), []
@@ -391,7 +391,7 @@ def test_reports_that_silos_did_not_sign_are_named(relay: Made, tmp_path: Path) 
 
 
 def test_a_model_of_the_server_is_the_one_that_silos_measured(tmp_path: Path) -> None:
-    """State and model forged alike: nobody signed the mean, but whoever measured it signed what it was."""
+    """State and model forged alike: nobody signed the mean, but those who measured it signed what it was."""
     made = make(FedAvg(rounds=1, epochs=1), tmp_path)
     assert made.model is not None
     other = made.model.with_params(made.model.params * 2)
@@ -472,7 +472,7 @@ def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Pat
 
 
 def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:
-    """Or the run would report what the folder does not prove."""
+    """Otherwise the run would report what the folder does not prove."""
 
     class Lying(FakeNodes):
         def silo(self, node: int) -> Silo:

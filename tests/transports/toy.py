@@ -1,4 +1,4 @@
-"""A method that does all that a transport must carry: private state, gossip, own payload types, server rounds."""
+"""A method that uses all that a transport must carry: private state, gossip, own payload types, server rounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

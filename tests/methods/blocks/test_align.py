@@ -21,7 +21,7 @@ def some(dim: int, seed: int) -> Gaussian:
 
 
 def test_commuting_covariances() -> None:
-    """In common eigenvectors the standard deviations average, and the map divides one by the other."""
+    """With common eigenvectors the standard deviations are averaged, and the map divides one by the other."""
     q, deviations = rotation(3), np.array([[1.0, 2, 3], [4, 0.5, 1], [2, 2, 2]])
     parts = [
         Gaussian(torch.full((3,), float(i)).double(), q @ torch.tensor(d**2).diag() @ q.T)

@@ -73,7 +73,7 @@ class Shared(nn.Module):
 
 
 def made(kind: Any, samples: int = 7) -> tuple[Network, list[tuple[Tensor, Tensor]]]:
-    """A network with values that are nothing special, and two batches of unequal size."""
+    """A network with ordinary values, and two batches of unequal size."""
     torch.manual_seed(3)
     module = kind().eval()
     for part in module.modules():

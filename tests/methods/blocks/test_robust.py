@@ -1,4 +1,4 @@
-"""Rules that withstand models that may be anything: exact numbers, and an attack on each."""
+"""Rules that tolerate arbitrary models: exact numbers, and an attack on each."""
 
 import json
 import re
@@ -166,7 +166,7 @@ def test_each_client_that_a_rule_leaves_aside_is_named(
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx, MOON, Average], ids=lambda kind: kind.title())
 def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedData) -> None:
-    """With the length of its step, which is how far its model alone is from the first one."""
+    """With the length of its step, that is, the distance of its model from the first one."""
     few = {"rounds": 1} if method is not Average else {}
     training = Training(lr=0.03, batch_size=16, select="last")
 
