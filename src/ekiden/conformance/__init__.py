@@ -1,7 +1,7 @@
-"""The contract that every method keeps, as functions: in the library's own tests and in `ekiden check`.
+"""The contract that every method keeps, as functions, for the library's own tests and for `ekiden check`.
 
-Each check takes a `Subject`, has as docstring the line of the contract that it measures, and raises `Broken` with what
-it found.
+Each check takes a `Subject`. Its docstring is the line of the contract that it measures, and it raises `Broken` with
+what it found.
 """
 
 import warnings
@@ -56,18 +56,18 @@ CONDUCT: tuple[Check, ...] = (
     same_on_processes,
 )
 CHECKS = (*TEXT, refuses_wrong_values, tasks_are_annotated, *CONDUCT)
-"""All checks, those of the class first: a run of a class that breaks them tells little."""
+"""All checks. Those of the class come first: a run of a class that breaks them shows little."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
-        name: of the check.
+        name: name of the check.
         line: the line of the contract.
         broken: what was found; empty where the line holds.
-        tried: False where an earlier failure keeps the check from being done.
+        tried: False if an earlier failure prevents the check.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Finding:
 
 
 def line(check: Callable[..., None]) -> str:
-    """The line of the contract that a check measures."""
+    """Return the line of the contract that a check measures."""
     return " ".join((check.__doc__ or "").split())
 
 
@@ -91,17 +91,17 @@ def check(
     report: Callable[[Finding], None] = lambda finding: None,
     checks: Sequence[Check] = CHECKS,
 ) -> tuple[Finding, ...]:
-    """Check a method against the contract; nothing that it does wrong raises an error here.
+    """Check a method against the contract. No mistake of the method raises an error here.
 
     Args:
         kind: the method's class.
-        report: called with each finding once it is there.
-        checks: which to do.
+        report: called with each finding as soon as it is there.
+        checks: the checks to make.
     """
     subject = Subject(kind)
     published = kind.__module__.startswith("ekiden.methods.")
     findings: list[Finding] = []
-    known: list[Exception] = []  # what kept an earlier check from being done
+    known: list[Exception] = []  # what prevented an earlier check
     for one in checks:
         if one is cites_its_source and not published:
             continue
@@ -114,7 +114,7 @@ def check(
 
 
 def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
-    """Check a transport against its contract, see `ekiden.transports.Transport`; none of its mistakes raises an error.
+    """Check a transport against its contract, see `ekiden.transports.Transport`. Its mistakes raise no error here.
 
     Args:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
@@ -131,7 +131,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
 
 
 _FIRST = {f.__name__ for f in (is_a_frozen_dataclass, tasks_are_annotated)}
-"""What has to hold before a run can tell anything."""
+"""Checks that must pass before a run can show anything."""
 
 
 def _can_be_made(subject: Subject) -> bool:
@@ -156,7 +156,7 @@ def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
 
 
 def _found(error: Exception, kind: Any) -> str:
-    """What went wrong, in one line."""
+    """Return in one line what went wrong."""
     if isinstance(error, Broken) and error.__cause__ is not None:
         return f"{error} ({_found(error.__cause__, kind)})" if isinstance(error.__cause__, Exception) else str(error)
     if isinstance(error, Broken | UserError):

@@ -1,4 +1,4 @@
-"""`ekiden check`. It lies above the other commands, since the contract speaks of their flags."""
+"""`ekiden check`. It is a layer above the other commands, because the contract refers to their flags."""
 
 from dataclasses import dataclass
 

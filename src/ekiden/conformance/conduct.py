@@ -1,4 +1,4 @@
-"""What the contract asks of a method's runs."""
+"""The contract about a method's runs."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -119,7 +119,7 @@ _STATE = ": is all that it knows in State and client.state?"
 
 
 def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
-    """Methods and learning rates to try: most need little, some more epochs, rounds, or smaller steps."""
+    """Yield methods and learning rates to try: most need little, some more epochs, rounds or smaller steps."""
     method = subject.small  # two epochs are too little to learn anything in few communications
     kinds = vars(subject.default)
     counts = [name for name, value in kinds.items() if type(value) is int and name != "rounds" and value > 10]
@@ -133,7 +133,7 @@ def _models(result: Result) -> list[Any]:
 
 
 def difference(a: Result, b: Result) -> str:
-    """In what two runs differ; empty where they do not."""
+    """Say in what two runs differ; empty if they are equal."""
     if a.ledger != b.ledger:
         return "another ledger"
     models = zip(a.personal, b.personal, strict=True)

@@ -1,4 +1,4 @@
-"""What the contract asks of a method's class, seen without a run."""
+"""The contract about a method's class, checked without a run."""
 
 import ast
 import inspect
@@ -37,7 +37,7 @@ def is_a_frozen_dataclass(subject: Subject) -> None:
 def describes_itself(subject: Subject) -> None:
     """It describes itself: the docstring begins with a line of one sentence."""
     text = inspect.cleandoc(vars(subject.kind)["__doc__"] or "")
-    if text.startswith(f"{subject.kind.__name__}("):  # what `dataclass` writes where there is none
+    if text.startswith(f"{subject.kind.__name__}("):  # `dataclass` writes this if there is no docstring
         raise Broken("the class has no docstring")
     if not re.match(r"\S.*\.(\n\n|$)", text):
         raise Broken("the docstring's first line is not one sentence with a full stop, followed by an empty line")
@@ -111,14 +111,14 @@ def _fields(subject: Subject) -> "tuple[Field[Any], ...]":
 
 
 def _base(hint: Any, default: object) -> Any:
-    """What kind of value an annotation is of; where it says nothing, that of the default."""
+    """Return the kind of value that an annotation describes; if it says nothing, that of the default."""
     if get_origin(hint) is Annotated:
         return _base(get_args(hint)[0], default)
     return type(default) if hint in (Any, object) else get_origin(hint) or hint
 
 
 def _body(kind: type[Method]) -> list[ast.stmt]:
-    """The statements of a class.
+    """Return the statements of a class.
 
     Raises:
         Broken: its source is not available.
@@ -132,7 +132,7 @@ def _body(kind: type[Method]) -> list[ast.stmt]:
 
 
 def _helped(kind: type[Method]) -> Iterator[str]:
-    """The fields of a class that have a text below them."""
+    """Yield the fields of a class that have a text below them."""
     body = _body(kind)
     for node, after in pairwise(body):
         text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
@@ -141,7 +141,7 @@ def _helped(kind: type[Method]) -> Iterator[str]:
 
 
 def _called(kind: type[Method]) -> Iterator[str]:
-    """The functions that `run` hands to `fed.call` or `fed.sum` as `self.NAME`."""
+    """Yield the functions that `run` passes to `fed.call` or `fed.sum` as `self.NAME`."""
     for node in (n for statement in _body(kind) for n in ast.walk(statement) if isinstance(n, ast.Call)):
         asks = isinstance(node.func, ast.Attribute) and node.func.attr in ("call", "sum")
         if asks and ast.unparse(node.func.value) == "fed" and node.args:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A method under test: it, and the small runs that several checks look at, each done once."""
+"""A method under test, and the small runs that several checks use; each run is made once."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -26,7 +26,7 @@ class Broken(Exception):
 
 
 class _Once(Generic[T]):
-    """A property that is worked out once, whether it succeeds or fails."""
+    """A property that is computed once, whether that succeeds or fails."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
@@ -62,7 +62,7 @@ class Subject:
 
     Attributes:
         kind: its class.
-        seen: what was seen in `watched`, also where that run failed.
+        seen: what was seen in `watched`, also if that run failed.
     """
 
     def __init__(self, kind: type[Method]) -> None:
@@ -76,9 +76,9 @@ class Subject:
 
     @property
     def small(self) -> Method:
-        """A new instance with its counts brought down to 2, 2 rounds if it has rounds, half the clients or more each.
+        """A new instance with counts reduced to 2; 2 rounds if it has rounds, with half the clients or more in each.
 
-        Each run gets its own, so that nothing is kept in it from one to the next.
+        Each run gets its own instance, so that nothing is carried over.
         """
         _ = self.default
         method = self.kind()
@@ -89,20 +89,20 @@ class Subject:
 
     @_Once
     def steps(self) -> int:
-        """How many steps the small run has, as the method says."""
+        """The number of steps of the small run, as the method says."""
         return self.small.steps(CLIENTS)
 
     @_Once
     def plain(self) -> Result:
-        """The small run in memory. One step more than it should have is let through, to be found."""
+        """The small run in memory. One step more than allowed is made, so that it can be noticed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             return run(self.small, toy.blobs(), toy.Tiny, stop_after=self.steps + 1, **settings())
 
     @_Once
     def watched(self) -> tuple[Result, dict[str, Any]]:
-        """The small run in a folder, watched, and the folder's configuration. Models are measured at the end only."""
-        _ = self.plain  # a run that fails, fails once
+        """The small run in a folder, watched, and the folder's configuration. Models are only measured at the end."""
+        _ = self.plain  # a run that fails is only made once
         with TemporaryDirectory() as folder, watched() as self.seen, torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
             path = Path(folder) / "run"
@@ -112,19 +112,19 @@ class Subject:
 
 
 def settings() -> dict[str, Any]:
-    """How the small runs are done."""
+    """Return the settings of the small runs."""
     return {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1), "seed": 3}
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:
-    """Whether two models are equal bit for bit."""
+    """Return whether two models are equal bit for bit."""
     if a is None or b is None:
         return a is b
     return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The files of a run that must not depend on how it came about."""
+    """Return the files of a run that must not depend on how the run was made."""
     names = ["metrics.jsonl", "ledger.jsonl", "model.safetensors"]
     names += [str(p.relative_to(folder)) for p in sorted(folder.glob("personal/*"))]
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}

@@ -1,4 +1,4 @@
-"""Data and a network on which a run takes a fraction of a second, and in which state has everywhere to hide."""
+"""Data and a network with which a run takes a fraction of a second, with every place in which state can hide."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from ekiden.data.samples import FederatedData
 
 @cache
 def blobs(least: int = 40) -> FederatedData:
-    """Four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, of different mix."""
+    """Return four silos of 40 to 70 points each (or from `least` on) in three Gaussian classes, in different shares."""
     generator = torch.Generator().manual_seed(7)
     centres = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
 
@@ -24,7 +24,7 @@ def blobs(least: int = 40) -> FederatedData:
 
 
 class Tiny(nn.Module):
-    """A network of 4 inputs with BatchNorm and dropout: everything that state can hide in."""
+    """A network of 4 inputs with BatchNorm and dropout, every place in which state can hide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,5 +32,5 @@ class Tiny(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, 3)."""
+        """Return logits (b, 3)."""
         return self.head(self.features(x))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The contract of transports, measured by small runs of methods of different shape."""
+"""The contract of transports, measured by small runs of different methods."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +17,7 @@ from ekiden.methods import SCAFFOLD, FedGram, FedSeq, MetaFed
 from ekiden.transports import MakesTransport
 
 SHAPES: tuple[Method, ...] = (FedSeq(epochs=1), SCAFFOLD(rounds=2, epochs=1), MetaFed(epochs=1, warmup=1), FedGram())
-"""Models that are handed on; rounds with private state; models of the clients' own; sums that clients add up."""
+"""Models that are handed on; rounds with private state; clients' own models; sums that clients add up."""
 
 
 def gives_the_same_bits(make: MakesTransport) -> None:
@@ -30,7 +30,7 @@ def gives_the_same_bits(make: MakesTransport) -> None:
 
 
 def resumes_on_it(make: MakesTransport) -> None:
-    """A run that is stopped after any step goes on to the same files."""
+    """A run that is stopped after any step resumes and ends with the same files."""
     for method in SHAPES:
 
         def stopping(folder: Path, steps: int, method: Method = method) -> None:
@@ -41,7 +41,7 @@ def resumes_on_it(make: MakesTransport) -> None:
 
 
 def forgets_what_died(make: MakesTransport) -> None:
-    """What is done in a step whose state is not written counts for nothing: the step is done again."""
+    """What is done in a step whose state is not written does not count: the step is done again."""
     save = RunFolder.save
     for method in SHAPES:
 

@@ -1,4 +1,4 @@
-"""What a run asks for, reads and computes, seen from outside the method."""
+"""What a run requests, reads and computes, watched from outside the method."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ from ekiden.transports.local.simulation import Simulation
 
 @dataclass(frozen=True)
 class Passes:
-    """A task of a client: the work that it reported, and the samples that went through the network.
+    """A client's task: the work that it reported, and the samples that went through the network.
 
-    A sample counts once for a pass: where it enters the first layer (the only one of 4 inputs), and on the way back
-    where it leaves the first layer, or the last where the first is frozen.
+    A sample counts once per pass: when it enters the first layer (the only one with 4 inputs), and on the way back when
+    it leaves the first layer, or the last layer if the first is frozen.
     """
 
     task: str
@@ -38,11 +38,11 @@ class Seen:
     """What was seen.
 
     Attributes:
-        requests: what the method asked for.
-        read: the values that somebody asked the transport for.
-        passes: of each task.
-        selected: what local training was told to return, each way that occurred.
-        misfits: tasks that kept something in `client.state` that the method does not declare, and why it does not fit.
+        requests: the method's requests.
+        read: the values that were read from the transport.
+        passes: the passes of each task.
+        selected: what local training was told to return, each value that occurred.
+        misfits: tasks that kept something in `client.state` that does not fit the method's declaration, and why.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Seen:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Meanwhile: what runs in this process do."""
+    """Watch what runs in this process do, while the context is open."""
     seen = Seen()
     with _transport(seen), _tasks(seen), watched_fits() as seen.selected:
         yield seen
@@ -62,7 +62,7 @@ def watched() -> Iterator[Seen]:
 
 @contextmanager
 def watched_fits() -> Iterator[set[str]]:
-    """Meanwhile: what local training was told to return."""
+    """Watch what local training is told to return, while the context is open."""
     selected: set[str] = set()
     train = fitting.fit
 
