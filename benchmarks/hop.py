@@ -49,7 +49,7 @@ class Relay(Method):
     rounds: int = ROUNDS
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """One hop a step."""
+        """Yield the state after each hop."""
         while s.step < self.steps(len(fed.clients)):
             s = s.next(model=fed.call(self.move, fed.clients[s.step % len(fed.clients)], s.model))
             yield s

@@ -199,7 +199,7 @@ class FedGram(Method):
         return Summing()
 
     def run(self, fed: Fed, s: Summing) -> Iterator[State]:
-        """One hop a step, then the solution; in a star, the features are settled, then all add up."""
+        """Yield the state after each hop and the solution; in a star, after the features are set and all have added."""
         if self.topology == "star":
             yield from self._star(fed, s)
             return
