@@ -90,7 +90,7 @@ def resumes(subject: Subject) -> None:
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         run(subject.small, toy.blobs(), toy.Tiny, folder=whole, **settings())
-        # Stopped after each step; and, where there are more, after several steps of one process.
+        # Stopped after each step; and, if there are more steps, after several steps of one process.
         for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
             stopped = Path(folder) / f"each-{each}"
             for done in range(0, steps, each):

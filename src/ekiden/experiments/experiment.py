@@ -278,7 +278,7 @@ def _cell(
         if not method:
             raise UserError("neither row nor column names a method")
         plan, scaled = budget.scale(settings.plan(method, _merged(method_named(method), layers)))
-        if metric not in METRICS:  # it is measured where it is asked for
+        if metric not in METRICS:  # it is measured only if the file asks for it
             plan = replace(plan, metric=metric)
         if metric == "client_mean_trained" and plan.evaluate_on != "own":
             raise UserError(f'metric {metric} is not measured: add evaluate_on = "own"')

@@ -84,7 +84,7 @@ class Average(OneShot):
     def check_network(self, model: Size) -> None:
         """Refuse a network without a declared classifier, for rules other than the mean."""
         if self.combine_heads != "mean":
-            _ = model.layout.head  # raises where there is none
+            _ = model.layout.head  # raises if there is none
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at all clients, average."""
@@ -135,6 +135,6 @@ def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights
             centre, spread = layer.statistics
             spread.of(buffers).zero_()
             for m, p in zip(models, weights, strict=True):
-                away = centre.of(m.buffers) - centre.of(result.buffers)  # no difference of large squares
+                away = centre.of(m.buffers) - centre.of(result.buffers)  # avoids a difference of large squares
                 spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
     return Weights(result.params, buffers, result.counters)

@@ -23,8 +23,8 @@ from ekiden.training.layout import Layout
 from ekiden.training.network import trial
 from ekiden.training.weights import Weights
 
-_SAMPLES = 1024  # from which the first client of the lap settles the scales
-_REACH = 32  # standard deviations there that whole numbers reach
+_SAMPLES = 1024  # samples from which the first client of the lap sets the scales
+_REACH = 32  # range of the whole numbers, in standard deviations of these samples
 
 
 class Scales(NamedTuple):

@@ -61,7 +61,7 @@ class FedSeq(Method):
     @on_client
     def train(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Train from the received model. τ and ρ keep the outputs close to its own and to the round's first model's."""
-        origin = model if origin is None else origin  # the first of a round receives it
+        origin = model if origin is None else origin  # the first client of a round receives it
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         return client.fit(model, epochs=self.epochs, objective=objective)
 

@@ -42,7 +42,7 @@ class TensorBoard:
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
 
-        # What a process before wrote is written again: its last rows may be missing.
+        # Rows that an earlier process wrote are written again, because its last rows may be missing.
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings(config).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)

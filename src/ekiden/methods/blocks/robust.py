@@ -93,7 +93,7 @@ def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
 
 def _krum(points: Tensor, faulty: int) -> int:
     """Return the index of the point (n, P) with the least sum of squared distances to its n - f - 2 nearest others."""
-    # Squares of differences, not differences of squares: a model that is far off must not cost the others' digits.
+    # Squares of differences, not differences of squares: one distant model must not cost the others precision.
     apart = torch.stack([(points - point).square().sum(1) for point in points])
     apart.fill_diagonal_(torch.inf)
     return int(apart.sort(1).values[:, : len(points) - faulty - 2].sum(1).argmin())
@@ -101,7 +101,7 @@ def _krum(points: Tensor, faulty: int) -> int:
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:
     """Return the weights with which the mean of the models is their geometric median."""
-    start = _by_coordinate(models, (len(models) - 1) // 2).params  # a mean may lie so far off that steps are lost
+    start = _by_coordinate(models, (len(models) - 1) // 2).params  # a mean may be so far off that steps are lost
     found = list(weights)
     centre = start
     for _ in range(_STEPS):

@@ -179,7 +179,7 @@ class Corrected:
 
     slope: Tensor
     weight_decay: float = 0.0  # part of the gradient, as in the displacement
-    clip_norm: float = 0.0  # what it takes from a step is missing there too
+    clip_norm: float = 0.0  # what it removes from a step is missing there, too
     pull: Proximal | None = None  # counts as part of the gradient
     progress: dict[str, Tensor] = field(default_factory=dict)
 

@@ -149,7 +149,7 @@ class CriticalFL(PersonalMethod):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        return max(1, int(self.cap * (clients - 1) + 1e-9))  # forgives the rounding of the cap
+        return max(1, int(self.cap * (clients - 1) + 1e-9))  # tolerates the rounding of the cap
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""

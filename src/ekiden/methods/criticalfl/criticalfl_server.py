@@ -146,7 +146,7 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        return max(1, int(self.cap * clients + 1e-9))  # forgives the rounding of the cap
+        return max(1, int(self.cap * clients + 1e-9))  # tolerates the rounding of the cap
 
     def steps(self, clients: int) -> int:
         """Return T, the number of rounds."""

@@ -94,7 +94,7 @@ class Paper:
         offsets, norms = self.offsets
         u = params - self.start
         squares = torch.addmv(norms + u.dot(u), offsets, u, alpha=-2).clamp(min=0)
-        if bool((squares < 1e-4 * norms).any()):  # so near a member rounding leaves few digits of its distance
+        if bool((squares < 1e-4 * norms).any()):  # this close to a member, rounding leaves few digits of the distance
             return self.block_walk(params)
         return squares, lambda grad, f: grad.addmv_(offsets.T, f, alpha=-1).add_(u, alpha=float(f.sum()))
 

@@ -90,7 +90,7 @@ class FedELMY(Method):
     @on_client
     def extend_pool(self, client: Client, model: Weights, origin: Weights | None = None) -> Weights:
         """Train S models, each from the mean of those before (Algorithm 1, at each client)."""
-        pool, origin = [model], model if origin is None else origin  # the first of a round receives it
+        pool, origin = [model], model if origin is None else origin  # the first client of a round receives it
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         for _ in range(self.models):
             start = mean(pool)

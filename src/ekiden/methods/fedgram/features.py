@@ -71,7 +71,7 @@ class Room:
         """
         if self.width:
             return self.width
-        # Sums are 2D(D + 1) bytes, some more a feature, and some more in all.
+        # Sums take 2D(D + 1) bytes, some more per feature, and some more in total.
         once, twice = (self.sums(width) - 2 * width * (width + 1) for width in (1, 2))
         found = widest(self.bytes, twice - once + each, 2 * once - twice + fixed)
         if found < 1:

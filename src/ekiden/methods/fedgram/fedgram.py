@@ -29,8 +29,8 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 
 _FEATURES = ("auto", "patches", "random", "fourier", "network")
-_IMAGE = 16  # pixels a side that make patches worth while
-_SAMPLES = 1024  # from which the first client settles the features
+_IMAGE = 16  # side in pixels from which patches are used
+_SAMPLES = 1024  # samples from which the first client sets the features
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class FedGram(Method):
             )
             yield s
         while s.step < before + len(order):
-            moments = s.moments if s.totals is None else None  # for who settles the features
+            moments = s.moments if s.totals is None else None  # for the client that sets the features
             client = order[s.step - before]
             s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
             yield s
@@ -225,7 +225,7 @@ class FedGram(Method):
             s = s.next(settled=fed.call(self.settle, order[0], INITIAL, s.moments))
             yield s
         if s.model is None:
-            # Where the first client was away, the second settles the features.
+            # If the first client was away, the second sets the features.
             settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
@@ -393,7 +393,7 @@ class FedGram(Method):
 def own_sums(client: Client, features: WholeFeatures) -> AnySums:
     """Return the sums over the client's own samples."""
     with torch.no_grad():
-        # In the order in which they lie, so that features in floating point are the same bits in every step.
+        # In stored order, so that floating-point features have the same bits in every step.
         blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
         return sums_of(blocks, client.task, client.classes, features.width, client.unit().device)
 

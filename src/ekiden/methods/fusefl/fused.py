@@ -181,7 +181,7 @@ def thin(network: nn.Module, width: float) -> nn.Module:
         return max(1, round(width * n / multiple)) * multiple
 
     dense = [m for m in network.modules() if isinstance(m, Dense)]
-    before = 0  # outputs of the layer before, as they were
+    before = 0  # outputs of the previous layer, before the change
     for name, layer in network.named_modules():
         if isinstance(layer, Dense):
             outputs, inputs = layer.weight.shape[:2]

@@ -23,7 +23,7 @@ from ekiden.training.network import Network, fresh, trial
 from ekiden.training.objective import Forward, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
-STEPS = 64  # widths that are tried, as parts of the network's
+STEPS = 64  # widths that are tried, as shares of the network's
 
 
 @recorded_as("Kept")
