@@ -115,13 +115,13 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
 
 
 def method_named(name: str) -> type[Method]:
-    """The method called `name` on the command line.
+    """Return the method called `name` on the command line.
 
     Args:
         name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or PATH.py:CLASS.
 
     Raises:
-        UserError: there is none; names the nearest. Or what is there is no method.
+        UserError: there is none, and the message names the nearest; or `name` is something else than a method.
     """
     plain = name.lower().replace("-", "").replace("_", "")  # fedelmy-parallel, as in the documents, is fedelmyparallel
     for method in METHODS:
@@ -161,10 +161,10 @@ def written(method: Method) -> dict[str, Any]:
 
 
 def method_of(said: Mapping[str, Any]) -> Method:
-    """The method of a run folder.
+    """Return the method of a run folder.
 
     Raises:
-        UserError: there is none of that name, or it has other hyperparameters.
+        UserError: no method has that name, or it has other hyperparameters.
     """
     kind = method_named(said["method"])
     with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
@@ -179,12 +179,12 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
-    """The plan of `kind` (a dataclass with a method) with these plain values.
+    """Return the plan of `kind` (a dataclass with a method) with these plain values.
 
     Args:
-        kind: of the plan.
+        kind: class of the plan.
         values: the method's description of itself.
-        reader: what to use where it cannot be read.
+        reader: what to use if it cannot be read, for the message.
 
     Raises:
         UserError: it is not of this version.
@@ -214,7 +214,7 @@ def check_needs(method: Method, dataset: Dataset) -> None:
     else:
         what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
     if (plain := _plain(type(method))) is not None and plain.needs <= offers:
-        raise UserError(f"{what}: leave out the options that ask for it, its defaults do without")
+        raise UserError(f"{what}: leave out the options that need this; the defaults do not")
     others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)
     raise UserError(f"{what}: use one of {others}")
 

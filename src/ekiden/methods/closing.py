@@ -91,7 +91,7 @@ class ClosingLap(Method):
         method, name = self.method, self.method.title()
         kind = type(method)
         if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
-            raise UserError(f"{name} has a closing lap, or a task of its name, already: leave out --closing-lap")
+            raise UserError(f"{name} already has a closing lap, or a task of that name: leave out --closing-lap")
         if method.joins_models:
             raise UserError(f"--closing-lap needs one model, {name} joins the clients' models: leave it out")
         if not method.one_model:

@@ -175,7 +175,7 @@ class DeepAFL(Method):
 
     @on_client
     def sums(self, client: Client, initial: Weights, last: Tensor | None, seed: int) -> LeastSquaresSums:
-        """Sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
+        """Return sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
 
         Args:
             client: whose state is `KeptSolutions`.
@@ -264,7 +264,7 @@ class DeepAFL(Method):
 
 
 def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Tensor:
-    """G (F, K) with Δ = G Wᵀ, the minimiser of ‖R - F Δ W‖² + λ‖Δ‖².
+    """Return G (F, K) with Δ = G Wᵀ, the minimiser of ‖R - F Δ W‖² + λ‖Δ‖².
 
     Where the gradient is zero, FᵀF Δ W Wᵀ + λΔ = FᵀR Wᵀ; G solves FᵀF G WᵀW + λG = FᵀR, in the eigenvectors of both
     squares.
@@ -283,7 +283,7 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
 
 
 def inputs(network: nn.Module) -> int:
-    """The numbers that the network's classifier reads.
+    """Return how many numbers the network's classifier reads.
 
     Raises:
         UserError: it declares none that begins with a linear layer.

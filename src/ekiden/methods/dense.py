@@ -157,7 +157,7 @@ class DENSE(Method):
 
 
 def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:
-    """L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
+    """Return L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
 
     The same for labels; for numbers, minus the mean squared difference, of which no more than 1 counts.
     """

@@ -177,7 +177,7 @@ class FedDC(ParallelMethod):
         return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
 
     def merge(self, r: ServerRound) -> After:
-        """The mean of all h_i and g, from those who answered, divided by all N; broadcast is the mean + the drift.
+        """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the mean + the drift.
 
         After chains of L clients the drift grows by 1/L of how far they went. That is exact where all clients have
         equally many visits, in chains that come back; else an estimate.

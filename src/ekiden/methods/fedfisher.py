@@ -148,7 +148,7 @@ class FedFisher(OneShot):
 def along_diagonals(fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequence[float]) -> Gradient:
     """Return the gradient with diagonals F_k (P,), for models that lie `away` from the average."""
     if any(f.shape != a.shape for f, a in zip(fishers, away, strict=True)):
-        raise UserError("Fisher information of another size than the model: use the same network at every client")
+        raise UserError("the Fisher information does not have the model's size: use the same network at every client")
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
     return lambda change: total * change - pull

@@ -289,7 +289,7 @@ def minibatches(n: int, size: int, steps: int, draw: Generator) -> Iterator[Tens
 
 
 def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
-    """W (D, K) with the least ‖Y - ΦW‖² + λ‖W - W_0‖² over the samples of all sums; ΦW_0 is the mean of the models.
+    """Return W (D, K) with the least ‖Y - ΦW‖² + λ‖W - W_0‖² over all samples; ΦW_0 is the mean of the models.
 
     Args:
         sums: one or more.

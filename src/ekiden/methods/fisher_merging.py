@@ -95,7 +95,7 @@ class FisherMerging(OneShot):
         params, total = result.params.clone(), torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):
             if s.fisher.shape != params.shape:
-                raise UserError("Fisher information of another size than the model: use the same network everywhere")
+                raise UserError("Fisher information does not have the model's size: use the same network everywhere")
             fisher = s.fisher.double().clamp(min=self.floor)
             fisher *= p / float(fisher.norm()) if self.normalise else p
             total += fisher

@@ -139,9 +139,9 @@ class FeatureDistillation(Objective):
 
 
 def distillation_weight(largest: float, own: float, teacher: float, trust: float) -> float:
-    """λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of the client's own model and a2 of the teacher.
+    """Return λ = λ_0 · 10^min(1, 5(a2 - a1)) / 10 for accuracies a1 of the client's own model and a2 of the teacher.
 
-    0 where the teacher is no better and itself below `trust`.
+    λ is 0 if the teacher is not better and its accuracy is below `trust`.
     """
     if teacher <= own and teacher < trust:
         return 0.0

@@ -125,7 +125,7 @@ class OTFusion(OneShot):
 def align(
     model: Weights, target: Weights, layout: Layout, target_layout: Layout, matching: Matching
 ) -> tuple[Weights, list[Tensor | None]]:
-    """`model` with its hidden units in the order (and number) of `target`'s.
+    """Return `model` with its hidden units in the order (and number) of `target`'s.
 
     Returns:
         The aligned model, and for each dense layer the transport of its inputs (None: they are as they were).
@@ -163,7 +163,7 @@ _ADVICE = "OT fusion needs a network whose layers follow one another, without sh
 
 
 def carry(rows: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
-    """`rows` (r, inputs of `layer`) with their columns in the new order of the units that the layer reads.
+    """Return `rows` (r, inputs of `layer`) with their columns in the new order of the units that the layer reads.
 
     A unit is a block of columns: one weight, a kernel, or all positions of a channel that was flattened. The last
     column, the bias, stays.
@@ -188,7 +188,7 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
 
 
 def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0) -> Tensor:
-    """The transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
+    """Return the transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
 
     It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is above 0.
     """

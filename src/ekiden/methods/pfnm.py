@@ -89,7 +89,7 @@ class PFNM(OneShot):
     def merge(
         self, models: Sequence[Sequence[Tensor]], forms: Sequence[Form], shares: Tensor, generator: Generator
     ) -> list[Tensor]:
-        """The layers of the global model, as matrices.
+        """Return the layers of the global model, as matrices.
 
         Args:
             models: of each client, its layers.

@@ -68,7 +68,7 @@ class Closed:
 def projectors(
     network: nn.Module, layers: Iterable[Layer], batches: Iterable[tuple[Tensor, Tensor]], *, closed: bool
 ) -> list[Tensor]:
-    """One projector (inputs, inputs) float64 for each of `layers`, from one pass of `batches` through `network`.
+    """Return one projector (inputs, inputs) float64 for each of `layers`, from one pass of `batches` through `network`.
 
     Args:
         network: in evaluation mode.
@@ -99,7 +99,7 @@ def projectors(
 
 
 def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
-    """(n, d) what one output of a linear or convolutional layer reads.
+    """Return (n, d): what one output of a linear or convolutional layer reads.
 
     With `mean` as in the released MA-Echo code: the mean input of the batch; of convolutions its patches without
     padding, two pixels apart. Otherwise every sample, and every patch that the layer itself reads.
@@ -129,7 +129,7 @@ def compress(projector: Tensor, rank: int) -> Tensor:
 
 
 def thin(projector: Tensor) -> Tensor:
-    """(d, k) F with F Fᵀ = P up to rounding, where k < d/3 columns do; else P itself.
+    """Return (d, k) F with F Fᵀ = P up to rounding, if k < d/3 columns are enough; otherwise P itself.
 
     Projectors of few batches have low rank. This is Cholesky's factorisation with pivoting, which stops early; products
     with F are then several times cheaper.

@@ -1,4 +1,4 @@
-"""Rules that combine models of which some may be anything: broken, or made to do harm."""
+"""Rules that combine models if some of them may be arbitrary: broken, or made to do harm."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,12 +20,12 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
 
     Args:
         rule: how models are combined.
-        models: how many there are at least.
-        faulty: f, how many of them may be anything.
+        models: the least number of models.
+        faulty: f, how many of them may be arbitrary.
         weighted: whether they have different weights.
 
     Raises:
-        UserError: says what to change.
+        UserError: the rule cannot be used; the message says what to change.
     """
     if weighted and rule in ("median", "trimmed-mean", "krum"):
         raise UserError(f"--combine {rule} counts every client once: use uniform weights with it")
@@ -38,21 +38,21 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
 
 
 def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "mean", faulty: int = 0) -> Weights:
-    """One model from many; running statistics are combined like parameters.
+    """Return one model from many; running statistics are combined like parameters.
 
     Args:
         models: what clients sent.
-        weights: of the clients, before normalisation.
+        weights: the clients' weights, before normalisation.
         rule: mean; median and trimmed-mean of each coordinate, without the `faulty` largest and smallest (Dong Yin,
             Yudong Chen, Kannan Ramchandran, Peter Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498); krum, the
             model whose n - f - 2 nearest others are nearest (Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui,
             Julien Stainer. NeurIPS 2017. https://arxiv.org/abs/1703.02757); geometric-median, the point with the least
             weighted sum of distances (Krishna Pillutla, Sham Kakade, Zaid Harchaoui: Robust Aggregation for Federated
             Learning. IEEE TSP 2022. https://arxiv.org/abs/1912.13445), found by their smoothed Weiszfeld algorithm.
-        faulty: f, how many models may be anything; for trimmed-mean and krum.
+        faulty: f, how many models may be arbitrary; for trimmed-mean and krum.
 
     Raises:
-        UserError: too few models for the rule, or weights where it has none.
+        UserError: there are too few models for the rule, or it cannot use weights.
     """
     if rule == "mean":
         return mean(models, weights)
@@ -69,7 +69,7 @@ def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "m
 
 
 def clipped(model: Weights, start: Weights, most: float) -> Weights:
-    """`model`, or the point at distance `most` on the way from `start` to it if it is further away; 0: no limit.
+    """Return `model`, or the point at distance `most` on the way from `start` to it if it is further away; 0: no limit.
 
     Running statistics do not change.
     """

@@ -65,10 +65,10 @@ def local_training(client: Client, lr_decay: float, round: int) -> Training:
 
 
 def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
-    """The values that came, under the keys of their Refs.
+    """Return the values that arrived, by their Refs.
 
     Raises:
-        ClientMissing: fewer came.
+        ClientMissing: fewer arrived.
     """
     return fed.get(asked, at_least=min(at_least, len(asked)))
 
@@ -204,7 +204,7 @@ class Corrected:
 
 
 def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
-    """a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units of η·gradient.
+    """Return a: how far τ steps of SGD with heavy-ball momentum go on a constant gradient, in units of η·gradient.
 
     `pull` is η·μ of a proximal term. τ itself without either.
     """

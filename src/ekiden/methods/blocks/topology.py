@@ -18,7 +18,7 @@ _DRAWN = ("peers", "matching", "one_peer")
 
 
 def adjacency(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> Tensor:
-    """Who receives from whom: (N, N) bool, row i true at the neighbours of client i, false on the diagonal.
+    """Return who receives from whom: (N, N) bool, row i true at the neighbours of client i, false on the diagonal.
 
     Args:
         topology: one of
@@ -69,7 +69,7 @@ def adjacency(topology: str, clients: int, round: int = 0, generator: Generator 
 
 
 def mixing(topology: str, clients: int, round: int = 0, generator: Generator | None = None) -> Tensor:
-    """The mixing matrix W of a topology: (N, N) float64, w_il what client i gives to the model of client l.
+    """Return the mixing matrix W of a topology: (N, N) float64, w_il what client i gives to the model of client l.
 
     Where edges go both ways, Metropolis weights: symmetric, rows and columns sum to 1, so the mean over all clients is
     conserved. Where peers are drawn one way, the uniform mean of a client and its peers: rows sum to 1.
@@ -147,7 +147,7 @@ def spectral_gap(matrix: Tensor) -> float:
 
 
 def contraction(topology: str, clients: int, rounds: int = 100) -> float:
-    """What a round of gossip leaves of the distance between clients at most, in the mean over so many rounds.
+    """Return what a round of gossip leaves of the distance between clients at most, in the mean over rounds.
 
     √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of entries 1/N. Of a fixed
     symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have it too, though one of them alone may not

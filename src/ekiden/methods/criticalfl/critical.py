@@ -49,7 +49,7 @@ class Squares:
 
 
 def due(round: int, every: int) -> bool:
-    """Whether there is a check before `round`, which counts from 0.
+    """Return whether there is a check before `round`, which counts from 0.
 
     As in the authors' code: before every second round, or every `every`-th, but not before the first of all, when
     there are no norms yet.

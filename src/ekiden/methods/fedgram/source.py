@@ -40,7 +40,7 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     network = config.get("network")
     if network is None or config.get("train", "all") != "all":
         what = "a network of its own" if network is None else f"only a part of its network (--train {config['train']})"
-        raise UserError(f"{folder} trained {what}: give a run that trained all of a network that has a name")
+        raise UserError(f"{folder} trained {what}: give a run that trained a complete network with a name")
     if model not in ("auto", network):
         raise UserError(f"{folder} is a run of {network}, not of {model}: leave out --model")
     if not file.exists():
@@ -76,7 +76,7 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
     ):
         if there != own:
             raise UserError(
-                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give data alike"
+                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give data of the same kind"
             )
     if (taken.get("mean"), taken.get("std")) != (list(map(float, dataset.mean)), list(map(float, dataset.std))):
         raise UserError(f"{pretrained} is for samples of another scale than these data: give the data of that run")

@@ -30,13 +30,13 @@ class ClassInputs(NamedTuple):
         return ClassInputs(self.counts.cpu(), self.means.cpu())
 
     def merged(self, other: "ClassInputs") -> "ClassInputs":
-        """Of the samples of both.
+        """Return the means of the samples of both.
 
         Raises:
             UserError: they are of other classes or inputs.
         """
         if self.means.shape != other.means.shape or self.counts.shape != other.counts.shape:
-            raise UserError("class means of other classes or inputs than here: use the same data and model everywhere")
+            raise UserError("the class means are of other classes or inputs: use the same data and model everywhere")
         return _weighed(self.counts + other.counts, self, other, 1)
 
     def without(self, other: "ClassInputs") -> "ClassInputs":
@@ -72,7 +72,7 @@ def measure(batches: Iterable[tuple[Tensor, Tensor]], classes: int, shape: tuple
 
 
 def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0) -> tuple[int, ...]:
-    """The shape of a class's mean input: as fine as fits into half of what is left of `SHARE` of a model's bytes.
+    """Return the shape of a class's mean input, the finest that fits into half of the rest of a model's `SHARE`.
 
     Args:
         classes: K.

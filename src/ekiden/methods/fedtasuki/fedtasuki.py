@@ -233,7 +233,7 @@ class FedTasuki(Method):
         return class_means.mean_shape(layout.classes, model.shape, model, taken)
 
     def rank(self, model: Size) -> int:
-        """r, the directions of the covariance that travel with a model.
+        """Return r, the number of directions of the covariance that travel with a model.
 
         Raises:
             UserError: the classifier is not a linear layer with biases, or even the means of the classes are too large.

@@ -29,7 +29,7 @@ class ClassStatistics(NamedTuple):
     factor: Tensor
 
     def moments(self, classes: int, features: int) -> "ClassMoments":
-        """The same in full.
+        """Return the statistics as full matrices.
 
         Raises:
             UserError: they are not of so many classes and features.
@@ -60,7 +60,7 @@ class ClassMoments(NamedTuple):
     covariance: Tensor
 
     def moved(self, before: Tensor, after: Tensor) -> "ClassMoments":
-        """Where they are once features have moved, after the linear map that best takes `before` to `after` (n, A).
+        """Return the statistics of moved features, by the linear map that best takes `before` to `after` (n, A).
 
         The map is the identity and a ridge regression of what is left.
         """
@@ -87,7 +87,7 @@ class ClassMoments(NamedTuple):
         return ClassMoments(counts, self.means + share * apart, (within + between) / counts.sum().clamp(min=1))
 
     def classifier(self) -> Tensor:
-        """(K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features; m_k, C), up to a constant.
+        """Return (K, A + 1) weights and biases of linear discriminant analysis: log n_k N(features; m_k, C) + constant.
 
         A class without samples counts as half of one in the middle of all.
         """
@@ -117,9 +117,9 @@ def measure(features: Tensor, labels: Tensor, classes: int) -> ClassMoments:
 
 
 def rank(classes: int, features: int, model: int, taken: int = 0) -> int:
-    """r, as many directions as fit into `SHARE` of a model of so many bytes, of which some are `taken`.
+    """Return r, as many directions as fit into `SHARE` of a model of this many bytes, some of which are `taken`.
 
-    Negative if not even the means fit.
+    The result is negative if not even the means fit.
     """
     room = int(SHARE * model) - taken - size(classes, features, 0)
     return min(room // (4 * features), features)

@@ -111,7 +111,7 @@ def average(parts: Sequence[Tensor]) -> Tensor:
 
 
 def filled(module: M, weights: Weights) -> M:
-    """`module`, all of whose parameters are trainable, with these values.
+    """Return `module`, all of whose parameters are trainable, with these values.
 
     Raises:
         UserError: they belong to a module of another shape.
@@ -165,7 +165,7 @@ def channels(blocks: Sequence[nn.Module]) -> list[int]:
 
 
 def thin(network: nn.Module, width: float) -> nn.Module:
-    """A copy of `network` with hidden layers of `width` times the units; unless that is 1, its values mean nothing.
+    """Return a copy of `network` with `width` times the hidden units; unless that is 1, its values mean nothing.
 
     Widths are rounded to multiples of the numbers of groups of its GroupNorms, and are never less than these.
 

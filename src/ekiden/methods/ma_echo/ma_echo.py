@@ -216,7 +216,7 @@ class MAEcho(Method):
         return torch.from_numpy(min_norm(4 * (flat @ flat.T).cpu().numpy(), self.bound)).to(seen)
 
     def rank_of(self, layout: Layout) -> list[int]:
-        """How many eigenvectors of each projector travel, 0 for all.
+        """Return how many eigenvectors of each projector travel, 0 for all.
 
         Raises:
             UserError: there are more or fewer numbers than layers.

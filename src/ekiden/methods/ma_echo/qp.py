@@ -8,7 +8,7 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def min_norm(gram: Matrix, bound: float) -> Matrix:
-    """The minimum of ½αᵀGα with Σα = 1 and 0 <= α <= bound: weights of the shortest combination of vectors.
+    """Return the minimum of ½αᵀGα with Σα = 1 and 0 <= α <= bound: weights of the shortest combination of vectors.
 
     Args:
         gram: G (N, N), inner products of the vectors; may be singular.

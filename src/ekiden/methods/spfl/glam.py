@@ -53,7 +53,7 @@ def near(
 def aligned(
     logits: Tensor, reference: Tensor | None, previous: Tensor | None, y: Tensor, tau: float, rho: float
 ) -> Tensor:
-    """The loss of logits (b, K): cross-entropy with the labels, with the global model's answers, and distance from w_p.
+    """Return the loss of logits (b, K): cross-entropy with labels and with the global model, and distance from w_p.
 
     L_ap is the symmetric divergence ½ Σ (p - q)(log p - log q), positive as the text of the paper wants it.
     """

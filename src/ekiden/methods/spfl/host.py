@@ -36,7 +36,7 @@ class Host:
 
 
 def host_named(text: str) -> Host:
-    """The host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5".
+    """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5".
 
     Raises:
         UserError: there is no such host or setting, or its value cannot be.
