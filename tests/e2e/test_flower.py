@@ -8,6 +8,7 @@ import signal
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,30 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield federation
 
 
+Finished = Callable[[str], tuple[Path, str]]
 CASES: dict[str, tuple[Method, list[str]]] = {
     "fedelmy": (FedELMY(models=2, epochs=2, warmup=2), ["--models", "2", "--epochs", "2", "--warmup", "2"]),
     "fedseq": (FedSeq(epochs=3), ["--epochs", "3"]),
 }
 
 
+@pytest.fixture(scope="module")
+def finished(federation: Federation) -> Finished:
+    """The folder of a finished run and what it said; one run for all tests that ask for it."""
+
+    @cache
+    def run(name: str) -> tuple[Path, str]:
+        said = federation.run(name, *CASES[name][1])
+        return federation.folder / "runs" / f"{name}-flower-seed3", said
+
+    return run
+
+
 @pytest.mark.parametrize("name", ["fedseq", pytest.param("fedelmy", marks=pytest.mark.slow)])
-def test_equal_to_one_process(federation: Federation, name: str, tmp_path: Path) -> None:
-    method, flags = CASES[name]
+def test_equal_to_one_process(federation: Federation, finished: Finished, name: str, tmp_path: Path) -> None:
     here = tmp_path / "here"
-    result = expected(method, here)
-    said = federation.run(name, *flags)
-    there = federation.folder / "runs" / f"{name}-flower-seed3"
+    result = expected(CASES[name][0], here)
+    there, said = finished(name)
     assert_same_files(there, here, said)
     assert read_lines(there / "metrics.jsonl")[-1]["accuracy"] == result.accuracy
     assert f"{100 * result.accuracy:.2f}" in said
@@ -95,15 +107,14 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
 
 
 def test_another_coordinator_reads_nothing_of_a_finished_run(
-    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Federation, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody submits an app of his own that asks for the hops of a run under its id and other terms.
 
     It also brings a ClientApp, which would answer in the silos' place if they ran what they are sent.
     """
     monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
-    federation.run("fedseq", "--epochs", "1", "--out", "closed")
-    run = federation.folder / "closed" / "fedseq-flower-seed3"
+    run, _ = finished("fedseq")
     assert (run / "model.safetensors").exists()
     said = attacked(federation, tmp_path, "app", (run / "agreement.json").read_text())
     assert said["opened"] == []
@@ -113,12 +124,11 @@ def test_another_coordinator_reads_nothing_of_a_finished_run(
 
 @pytest.mark.slow
 def test_what_terms_say_of_the_network_is_refused_by_real_silos(
-    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Federation, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code, files, adapters of any size, other values, labels and samples; then the silos run as before."""
     monkeypatch.setenv("PYTHONPATH", federation.environment["PYTHONPATH"])  # where the app is
-    federation.run("fedseq", "--epochs", "1", "--out", "terms")
-    terms = agreements.parse((federation.folder / "terms" / "fedseq-flower-seed3" / "agreement.json").read_text())
+    terms = agreements.parse((finished("fedseq")[0] / "agreement.json").read_text())
     (federation.folder / "net.safetensors").write_bytes(b"not in the folder that silos name")
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "code": ({"model": f"{federation.folder}/own.py:mine"}, "is code in a file, which silos do not execute"),

@@ -32,30 +32,31 @@ class Process:
             self._process = WarmProcess(target=command, args=(args, Path.cwd(), log, log))
             self._process.start()
             self.poll: Callable[[], int | None] = lambda: self._process.exitcode
+            self.wait: Callable[[float], object] = self._process.join
             self.pid = self._process.pid or 0
         else:
             with open(log, "ab") as output:
                 other = subprocess.Popen([sys.executable, "-m", "ekiden", *args], stdout=output, stderr=output)
-            self.poll, self.pid = other.poll, other.pid
+            self.poll, self.wait, self.pid = other.poll, other.wait, other.pid
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Wait until it ends or something has happened."""
         deadline = time.monotonic() + PATIENCE
         while self.poll() is None and not happened():
             assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.001)
+            time.sleep(0.004)  # to look takes time of the processors that the runs need
 
     def kill(self) -> bool:
         """Kill it; return whether it was still running."""
         running = self.poll() is None
         if running:
             os.kill(self.pid, signal.SIGKILL)
-        self.wait_until(lambda: False)
+        self.wait(PATIENCE)
         return running
 
     def finish(self) -> None:
         """Let it end, and check that it succeeded."""
-        self.wait_until(lambda: False)
+        self.wait(PATIENCE)
         assert self.poll() == 0, self.log.read_text()
 
 
@@ -111,7 +112,7 @@ def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             process.wait_until(begun)
             if kind != "any time":  # while values, metrics and state are written, or just after
                 process.wait_until(next_step)
-                time.sleep(draw.uniform(0, 0.01))
+                time.sleep(draw.uniform(0, 0.008))
             else:
                 time.sleep(draw.uniform(0, seconds(whole) / 15))
         kills += process.kill()

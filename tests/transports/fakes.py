@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from ekiden.data import load, parse, split
+from ekiden.data import FederatedData
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.silo import Silo
@@ -13,10 +14,16 @@ from ekiden.transports.flower.silo_file import Held, SiloFile, read
 NAMES = ("client-0", "client-1", "client-2")
 SILENT = ("broke off on the way there", "broke off on the way back")
 SPLIT = """
+from dataclasses import replace
+
+import torch
+
 from ekiden.data import load, parse, split
 
 def mine():
-    return split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
+    digits = load("digits")
+    few = replace(digits, train=digits.train.taken(torch.arange(480)))
+    return split(few, parse("dirichlet:0.5"), 3, seed=0)
 """
 
 
@@ -31,7 +38,7 @@ def with_keys(folder: Path, names: Sequence[str], more: str = "") -> tuple[list[
 
 
 def silo_file(folder: Path, name: str, more: str = "") -> SiloFile:
-    """The `silo.toml` of one of three silos that share the digits."""
+    """The `silo.toml` of one of three silos that share some digits."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.py").write_text(SPLIT)
     path = folder / f"{name}.toml"
@@ -40,10 +47,18 @@ def silo_file(folder: Path, name: str, more: str = "") -> SiloFile:
 
 
 @cache
+def silos() -> FederatedData:
+    """What `own.py` gives all silos, loaded once as by the process that answers all messages of one."""
+    scope: dict[str, Any] = {}
+    exec(SPLIT, scope)
+    found = scope["mine"]()
+    assert isinstance(found, FederatedData)
+    return found
+
+
 def mine(name: str) -> Held:
-    """What `own.py` gives a silo, loaded once as by the process that answers all its messages."""
-    found = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
-    return found.dataset, next(c for c in found.clients if c.name == name)
+    """What it gives one of them."""
+    return silos().dataset, next(c for c in silos().clients if c.name == name)
 
 
 class FakeNodes:

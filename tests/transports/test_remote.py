@@ -13,7 +13,6 @@ import torch
 from ekiden import Hardware, Training, load_model
 from ekiden import run as run_here
 from ekiden.base.errors import UserError
-from ekiden.data import load, parse, split
 from ekiden.engine import wire
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
@@ -45,7 +44,7 @@ from ekiden.transports.flower.shelf import Shelf
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import verify
-from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, with_keys
+from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
 from tests.transports.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
@@ -100,8 +99,7 @@ def nobody(step: int, client: str) -> bool:
 
 
 def here(method: Method, absent: Callable[[int, str], bool] = nobody, **more: Any) -> Result:
-    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
-    return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent, **more)
+    return run_here(method, silos(), training=TRAINING, hardware=Hardware(threads=1), seed=3, absent=absent, **more)
 
 
 def same(a: Weights | None, b: Weights | None) -> bool:
@@ -448,11 +446,11 @@ def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     losses = itertools.count()
     nodes.lose = lambda node, data: (
-        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 300 else None
+        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 60 else None
     )
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="wait", patience=0.001)
     assert_equal(result, here(FedSeq(epochs=1)))
-    assert next(losses) > 300
+    assert next(losses) > 60
     rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
     assert [row["client"] for row in rows if row["waited"] > 0] == ["client-1"]
 

@@ -12,7 +12,6 @@ from ekiden import Hardware
 from ekiden import run as run_here
 from ekiden.base.errors import UserError
 from ekiden.cli.app import main
-from ekiden.data import load, parse, split
 from ekiden.engine.folder import read_config, read_ledger
 from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
@@ -21,7 +20,7 @@ from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import remote_plan, request_log, revised, session
 from ekiden.transports.flower.agreement import AGREEMENT, Revision
 from ekiden.transports.flower.verify import verify
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.fakes import NAMES, FakeNodes, silos, with_keys
 from tests.transports.test_remote import TRAINING, assert_equal, far
 from tests.transports.test_silo import TERMS
 
@@ -30,8 +29,7 @@ METHOD = FedGram(width=120)
 
 def alone(method: FedGram, left_out: Sequence[str] = ()) -> Result:
     """A run in one process without some clients."""
-    data = split(load("digits"), parse("dirichlet:0.5"), 3, seed=0)
-    data = data.without(*left_out) if left_out else data
+    data = silos().without(*left_out) if left_out else silos()
     return run_here(method, data, training=TRAINING, hardware=Hardware(threads=1), seed=3)
 
 

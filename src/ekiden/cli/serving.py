@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
+from ekiden.base.wording import counted
 from ekiden.cli.console import console
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
@@ -88,7 +89,7 @@ def predict(options: PredictOptions) -> None:
     column = options.column or column_in(read_config(options.run))
     count = predictions.predict(model, options.files, options.out, column=column, overwrite=options.overwrite)
     if options.out != predictions.STDOUT:
-        console.print(f"{count} predictions written to {options.out}", soft_wrap=True, highlight=False)
+        console.print(f"{counted(count, 'prediction')} written to {options.out}", soft_wrap=True, highlight=False)
 
 
 def export(options: ExportOptions) -> None:

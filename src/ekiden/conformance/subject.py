@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 import torch
 
 from ekiden.api import run
+from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
 from ekiden.conformance import toy
 from ekiden.conformance.watching import Seen, watched
@@ -95,16 +96,14 @@ class Subject:
     @_Once
     def plain(self) -> Result:
         """The small run in memory. One step more than allowed is made, so that it can be noticed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
+        with seeded(1):
             return run(self.small, toy.blobs(), toy.Tiny, stop_after=self.steps + 1, **settings())
 
     @_Once
     def watched(self) -> tuple[Result, dict[str, Any]]:
         """The small run in a folder, watched, and the folder's configuration. Models are only measured at the end."""
         _ = self.plain  # a run that fails is only made once
-        with TemporaryDirectory() as folder, watched() as self.seen, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(2)
+        with TemporaryDirectory() as folder, watched() as self.seen, seeded(2):
             path = Path(folder) / "run"
             once = settings() | {"evaluate_every": 10**9}
             result = run(self.small, toy.blobs(), toy.Tiny, folder=path, stop_after=self.steps + 1, **once)

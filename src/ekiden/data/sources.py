@@ -246,7 +246,7 @@ def _path(name: str) -> Path | None:
     if "/" in name or os.sep in name or suits(path):
         find(path)  # raises the error that it is not there
     there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
-    raise unknown("data set", name, {*NAMED, *there})
+    raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
 
 
 def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ekiden.base.seeds import seeded
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.worker import Setup
 from ekiden.training import frozen
@@ -103,8 +104,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
     """Return outputs for two fixed inputs; none if they are not finite or the network does not take such inputs."""
     x = torch.arange(2 * prod(shape), dtype=torch.float32).sin().reshape(2, *shape).to(network.params.device)
-    with torch.random.fork_rng(devices=[]), torch.inference_mode():
-        torch.manual_seed(0)
+    with seeded(0), torch.inference_mode():
         try:
             out = network.module.eval()(x)
         except Exception:  # the user's own network may take certain values only

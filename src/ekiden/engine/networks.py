@@ -12,7 +12,7 @@ from torch import nn
 
 from ekiden import models
 from ekiden.base.errors import UserError
-from ekiden.base.seeds import derive
+from ekiden.base.seeds import derive, seeded
 from ekiden.data.inputs import Inputs
 from ekiden.data.samples import FederatedData
 from ekiden.data.tasks import Task
@@ -36,8 +36,7 @@ class NamedNetwork:
         """Build it. A network that comes with values is read even on the device meta."""
         device = torch.get_default_device()
         read = device.type == "meta" and models.is_pretrained(self.name)
-        with torch.random.fork_rng(devices=[]), torch.device("cpu") if read else nullcontext():
-            torch.manual_seed(derive(self.seed, "initial"))
+        with seeded(derive(self.seed, "initial")), torch.device("cpu") if read else nullcontext():
             module = models.build(self.name, self.shape, self.classes, self.inputs)
         return module.to(device) if read else module
 
@@ -60,8 +59,7 @@ class Made:
     seed: int
 
     def __call__(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "initial"))
+        with seeded(derive(self.seed, "initial")):
             module = self.make()
         if not isinstance(module, nn.Module):
             raise UserError(f"{_named(self.make)} returns {type(module).__name__}: return a torch.nn.Module")
@@ -138,8 +136,7 @@ class OfMethod:
 
     def __call__(self) -> nn.Module:
         module = self.build()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "own network"))
+        with seeded(derive(self.seed, "own network")):
             return self.method.own_network(module, self.shape, self.classes, self.task)
 
 

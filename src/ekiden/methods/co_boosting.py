@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.base.seeds import seeded
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
@@ -181,8 +182,7 @@ class CoBoosting(Method):
         """Train the student in one pass over the pool."""
         draw = fed.generator("distillation")
         student.module.train()
-        with torch.random.fork_rng(devices=[]):  # dropout of the student
-            torch.manual_seed(int(torch.randint(1 << 62, (), generator=draw)))
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):  # dropout of the student
             for rows in batches(len(pool), self.distill_batch_size, draw):
                 x = self.diversified(fed, teacher, fed.feed(as_made(pool, rows), draw), draw)
                 student.grad.zero_()

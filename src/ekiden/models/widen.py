@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.seeds import derive
+from ekiden.base.seeds import derive, seeded
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,7 @@ class Widened:
 
     def __call__(self) -> nn.Module:
         module = self.build()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "extra outputs"))
+        with seeded(derive(self.seed, "extra outputs")):
             return widen(module, self.extra)
 
 

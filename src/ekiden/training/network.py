@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
+from ekiden.base.seeds import seeded
 from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
 from ekiden.training.layout import Layout, layout
@@ -157,8 +158,7 @@ def fresh(module: nn.Module, seed: int) -> nn.Module:
     Frozen layers keep theirs, and so do parameters of modules without such a method.
     """
     module = frozen.copied(module).cpu()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         for part in module.modules():
             own = list(part.parameters(recurse=False))
             keeps = frozen.is_fixed(part) or (own and not any(p.requires_grad for p in own))

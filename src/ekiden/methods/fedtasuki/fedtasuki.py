@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ekiden.base.checks import BelowOne, Count, Positive, require
 from ekiden.base.errors import UserError
+from ekiden.base.seeds import seeded
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
@@ -203,8 +204,7 @@ class FedTasuki(Method):
         """Return features (views·n, A) of own samples, first unchanged, then scrambled, and their labels (n,)."""
         parts: list[list[Tensor]] = [[] for _ in range(views)]
         labels = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(client.seed("scrambled"))
+        with torch.no_grad(), seeded(client.seed("scrambled")):
             for x, y in client.batches(passes=0):
                 for i, part in enumerate(parts):
                     part.append(client.probe(scrambled(x) if i else x, model)[0])
