@@ -35,6 +35,18 @@ def warm() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Tests kill processes, never the machine: what a process wrote outlives it without waiting for the disk."""
+
+    def fsync(handle: int) -> None:
+        os.fstat(handle)  # a wrong handle is an error all the same
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Tests run side by side: one thread each."""
