@@ -116,7 +116,7 @@ def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
     assert row["accuracy"] > 0.9, "all are old on the run's scale, and half of them on their own"
     assert (tmp_path / "other.csv").write_text("age,sex,died\n" + "90,f,yes\n" * 50)
     assert result.evaluate(tmp_path / "other.csv", label_column="died")["accuracy"] == 1
-    with pytest.raises(UserError, match="scaled in another way than the run's: give their path or frame"):
+    with pytest.raises(UserError, match="scaled differently from the run's: give their path or frame"):
         result.evaluate(load(other, **columns))
     renamed = patients(50) | {"died": ["dead", "alive"] * 25}
     with pytest.raises(UserError, match="label 'alive' in the table is not among the label names: no, yes"):

@@ -123,7 +123,7 @@ def _tasks(seen: Seen) -> Iterator[None]:
 
 
 def _misfit(private: Any, kind: Any) -> str:
-    """Why a client's state is not of the type that the method declares; empty where it is."""
+    """Say why a client's state does not have the type that the method declares; empty if it has."""
     if private is None:
         return ""
     keeps = f"it keeps a {type(private).__name__} there, but the class"

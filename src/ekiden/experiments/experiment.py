@@ -257,7 +257,7 @@ def _check_folders(cells: Sequence[Cell]) -> None:
 def _cell(
     default: Entry, columns: Sequence[Entry], number: int, row: Entry, budget: Budget, printed_runs: int | None
 ) -> Cell:
-    """One cell: later layers of settings win over earlier ones."""
+    """Return one cell; settings of later layers win over earlier ones."""
     column = columns[number]
     with at(f"row {row['label']!r}, column {column['label']!r}"):
         special = table(row.get("at", {}), "at")
@@ -286,12 +286,12 @@ def _cell(
 
 
 def _last(layers: Sequence[Entry], key: str) -> str:
-    """The text of the last layer that has one."""
+    """Return the text of the last layer that has one."""
     return next(filter(None, (text(layer, key) for layer in reversed(layers))), "")
 
 
 def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
-    """What a layer says to one method: its entries, and those in the table of the method's name."""
+    """Return a layer's entries for one method: its own, and those in the table of the method's name."""
     for name, value in layer.items():
         if isinstance(value, dict) and name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
@@ -305,7 +305,7 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
 
 
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
-    """The settings of a method. A layer that is not the method's own may hold what only other methods have."""
+    """Return the settings of a method. A layer that is not the method's may also hold other methods' settings."""
     merged: dict[str, Any] = {}
     known = settings.common() | settings.hyperparameters(kind)
     for layer in layers:
@@ -319,7 +319,7 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _printed(values: object, number: int, columns: int, runs: int | None) -> Published | None:
-    """The published value in a row: a number, or text such as "47.74 ± 1.68"; "-" where there is none."""
+    """Return the printed value in a row: a number, or text such as "47.74 ± 1.68"; "-" means none."""
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != columns:

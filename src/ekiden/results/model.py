@@ -20,11 +20,11 @@ class LoadedModel(nn.Module):
     Attributes:
         network: the network alone, which takes normalised samples.
         classes: the class names, in the order of the outputs.
-        shape: of one sample, (C, H, W) for images.
+        shape: shape of one sample, (C, H, W) for images.
         mean: per channel, subtracted from pixels in [0, 1].
         std: per channel, divided by.
-        inputs: what a sample is, and how raw ones become tensors: `model(model.inputs.encode(files))`.
-        task: what the outputs mean: `model.task.answers(outputs, full=True)` are probabilities, or values.
+        inputs: the kind of samples, and how raw samples become tensors: `model(model.inputs.encode(files))`.
+        task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are probabilities, or values.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class LoadedModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (b, K) for a batch: logits where there are classes.
+        """Return outputs (b, K) for a batch; for classes these are logits.
 
         Args:
-            x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or, where the run's data were float
-                features, such features. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens.
+            x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if the run had
+                such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens.
 
         Raises:
             UserError: samples of another shape.
@@ -72,7 +72,7 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
 
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
-    """Return what a run's samples are; older folders do not say, so their shape does."""
+    """Return the kind of a run's samples; older folders do not name it, so it follows from their shape."""
     if "inputs" in about:
         return from_json(about["inputs"])
     shape = about["input"]["shape"]

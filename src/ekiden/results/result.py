@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Models = tuple[Weights | None, tuple[Weights, ...]]
-"""The global model, where there is one, and the personal ones."""
+"""Returns the global model, if there is one, and the personal models."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -46,8 +46,8 @@ class Result:
         ledger: every transfer.
         folder: the run folder, if there is one.
         build: makes a network that `weights` fits.
-        config: what was run, as in `config.json`.
-        models: gives `weights` and `personal`.
+        config: the settings of the run, as in `config.json`.
+        models: returns `weights` and `personal`.
     """
 
     state: State
@@ -64,12 +64,12 @@ class Result:
 
     @property
     def weights(self) -> Weights | None:
-        """The global model, or None where the method has only personal ones."""
+        """The global model, or None if the method has only personal ones."""
         return self._models[0]
 
     @property
     def personal(self) -> tuple[Weights, ...]:
-        """One model per client, where the method personalises."""
+        """One model per client, if the method personalises."""
         return self._models[1]
 
     @property
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The metric of a step's score: the task's own, or another if silos do not tell enough for it."""
+        """The metric of a step's score: the task's own, or another if silos do not report enough for it."""
         usual = task_in(self.config).headline.name
         row = next((row for row in reversed(self.metrics) if "loss" in row), {})  # not every step is measured
         return next((name for name in (usual, str(row.get("metric")), "accuracy") if name in row), usual)
@@ -141,7 +141,7 @@ class Result:
         """Return the model as a module that takes raw samples; see `ekiden.load_model`.
 
         Args:
-            client: name of a client whose personal model is wanted instead of the global one.
+            client: name of a client, to get its personal model instead of the global one.
 
         Raises:
             UserError: there is no such model.
@@ -157,7 +157,7 @@ class Result:
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.
 
-        Values of each client are in columns such as client_accuracy_NAME; what the method noted is in columns of those
+        Values of each client are in columns such as client_accuracy_NAME; the method's notes have columns of their
         names.
 
         Raises:
@@ -174,10 +174,10 @@ class Result:
         """Measure the models on other test data.
 
         Args:
-            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; its test part is measured,
-                of (x, y) all of it. What is read here is read and scaled as the run's data were. Models of clients
-                need the same silos.
-            **columns: what the columns of a table or frame mean, as in `ekiden.load`; by default what they meant in the
+            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples. Only the test part is
+                measured; of (x, y) everything. Files and frames are read and scaled as the run's data were. Personal
+                models need the same silos.
+            **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
                 run, if it was started on the command line.
 
         Returns:
@@ -230,11 +230,11 @@ class Result:
 
     @property
     def _steps(self) -> int:
-        """All steps of the run; runs between machines have no number of them in their configuration."""
+        """The number of steps of the run; the configuration of runs between machines does not have it."""
         return int(self.config.get("steps", self.state.step))
 
     def __repr__(self) -> str:
-        """Say what was run, how far it is and what it gave, in three or four lines."""
+        """Say in three or four lines what was run, how far it is, and its result."""
         last, config = (self.metrics[-1] if self.metrics else {}), self.config
         value = last.get(self.headline)
         measured = "" if value is None else f", {self.headline} {value:.4f}"
@@ -257,7 +257,7 @@ def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
 
 
 def _noted(row: Row) -> dict[str, float]:
-    """What the method noted of a step, by its name and the client's."""
+    """Return what the method noted in a step, by its name and the client's."""
     found: dict[str, float | None] = {}
     for name, value in row.get("notes", {}).items():
         found |= (
@@ -267,7 +267,7 @@ def _noted(row: Row) -> dict[str, float]:
 
 
 def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
-    """What measures the models of a run on the test samples of `dataset`, fed as in training."""
+    """Return what measures a run's models on the test samples of `dataset`, prepared as in training."""
     given = config["input"]
     fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
     training, hardware = settings_in(config)
@@ -277,7 +277,7 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
 
 
 def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
-    """The silos that are meant; what is not divided is held by one."""
+    """Return the silos that `data` means; data that are not divided are one silo."""
     from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
     from ekiden.data import frames  # noqa: PLC0415
 
@@ -296,7 +296,7 @@ def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> 
 
 
 def _like(config: Mapping[str, Any]) -> Dataset:
-    """A data set without samples whose classes, scaling and task are the run's."""
+    """Return a data set without samples that has the run's classes, scaling and task."""
     given = config["input"]
     nothing = Samples(torch.zeros(0, *given["shape"]), torch.zeros(0, dtype=torch.int64))
     mean, std, classes = (tuple(values) for values in (given["mean"], given["std"], config["classes"]))
@@ -304,10 +304,10 @@ def _like(config: Mapping[str, Any]) -> Dataset:
 
 
 def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
-    """Refuse data that would be measured as what they are not.
+    """Refuse data that would be measured with another meaning.
 
     Raises:
-        UserError: the outputs have other names, or tables are scaled in another way than the run's.
+        UserError: the outputs have other names, or tables are scaled differently from the run's.
     """
     classes, own = tuple(config["classes"]), inputs_of(config)
     if dataset.classes != classes:
@@ -317,6 +317,6 @@ def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
         )
     if isinstance(own, Table) and dataset.inputs != own:
         raise UserError(
-            "these data are scaled in another way than the run's: give their path or frame to evaluate, which then "
+            "these data are scaled differently from the run's: give their path or frame to evaluate, which then "
             "reads them as the run did"
         )

@@ -1,4 +1,4 @@
-"""Trackers: programs that draw what a run measures while it computes. They get each row, and cannot end a run."""
+"""Trackers: programs that draw a run's metrics while it computes. They get each row, and cannot end a run."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, model: Path | None) -> None:
-        """Note that the run stopped; `model` is the file of its model, if there is one."""
+        """Record that the run stopped; `model` is the file of its model, if there is one."""
         ...
 
 
@@ -62,7 +62,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say; resumed runs go on in theirs."""
+    """A run of MLflow, as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say; resumed runs continue theirs."""
 
     _KEPT = "mlflow.json"
 
@@ -105,14 +105,14 @@ TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"),
     "mlflow": (MLflow, "mlflow"),
 }
-"""By name: what makes one, and the package that it needs, which is the extra's name too."""
+"""For each name: what makes the tracker, and the package that it needs, which is also the extra's name."""
 
 
 def check(names: Sequence[str], folder: Path | None) -> None:
     """Refuse trackers that cannot work, before anything is written.
 
     Raises:
-        UserError: an unknown name, a missing package, or a run that is kept nowhere.
+        UserError: a name is unknown, a package is missing, or the run has no folder.
     """
     for name in names:
         if name not in TRACKERS:
@@ -128,7 +128,7 @@ def check(names: Sequence[str], folder: Path | None) -> None:
 def following(
     names: Sequence[str], folder: Path | None, config: Config, on_step: Callable[[Row], None]
 ) -> Iterator[Callable[[Row], None]]:
-    """Give a callable that takes each row once it is safe: `on_step`, and then the trackers."""
+    """Give a callable that gets each row once it is saved: it calls `on_step`, then the trackers."""
     if not names or folder is None:
         yield on_step
         return
@@ -151,9 +151,9 @@ def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callabl
     """Give a callable that tells the trackers what another process has written into `folder` since the last call.
 
     Args:
-        names: of the trackers.
-        folder: the run folder; nothing is told before it is there.
-        steps: of the whole run.
+        names: names of the trackers.
+        folder: the run folder; trackers hear nothing before it exists.
+        steps: number of steps of the run.
     """
     followers: list[_Follower] = []
     last = 0
@@ -180,7 +180,7 @@ def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callabl
 
 
 class _Follower:
-    """A tracker that may fail: then one line says so, and the run goes on without it."""
+    """A tracker that may fail: then one line says so, and the run continues without it."""
 
     def __init__(self, name: str, folder: Path, config: Config) -> None:
         self._name, self._folder, self._config = name, folder, config
@@ -213,19 +213,19 @@ class _Follower:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of someone else's program, its disk or its network: all kinds
+        except Exception as error:  # errors of any kind, from another program, its disk or its network
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning("tracker %s failed and is left out; the run continues: %s", self._name, reason)
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return what was chosen for a run, by name."""
+    """Return the settings of a run, by name."""
     plan = {k: v for k, v in config.get("plan", {}).items() if k in ("partition", "size", "val_fraction")}
     chosen = {key: config[key] for key in ("method", "dataset", "model", "seed", "steps", "model_bytes")}
     return {**chosen, "clients": len(config["clients"]), **config["hyperparameters"], **config["training"], **plan}
 
 
 def _allowed(name: str) -> str:
-    """A name as MLflow takes it."""
+    """Return a name in the form that MLflow accepts."""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)

@@ -107,7 +107,7 @@ class _Opened:
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def models(self) -> Models:
-        """All models in the folder."""
+        """Return all models in the folder."""
         files = [f"personal/{name}.safetensors" for name in self.config["clients"]]
         personal = all((self.folder / name).exists() for name in files)
         if personal and not (self.folder / "model.safetensors").exists():

@@ -180,7 +180,7 @@ class SampleReader:
             start += part.num_rows
 
     def _wants(self) -> tuple[str, ...]:
-        """The columns of a table that are read; () means all."""
+        """Return the columns of a table that are read; () means all."""
         if isinstance(self.inputs, Table):
             return *self.inputs.numeric, *self.inputs.categorical
         return (self.column or _COLUMNS[kind(self.inputs)],)
