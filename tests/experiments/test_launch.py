@@ -70,7 +70,7 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
     lines(RunEnd(0, tmp_path))
     got = printed.getvalue().splitlines()
     assert got[:3] == [
-        f"[one], seed 5: {text}" for text in ("1001 steps", "step 21 of 1001, accuracy 21", "step 42 of 1001")
+        f"[one], seed 5: {text}" for text in ("1,001 steps", "step 21 of 1001, accuracy 21", "step 42 of 1001")
     ]
     assert got[-1] == "[one], seed 5: step 1001 of 1001, accuracy 1001"
     assert len(got) == 1 + 1001 // 21 + 1

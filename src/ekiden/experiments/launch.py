@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.wording import counted
 from ekiden.data.tasks import Metric
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
@@ -120,7 +121,7 @@ class Lines:
         run = event.run
         if event.total is not None:
             self._total[run] = event.total
-            self._print(run, f"{event.total} steps")
+            self._print(run, counted(event.total, "step"))
         elif event.step is not None and event.step != self._step[run]:
             self._step[run] = event.step
             if event.step % max(1, -(-self._total[run] // _MOST_LINES)) == 0 or event.step == self._total[run]:
