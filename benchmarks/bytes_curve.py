@@ -53,7 +53,7 @@ def main() -> None:
         print(NAMES.get(data, data), *(f"{t}: {m:.2f} ± {b:.2f}" for t, m, b in zip(texts, means, bars, strict=True)))
     axes.set(xscale="log", xlabel="hand-off (MB)", ylabel="accuracy (%)")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(args.out, dpi=150)
 
 
