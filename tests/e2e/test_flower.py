@@ -137,7 +137,7 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
         "many": ({"train": "lora:r=1000000000"}, "does not describe adapters"),
         "values": ({"train": "head"}, "has other values of mlp"),
         "task": ({"task": '{"kind": "regression", "metric": "/x.py:f"}'}, "has no metric"),
-        "inputs": ({"inputs": '{"kind": "arrays", "more": 1}'}, "unknown fields"),
+        "inputs": ({"inputs": '{"kind": "arrays", "more": 1}'}, "unknown entry 'more': leave it out"),
         "samples": ({"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'}, "in another way than the run"),
     }
     hostile = {what: replace(terms, run=secrets.token_hex(8), **change).text() for what, (change, _) in changes.items()}

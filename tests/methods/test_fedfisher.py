@@ -133,5 +133,5 @@ def test_what_does_not_fit_is_refused() -> None:
         FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
         FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
-    with pytest.raises(UserError, match="another size"):
+    with pytest.raises(UserError, match="does not have the model"):
         FedFisher(curvature="diagonal").merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())

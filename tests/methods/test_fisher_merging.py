@@ -87,7 +87,7 @@ def test_bytes(kind: str, blobs: FederatedData) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UserError, match="another size"):
+    with pytest.raises(UserError, match="does not have the model"):
         FisherMerging().merge([informed((1.0, 2.0), (1.0,))])
 
 

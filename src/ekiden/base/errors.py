@@ -19,6 +19,8 @@ class DivergenceWarning(UserWarning):
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that is not among `known`; its nearest match comes first."""
     known = sorted(known)
+    if not known:
+        return UserError(f"unknown {what} {name!r}: leave it out")
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {what} {name!r}: {hint}Known: {', '.join(known)}.")
