@@ -69,6 +69,17 @@ def alone(*names: str, order: str = "given", features: Any = "auto") -> Result:
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
+def test_rounded_sums_are_forgotten_and_joined_bit_for_bit(tmp_path: Path, shape: Any) -> None:
+    method = replace(METHOD, bits=16, samples=400, topology=shape)
+    whole = go(five(), method, folder=tmp_path / "run")
+    for client in ("client-2", "client-4"):
+        forgotten = ekiden.forget(tmp_path / "run", client, five(), network=Tiny, out=tmp_path / client)
+        same(forgotten, go(five(rest(client)), method))
+        joined = ekiden.join(tmp_path / client, client, five(), network=Tiny, out=tmp_path / f"{client}-again")
+        assert bits(joined) == bits(whole)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
 @pytest.mark.parametrize("order", ["given", "client-4,client-1,client-3,client-2,client-0"])
 def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, shape: Any, order: str) -> None:
     method = replace(METHOD, topology=shape, order=order)

@@ -419,3 +419,53 @@ def test_personal_heads_are_counted(shape: Any) -> None:
 def test_a_run_folder_of_before_personal_heads_is_the_same_run() -> None:
     assert "personal" not in METHOD.settings()
     assert replace(METHOD, personal=True).settings()["personal"] is True
+
+
+ROUNDED = replace(METHOD, bits=16, samples=300)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounded_sums_of_the_same_clients_give_the_same_bits(seed: int) -> None:
+    """In any order behind the first, in a chain and in a star."""
+    parts = torch.split(torch.arange(60, 300), [30, 100, 10, 100])
+    others = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = ",".join(["client-0", *(f"client-{1 + i}" for i in others)])
+    given = go(silos(parts), ROUNDED)
+    assert bits(go(silos(parts), replace(ROUNDED, order=order, topology="star" if seed % 2 else "chain"))) == bits(
+        given
+    )
+    assert given.bytes == ROUNDED.cost(5, Size.of(network(ROUNDED), (4,)))
+
+
+def test_rounded_sums_are_close_to_exact_ones_and_the_same_in_units_of_1(pooled: Result) -> None:
+    parts = torch.split(torch.arange(60, 300), 60)
+    assert bits(go(silos(parts), replace(METHOD, bits=31, samples=300))) == bits(pooled)
+    rounded, exact = go(silos(parts), replace(ROUNDED, bits=20)), go(silos(parts))
+    assert bits(rounded) != bits(exact) == bits(pooled)
+    x = points()[0]
+    ours, theirs = (inside(result, x)[1].softmax(1) for result in (rounded, exact))
+    assert float((ours - theirs).abs().max()) < 0.02
+    assert exact.bytes - rounded.bytes == 4 * (2 * 24 * 25 - (20 * 24 * 23 // 16 + 4 * 24 + 24))
+
+
+def test_with_rounded_sums_the_penalty_is_not_below_their_noise() -> None:
+    """12 bits for as many as 100,000 samples: errors as large as the sums, so that only the strongest penalty helps."""
+    coarse = go(silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000))
+    x = points()[0]
+    probabilities = inside(coarse, x)[1].softmax(1)
+    assert bool(torch.isfinite(probabilities).all())
+    given = go(silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000, ridge=1e-6))
+    assert coarse.accuracy > given.accuracy
+
+
+def test_bits_and_samples_go_together() -> None:
+    with pytest.raises(UserError, match="--bits 16 needs --samples, the expected number of training samples"):
+        FedGram(bits=16)
+    with pytest.raises(UserError, match="--samples is for --bits below 32"):
+        FedGram(samples=300)
+    for wrong in (11, 33):
+        with pytest.raises(UserError, match="bits"):
+            FedGram(bits=wrong, samples=300)
+    with pytest.raises(UserError, match=r"do not fit into 16 bits: start a new run with --samples 300 or more"):
+        go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
+    assert not {"bits", "samples"} & set(METHOD.settings())

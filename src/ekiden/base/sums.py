@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.rounding import FULL, Rounded, Rounding, rounded
+from ekiden.base.rounding import size as rounded_size
 
 LARGEST = 127
 """the largest absolute value of a feature"""
@@ -25,15 +27,28 @@ _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up
 class _Addable(ABC):
     """Sums over samples with features φ, to which those over other samples can be added, and taken away again."""
 
-    gram: Tensor
+    gram: Tensor | Rounded
 
     @property
     def width(self) -> int:
         """D, the number of features."""
+        if isinstance(self.gram, Rounded):
+            return self.gram.width
         return (isqrt(8 * len(self.gram) + 1) - 1) // 2
 
+    @property
+    def error(self) -> float:
+        """Standard deviation of the error of a product in `matrix`: 0 unless products were rounded."""
+        return self.gram.error if isinstance(self.gram, Rounded) else 0.0
+
     def matrix(self) -> Tensor:
-        """(D, D) float64, Σ φφᵀ, exact."""
+        """(D, D) float64, Σ φφᵀ, exact unless products were rounded.
+
+        Raises:
+            UserError: rounded products of samples that vary too much.
+        """
+        if isinstance(self.gram, Rounded):
+            return self.gram.matrix(*self._first())
         return _symmetric(self.gram, self.width)
 
     def plus(self, other: "AnySums") -> Self:
@@ -53,6 +68,10 @@ class _Addable(ABC):
         return self._combined(other, -1)
 
     @abstractmethod
+    def _first(self) -> tuple[Tensor, int]:
+        """Σ φ (D,) and n."""
+
+    @abstractmethod
     def _combined(self, other: "AnySums", sign: int) -> Self:
         """The sums with those of `other`, times `sign`."""
 
@@ -66,12 +85,12 @@ class Sums(_Addable):
     is enough for 8,388,608 samples.
 
     Attributes:
-        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row.
+        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row; or rounded, which goes with int32.
         classes: (K, D) of the same type, Σ φ over the samples of each class.
         counts: (K,) int64, number of samples of each class.
     """
 
-    gram: Tensor
+    gram: Tensor | Rounded
     classes: Tensor
     counts: Tensor
 
@@ -81,11 +100,12 @@ class Sums(_Addable):
         Raises:
             UserError: the parts do not fit each other, or cannot be sums of squares and counts.
         """
-        shapes = (tuple(self.gram.shape), tuple(self.classes.shape), tuple(self.counts.shape))
+        shapes = (_shape(self.gram), tuple(self.classes.shape), tuple(self.counts.shape))
         width = self.classes.shape[1] if self.classes.ndim == 2 else 0
         if not width or shapes != ((width * (width + 1) // 2,), (len(self.counts), width), (len(self.classes),)):
             raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
-        if self.gram.dtype not in _MOST or (self.classes.dtype, self.counts.dtype) != (self.gram.dtype, torch.int64):
+        kind = _dtype(self.gram)
+        if kind not in _MOST or (self.classes.dtype, self.counts.dtype) != (kind, torch.int64):
             raise UserError("sums must be of int32 or int64, counts of int64: use one version of Ekiden everywhere")
         _refuse_negative(self.counts, diagonal(self.gram, width))
 
@@ -94,10 +114,14 @@ class Sums(_Addable):
         """n, the number of samples."""
         return int(self.counts.sum())
 
+    def _first(self) -> tuple[Tensor, int]:
+        return self.classes.double().sum(0), self.samples
+
     def _combined(self, other: "AnySums", sign: int) -> Self:
         if not isinstance(other, Sums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
-        gram, classes = _added((self.gram, self.classes), (other.gram, other.classes), sign)
+        (classes,) = _added((self.classes,), (other.classes,), sign)
+        gram = _gram_added(self.gram, other.gram, sign)
         return replace(self, gram=gram, classes=classes, counts=self.counts + sign * other.counts)
 
 
@@ -106,7 +130,7 @@ class TargetSums(_Addable):
     """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers.
 
     Attributes:
-        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ as in `Sums`.
+        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, or rounded, as in `Sums`.
         features: (D,) int64, Σ φ.
         products: (K, D) int64, Σ yφᵀ.
         targets: (K,) int64, Σ y.
@@ -114,7 +138,7 @@ class TargetSums(_Addable):
         samples: n.
     """
 
-    gram: Tensor
+    gram: Tensor | Rounded
     features: Tensor
     products: Tensor
     targets: Tensor
@@ -127,21 +151,26 @@ class TargetSums(_Addable):
         Raises:
             UserError: the parts do not fit each other, or cannot be sums of squares and counts.
         """
-        parts = (self.gram, self.features, self.products, self.targets, self.powers)
-        shapes, width, outputs = tuple(tuple(part.shape) for part in parts), self.features.numel(), len(self.targets)
+        parts = (self.features, self.products, self.targets, self.powers)
+        shapes = (_shape(self.gram), *(tuple(part.shape) for part in parts))
+        width, outputs = self.features.numel(), len(self.targets)
         if not width or shapes != ((width * (width + 1) // 2,), (width,), (outputs, width), (outputs,), (outputs,)):
             raise UserError(f"sums of shapes {shapes} do not fit together: use the same method and model everywhere")
-        if self.gram.dtype not in _MOST or {part.dtype for part in parts[1:]} != {torch.int64}:
+        if _dtype(self.gram) not in _MOST or {part.dtype for part in parts} != {torch.int64}:
             raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
         _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
+
+    def _first(self) -> tuple[Tensor, int]:
+        return self.features, self.samples
 
     def _combined(self, other: "AnySums", sign: int) -> Self:
         if not isinstance(other, TargetSums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
-        mine, others = ((s.gram, s.features, s.products, s.targets, s.powers) for s in (self, other))
-        names = ("gram", "features", "products", "targets", "powers")
+        mine, others = ((s.features, s.products, s.targets, s.powers) for s in (self, other))
+        names = ("features", "products", "targets", "powers")
         added = dict(zip(names, _added(mine, others, sign), strict=True))
-        return replace(self, **added, samples=self.samples + sign * other.samples)
+        gram = _gram_added(self.gram, other.gram, sign)
+        return replace(self, gram=gram, **added, samples=self.samples + sign * other.samples)
 
 
 AnySums = Sums | TargetSums
@@ -149,7 +178,24 @@ AnySums = Sums | TargetSums
 
 def _kind(sums: AnySums) -> tuple[torch.Size, torch.dtype]:
     """Return the shape and type that two sums must share."""
-    return (sums.classes if isinstance(sums, Sums) else sums.products).shape, sums.gram.dtype
+    return (sums.classes if isinstance(sums, Sums) else sums.products).shape, _dtype(sums.gram)
+
+
+def _dtype(gram: Tensor | Rounded) -> torch.dtype:
+    return torch.int32 if isinstance(gram, Rounded) else gram.dtype
+
+
+def _shape(gram: Tensor | Rounded) -> tuple[int, ...]:
+    """Return the shape of the packed triangle, which rounded products have in their own form."""
+    return (gram.width * (gram.width + 1) // 2,) if isinstance(gram, Rounded) else tuple(gram.shape)
+
+
+def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded, sign: int) -> Tensor | Rounded:
+    if isinstance(mine, Rounded) and isinstance(other, Rounded):
+        return mine.combined(other, sign)
+    if isinstance(mine, Rounded) or isinstance(other, Rounded):
+        raise UserError("rounded sums cannot be combined with exact ones: use the same --bits everywhere")
+    return _added((mine,), (other,), sign)[0]
 
 
 def _unlike(*both: AnySums) -> UserError:
@@ -170,6 +216,7 @@ def measure(
     width: int,
     device: torch.device | str = "cpu",
     largest: int = LARGEST,
+    rounding: Rounding | None = None,
 ) -> Sums:
     """Return the sums over samples that come in blocks of features and labels; at most 1024 rows are held at a time.
 
@@ -179,6 +226,7 @@ def measure(
         width: D.
         device: where features and labels are.
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
+        rounding: how products are rounded; None: not at all.
 
     Raises:
         UserError: a feature is not such a number, or a sum is too large for its type.
@@ -191,7 +239,7 @@ def measure(
         of = torch.nn.functional.one_hot(labels, classes).to(phi)
         sums += phi.T @ of
         counts += of.sum(0).long()
-    return Sums(gram.packed(), _narrow(sums.T.contiguous(), gram.kind), counts)
+    return Sums(gram.packed(rounding), _narrow(sums.T.contiguous(), gram.kind), counts)
 
 
 def measure_targets(
@@ -200,6 +248,7 @@ def measure_targets(
     width: int,
     device: torch.device | str = "cpu",
     largest: int = LARGEST,
+    rounding: Rounding | None = None,
 ) -> TargetSums:
     """Return the sums over samples that come in blocks of features and targets, like `measure`.
 
@@ -209,6 +258,7 @@ def measure_targets(
         width: D.
         device: where features and targets are.
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
+        rounding: how products are rounded; None: not at all.
 
     Raises:
         UserError: a feature or target is not such a number, or a sum is too large for its type.
@@ -230,7 +280,7 @@ def measure_targets(
         powers += y.square().sum(0).long()
         count += len(y)
     sums, products, targets, powers = (_narrow(t, torch.int64) for t in (sums, products, targets, powers))
-    return TargetSums(gram.packed(), sums, products, targets, powers, count)
+    return TargetSums(gram.packed(rounding), sums, products, targets, powers, count)
 
 
 class _Gram:
@@ -263,33 +313,37 @@ class _Gram:
             self._total[start : start + _STRIPE, start:] += phi[:, start : start + _STRIPE].T @ phi[:, start:]
         return phi
 
-    def packed(self) -> Tensor:
+    def packed(self, rounding: Rounding | None) -> Tensor | Rounded:
         """Return the upper triangle as it travels."""
+        if rounding is not None:
+            return rounded(self._total, rounding)
         return _narrow(self._total[_upper(len(self._total), self._total.device)], self.kind)
 
 
-def size(classes: int, width: int, *, wide: bool = False) -> int:
-    """Return the bytes of sums: 2D(D + 1) + 4KD + 8K; for wide features 4D(D + 1) + 8KD + 8K."""
-    return (1 + wide) * (2 * width * (width + 1) + 4 * classes * width) + 8 * classes
+def size(classes: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
+    """Return the bytes of sums: 2D(D + 1) + 4KD + 8K; for wide features 4D(D + 1) + 8KD + 8K.
 
-
-def size_of_targets(outputs: int, width: int, *, wide: bool = False) -> int:
-    """Return the bytes of sums with targets: 2D(D + 1) + 8(K + 1)D + 16K + 8; for wide features 2D(D + 1) more."""
-    return (1 + wide) * 2 * width * (width + 1) + 8 * (outputs + 1) * width + 16 * outputs + 8
-
-
-def widest(budget: int, each: int, fixed: int) -> int:
-    """Return the largest D for which 2D(D + 1), `each` bytes a feature and `fixed` bytes fit into `budget`.
-
-    It is 0 or less if not even one feature fits.
+    Of products that are rounded to b bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
     """
-    # 2D² + bD ≤ room
-    b, room = 2 + each, budget - fixed
-    return (isqrt(b * b + 8 * room) - b) // 4 if room > 0 else 0
+    return _gram_size(width, wide, bits) + (1 + wide) * 4 * classes * width + 8 * classes
 
 
-def diagonal(gram: Tensor, width: int) -> Tensor:
-    """Return (D,) Σ φ², from a packed Σ φφᵀ."""
+def size_of_targets(outputs: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
+    """Return the bytes of sums with targets: 2D(D + 1) + 8(K + 1)D + 16K + 8; for wide features 2D(D + 1) more.
+
+    Of products that are rounded, as in `size`.
+    """
+    return _gram_size(width, wide, bits) + 8 * (outputs + 1) * width + 16 * outputs + 8
+
+
+def _gram_size(width: int, wide: bool, bits: int) -> int:
+    return (1 + wide) * 2 * width * (width + 1) if bits == FULL else rounded_size(width, bits)
+
+
+def diagonal(gram: Tensor | Rounded, width: int) -> Tensor:
+    """Return (D,) Σ φ², from a packed or rounded Σ φφᵀ."""
+    if isinstance(gram, Rounded):
+        return gram.squares
     rows = torch.arange(width, device=gram.device)
     return gram[rows * width - rows * (rows - 1) // 2]
 

@@ -37,6 +37,8 @@ class WholeFeatures(nn.Module, ABC):
     width: int
     settled: ClassVar[dict[str, torch.dtype]]
     """Names of the buffers that a client settles, and the types in which they travel."""
+    variance: ClassVar[int] = 2**14
+    """A little more than the largest variance of a number from -127 to 127."""
 
     @abstractmethod
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
@@ -205,6 +207,8 @@ class PatchFeatures(WholeFeatures):
         "std": torch.float32,
         "scale": torch.float32,
     }
+    variance: ClassVar[int] = 2**12
+    """A little more than the largest variance of a number from 0 to 127."""
 
     def __init__(
         self,

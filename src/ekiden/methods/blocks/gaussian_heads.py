@@ -15,6 +15,7 @@ from ekiden.data.tasks import Classification, MultiLabel, Task
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
 """Values of λ/n that are tried: 10^-6 to 10, four per decade."""
 _FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is the target
+_NOISE = 2  # λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one error
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
 
@@ -50,6 +51,7 @@ class Moments:
         products: (K, D) Σ yzᵀ.
         targets: (K,) Σ y.
         powers: (K,) Σ y².
+        noise: λ/n below which ridge regression would answer to the rounding of Σ zzᵀ.
     """
 
     n: float
@@ -60,6 +62,7 @@ class Moments:
     products: Tensor
     targets: Tensor
     powers: Tensor
+    noise: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -103,7 +106,8 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
     mean = features / n
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
-    return Moments(n, mean, scale, scatter, total, products, targets, powers)
+    noise = _NOISE * 2 * len(scale) ** 0.5 * sums.error * float(scale.square().mean()) / n
+    return Moments(n, mean, scale, scatter, total, products, targets, powers, noise)
 
 
 def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
@@ -148,11 +152,14 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
 
         RSS = Σ ‖y - ȳ‖² - Σ_i ‖(VᵀB)_i‖² (e_i + 2λ)/(e_i + λ)²,   df = 1 + Σ_i e_i/(e_i + λ)
 
+    If products were rounded, values below `m.noise` are not tried.
+
     Args:
         m: moments of all samples.
         penalty: λ/n; 0 means by cross-validation.
     """
-    weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, (penalty,) if penalty else GRID)
+    grid = (penalty,) if penalty else [value for value in GRID if value >= m.noise] or GRID[-1:]
+    weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, grid)
     return Head(weight, m.targets / m.n, chosen, freedom)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ekiden.base.rounding import FULL, Rounding
 from ekiden.base.sums import LARGEST, AnySums, measure, measure_targets, size, size_of_targets
 from ekiden.data.tasks import Classification, Task
 
@@ -16,6 +17,7 @@ def sums_of(
     width: int,
     device: torch.device,
     largest: int = LARGEST,
+    rounding: Rounding | None = None,
 ) -> AnySums:
     """Return sums over samples: for each class in classification, otherwise with the targets of least squares.
 
@@ -26,14 +28,15 @@ def sums_of(
         width: D.
         device: device of the sums.
         largest: absolute value of a feature; see `measure`.
+        rounding: how products are rounded; None: not at all.
 
     Raises:
         UserError: a feature or a label is too large for exact sums.
     """
     if isinstance(task, Classification):
-        return measure(blocks, outputs, width, device, largest)
+        return measure(blocks, outputs, width, device, largest, rounding)
     counted = ((h, (task.targets(y, outputs) * task.unit).round()) for h, y in blocks)
-    return measure_targets(counted, outputs, width, device, largest)
+    return measure_targets(counted, outputs, width, device, largest, rounding)
 
 
 def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
@@ -43,7 +46,7 @@ def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
     return task.targets(y, outputs)
 
 
-def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False) -> int:
-    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`."""
+def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
+    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`, `bits` for rounded ones."""
     of = size if isinstance(task, Classification) else size_of_targets
-    return of(outputs, width, wide=wide)
+    return of(outputs, width, wide=wide, bits=bits)

@@ -1,6 +1,7 @@
 """FedGram: its fixed features, and how many of them a hand-off has room for."""
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import cast
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import widest
+from ekiden.base.rounding import FULL
 from ekiden.data.tasks import Task
 from ekiden.methods.blocks.label_sums import size_of_sums
 from ekiden.models.fourier import RandomFourier
@@ -18,6 +19,7 @@ from ekiden.training import frozen
 from ekiden.training.network import trial
 
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
+_MOST_FEATURES = 10**6
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -41,6 +43,7 @@ class Room:
         model: M, bytes of a model of the user's network.
         outputs: K.
         task: what the labels mean, which decides what sums there are.
+        bits: bits of a product.
     """
 
     width: int
@@ -48,6 +51,7 @@ class Room:
     model: int
     outputs: int
     task: Task
+    bits: int = FULL
 
     @property
     def bytes(self) -> int:
@@ -61,7 +65,7 @@ class Room:
 
     def sums(self, width: int) -> int:
         """Return the bytes of the sums over this many features."""
-        return size_of_sums(self.task, self.outputs, width)
+        return size_of_sums(self.task, self.outputs, width, bits=self.bits)
 
     def features(self, each: int, fixed: int) -> int:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
@@ -71,12 +75,15 @@ class Room:
         """
         if self.width:
             return self.width
-        # Sums take 2D(D + 1) bytes, some more per feature, and some more in total.
-        once, twice = (self.sums(width) - 2 * width * (width + 1) for width in (1, 2))
-        found = widest(self.bytes, twice - once + each, 2 * once - twice + fixed)
-        if found < 1:
-            least = self.sums(1) + each + fixed
-            raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has room for no feature: give {least}B or more")
+
+        def taken(width: int) -> int:
+            return self.sums(width) + each * width + fixed
+
+        found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
+        if not found:
+            raise UserError(
+                f"--bytes {self.text} ({self.bytes} bytes) has room for no feature: give {taken(1)}B or more"
+            )
         return found
 
 

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative, Positive
+from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative, Positive, Range
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.refs import Ref
+from ekiden.base.rounding import FULL, LEAST, Rounding
 from ekiden.base.sums import AnySums
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Need, Task
@@ -64,6 +65,12 @@ class FedGram(Method):
     bytes: str = "M"
     """largest size of a hand-off, which decides the number of features: M (as much as a model of the network), 5% (of
     that), 250kB, 11.5MB"""
+    bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
+    """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
+    more features fit into `bytes`"""
+    samples: CountOrZero = 0
+    """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
+    `bits`"""
     width: CountOrZero = 0
     """D, number of features; 0: as many as `bytes` allows"""
     patch: str = "6"
@@ -107,7 +114,7 @@ class FedGram(Method):
     }
 
     skips: ClassVar[bool] = True  # a hop is left out
-    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth", "bilinear", "candidates")
+    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth", "bilinear", "candidates", "bits", "samples")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -130,6 +137,12 @@ class FedGram(Method):
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
         if self.candidates > 1 and self.dictionary == "all":
             raise UserError("--candidates chooses among patches of the first client: leave out --dictionary all")
+        if (self.bits < FULL) != (self.samples > 0):
+            raise UserError(
+                "--samples is for --bits below 32: leave it out"
+                if self.samples
+                else f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
+            )
         fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
@@ -165,7 +178,7 @@ class FedGram(Method):
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """Return a network of fixed features and a linear head."""
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        features = self._features(network, shape, fixed.Room(self.width, self.bytes, model, classes, task))
+        features = self._features(network, shape, fixed.Room(self.width, self.bytes, model, classes, task, self.bits))
         return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
     def _features(self, network: nn.Module, shape: tuple[int, ...], room: fixed.Room) -> WholeFeatures:
@@ -290,7 +303,7 @@ class FedGram(Method):
         """Add the sums over the client's samples to those received."""
         features = features_of(client.network(model))
         features.adopt(settled)
-        return client.added(before, own_sums(client, features))
+        return client.added(before, own_sums(client, features, self._rounding(features)))
 
     @on_client
     def tell(self, client: Client, totals: Handoff) -> Settled:
@@ -357,6 +370,10 @@ class FedGram(Method):
         """Return whether all is there, including personal heads if they are wanted."""
         return state.model is not None and bool(state.personal) >= self.personal
 
+    def _rounding(self, features: WholeFeatures) -> Rounding | None:
+        """Return how clients round their sums."""
+        return Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
+
     def _passes(self, steps: int) -> int:
         """The steps before features are settled, where moments of patches are added up in so many."""
         return steps if self.dictionary == "all" else 0
@@ -370,6 +387,8 @@ class FedGram(Method):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
 
+        With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
+
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
         for Fourier features 8d + 4.
         In a star the sums of all go to the server, and S to the others and the server.
@@ -378,7 +397,8 @@ class FedGram(Method):
         are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features, star = features_of(model.network.module), self.topology == "star"
-        each = size_of_sums(model.task, model.layout.classes, features.width) + features.told_bytes()
+        each = size_of_sums(model.task, model.layout.classes, features.width, bits=self.bits)
+        each += features.told_bytes()
         if self.personal:
             width, classes = features.width, model.layout.classes
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
@@ -390,12 +410,13 @@ class FedGram(Method):
         return (clients - 1) * each + (clients * moments if clients > 1 else 0)
 
 
-def own_sums(client: Client, features: WholeFeatures) -> AnySums:
-    """Return the sums over the client's own samples."""
+def own_sums(client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
+    """Return the sums over the client's own samples, exact or rounded."""
     with torch.no_grad():
         # In stored order, so that floating-point features have the same bits in every step.
         blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
-        return sums_of(blocks, client.task, client.classes, features.width, client.unit().device)
+        device = client.unit().device
+        return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
 
 
 def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:
