@@ -164,6 +164,7 @@ def test_what_cannot_be_rounded_sums_is_refused() -> None:
         ((gram.squares[None], gram.products, 16, 4, 1), "do not fit together"),
         ((gram.squares, gram.products, 40, 4, 1), "of 40 bits in units of 4 are refused"),
         ((gram.squares, gram.products, 16, 0, 1), "in units of 0 are refused"),
+        ((gram.squares, gram.products, 16, 2**37, 1), "are refused"),
         ((gram.squares.long(), gram.products, 16, 4, 1), "int32"),
         ((gram.squares, gram.products.int(), 16, 4, 1), "uint8"),
         ((-gram.squares, gram.products, 16, 4, 1), "negative"),

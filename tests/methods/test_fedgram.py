@@ -1,7 +1,7 @@
 """FedGram: equal to pooled data bit for bit, against numpy, bytes, and what it refuses."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
+from ekiden.base.rounding import Rounded, Rounding
 from ekiden.base.sums import measure, size
 from ekiden.data.tasks import Classification
+from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.engine.transport import ClientMissing
 from ekiden.methods import FedGram
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.fedgram.features import features_of
+from ekiden.methods.fedgram.handed import Handoff
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole import PatchFeatures, RandomReLU
@@ -463,9 +466,34 @@ def test_bits_and_samples_go_together() -> None:
         FedGram(bits=16)
     with pytest.raises(UserError, match="--samples is for --bits below 32"):
         FedGram(samples=300)
+    with pytest.raises(UserError, match="samples"):
+        FedGram(bits=16, samples=10**9 + 1)
     for wrong in (11, 33):
         with pytest.raises(UserError, match="bits"):
             FedGram(bits=wrong, samples=300)
     with pytest.raises(UserError, match=r"do not fit into 16 bits: start a new run with --samples 300 or more"):
         go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
     assert not {"bits", "samples"} & set(METHOD.settings())
+
+
+def test_rounded_sums_travel_and_are_checked_on_arrival() -> None:
+    y = torch.arange(50) % 3
+    sums = measure([(torch.arange(50 * 9).view(50, 9) % 128.0, y)], 3, 9, rounding=Rounding.within(16, 50, 2**14))
+    sent = wire.encode(Handoff((torch.zeros(1),), sums))
+    assert torch.equal(wire.decode(sent, Handoff).sums.matrix(), sums.matrix())
+    assert wire.size(sums) == size(3, 9, bits=16)
+    for change in ({"unit": 0}, {"bits": 32}, {"bits": 17}, {"parts": -1}):
+        with pytest.raises(wire.WireError, match="impossible Rounded"):
+            wire.decode(wire.encode(Forged(**{**vars(sums.gram), **change})), Rounded)
+
+
+@wire.recorded_as("Rounded")
+@dataclass(frozen=True)
+class Forged:
+    """What a malicious silo may send in place of rounded sums."""
+
+    squares: Tensor
+    products: Tensor
+    bits: int
+    unit: int
+    parts: int

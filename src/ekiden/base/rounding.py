@@ -64,7 +64,7 @@ class Rounded:
         Raises:
             UserError: the parts do not fit each other, or cannot be sums of squares and counts.
         """
-        if not LEAST <= self.bits < FULL or not 1 <= self.unit < 2**31:
+        if not LEAST <= self.bits < FULL or not 0 < self.unit << self.bits < 2**53:
             raise UserError(f"sums of {self.bits} bits in units of {self.unit} are refused: use one version everywhere")
         if (self.squares.dtype, self.products.dtype) != (torch.int32, torch.uint8):
             raise UserError("squares must be of int32, rounded products of uint8: use one version of Ekiden everywhere")

@@ -68,7 +68,7 @@ class FedGram(Method):
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
     """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
     more features fit into `bytes`"""
-    samples: CountOrZero = 0
+    samples: Annotated[int, Range(least=0, most=10**9)] = 0
     """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
     `bits`"""
     width: CountOrZero = 0
