@@ -85,7 +85,7 @@ console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False,
 
 
 def no_run(action: str, paths: Sequence[Path]) -> UserError:
-    """Return the error for the case that there is no run."""
+    """Return the error that no run was found."""
     if not paths:
         return UserError(f"name the run folders or sweep folders to {action}")
     return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
