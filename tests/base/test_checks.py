@@ -10,11 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden import Augment, Hardware, Training, UserError
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, checked
+from ekiden.base.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    allows,
+    checked,
+)
 from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan, from_json
-from ekiden.methods import METHODS, FedELMY, FedSeq, FedTasuki, MAEcho
+from ekiden.methods import METHODS, FedELMY, FedGram, FedSeq, FedTasuki, MAEcho
 from ekiden.transports.flower.remote_plan import RemotePlan
 from tests.conformance.ridge import Ridge
 
@@ -158,6 +169,11 @@ def test_ranges_with_one_upper_bound() -> None:
     assert str(Range(most=3)) == "at most 3"
     assert 3 in Range(most=3)
     assert 4 not in Range(most=3)
+
+
+def test_a_field_says_what_it_allows() -> None:
+    assert [allows(FedELMY, "epochs", value) for value in (2, 0, 2.5, "2")] == [True, False, False, False]
+    assert [allows(FedGram, "bits", value) for value in (2, 12, 32, 33)] == [False, True, True, False]
 
 
 def test_arguments_of_functions_are_checked_likewise() -> None:

@@ -228,6 +228,15 @@ def test_a_method_that_does_not_train_keeps_the_contract() -> None:
     assert [finding for finding in check(Ridge) if not finding.holds] == []
 
 
+def test_whole_numbers_that_may_not_be_2_stay_as_they_are(folder: Path) -> None:
+    changes = {
+        "from dataclasses import dataclass\n": "from dataclasses import dataclass\nfrom typing import Annotated\n",
+        "import Client, Count, ": "import Client, Count, Range, ",
+        "    epochs: Count": '    width: Annotated[int, Range(least=16)] = 64\n    """w"""\n    epochs: Count',
+    }
+    assert [finding for finding in check(method_named(written(folder, changes))) if not finding.holds] == []
+
+
 def test_what_follows_from_a_failure_is_not_told_again(folder: Path) -> None:
     findings = check(method_named(written(folder, BROKEN["an error of its own"][0])))
     assert [finding.name for finding in findings if finding.broken] == ["ends_after_its_steps"]

@@ -125,6 +125,15 @@ def admitted(name: str, value: Any, kind: Any) -> Any:
         raise UserError(f"{name} {shown} is {refused.why}: it must be {refused.wanted}") from None
 
 
+def allows(kind: type, field: str, value: Any) -> bool:
+    """Return whether the annotation of this field of `kind` admits a value."""
+    try:
+        admitted(field, value, hints_of(kind)[field])
+    except UserError:
+        return False
+    return True
+
+
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raise the error of values out of range, for a condition that an annotation cannot express.
 

@@ -122,7 +122,7 @@ def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
     """Yield methods and learning rates to try: most need little, some more epochs, rounds or smaller steps."""
     method = subject.small  # two epochs are too little to learn anything in few communications
     kinds = vars(subject.default)
-    counts = [name for name, value in kinds.items() if type(value) is int and name != "rounds" and value > 10]
+    counts = [name for name in subject.counts if name != "rounds" and kinds[name] > 10]
     short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
     more = replace(long, **{"rounds": 8}) if "rounds" in kinds else long
     return iter(((short, 0.1), (long, 0.1), (more, 0.1), (more, 0.01)))

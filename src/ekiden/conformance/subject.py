@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 import torch
 
 from ekiden.api import run
+from ekiden.base.checks import allows
 from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
 from ekiden.conformance import toy
@@ -79,14 +80,22 @@ class Subject:
     def small(self) -> Method:
         """A new instance with counts reduced to 2; 2 rounds if it has rounds, with half the clients or more in each.
 
+        Whole numbers that may not be 2 stay as they are.
+
         Each run gets its own instance, so that nothing is carried over.
         """
         _ = self.default
         method = self.kind()
         if getattr(method, "participation", 1.0) < 0.5:
             method = replace(method, **{"participation": 0.5})
-        counts = {f.name: getattr(method, f.name) for f in fields(method) if type(getattr(method, f.name)) is int}
+        counts = {name: getattr(method, name) for name in self.counts}
         return replace(method, **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()})
+
+    @property
+    def counts(self) -> list[str]:
+        """The fields with whole numbers that may be 2."""
+        whole = [f.name for f in fields(self.kind) if type(getattr(self.default, f.name)) is int]
+        return [name for name in whole if allows(self.kind, name, 2)]
 
     @_Once
     def steps(self) -> int:
