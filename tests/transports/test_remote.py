@@ -28,6 +28,7 @@ from ekiden.methods import (
     FedDC,
     FedDyn,
     FedELMY,
+    FedGram,
     FedSeq,
     FedTasuki,
     MetaFed,
@@ -161,6 +162,14 @@ def test_the_folder_says_what_the_model_takes_and_nothing_of_the_data(tmp_path: 
     x = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path / "run")(x), result.model(x))
+
+
+@pytest.mark.parametrize("topology", ["chain", "star"])
+def test_rounded_sums_travel_between_silos(topology: Any, tmp_path: Path) -> None:
+    method = FedGram(width=40, bits=16, samples=2000, topology=topology)
+    nodes, public = sealed_in(tmp_path)
+    assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
+    assert verify(tmp_path / "run", public).wrong == ()
 
 
 def test_class_statistics_travel_between_silos(tmp_path: Path) -> None:
