@@ -466,6 +466,9 @@ def test_bits_and_samples_go_together() -> None:
         FedGram(bits=16)
     with pytest.raises(UserError, match="--samples is for --bits below 32"):
         FedGram(samples=300)
+    for head in ("lda", "cgs", "ncm"):
+        with pytest.raises(UserError, match=f"--bits below 32 is for ridge regression: leave out --head {head}"):
+            FedGram(bits=16, samples=300, head=head)
     with pytest.raises(UserError, match="samples"):
         FedGram(bits=16, samples=10**9 + 1)
     for wrong in (11, 33):

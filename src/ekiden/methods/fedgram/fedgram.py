@@ -143,6 +143,8 @@ class FedGram(Method):
                 if self.samples
                 else f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
             )
+        if self.bits < FULL and self.head != "ridge":
+            raise UserError(f"--bits below 32 is for ridge regression: leave out --head {self.head}")
         fixed.check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
