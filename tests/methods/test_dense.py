@@ -97,7 +97,8 @@ def test_a_teacher_that_comes_three_times_guides_the_generator_as_it_does_once()
         )
         for count in (1, 3)
     )
-    torch.testing.assert_close(once, thrice)
+    # Adam magnifies the rounding of sums of three, to 1e-5 on some processors; a sum instead of a mean differs by 1e-2.
+    torch.testing.assert_close(once, thrice, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(("shape", "count"), [((3, 32, 32), 2_328_899), ((1, 28, 28), 1_834_305)])
