@@ -20,7 +20,7 @@ from ekiden.engine.networks import of_method
 from ekiden.engine.transport import ClientMissing
 from ekiden.methods import FedGram
 from ekiden.methods.blocks import gaussian_heads as heads
-from ekiden.methods.fedgram.features import features_of
+from ekiden.methods.blocks.feature_room import features_of
 from ekiden.methods.fedgram.handed import Handoff
 from ekiden.models import build
 from ekiden.models.split import as_split

@@ -27,6 +27,8 @@ from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.training.weights import Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
+REMEMBERED = 8 * 10**9
+"""most bytes that `Client.remember` keeps in a process"""
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
 
@@ -116,6 +118,7 @@ class Client:
         journal_key: str,
         most_epochs: float = float("inf"),
         trained: list[Weights] | None = None,
+        remembered: dict[tuple[str, str], Tensor] | None = None,
     ) -> None:
         self.name = data.name
         self.data = data
@@ -129,6 +132,7 @@ class Client:
         self._fits = 0
         self._epochs_left = most_epochs
         self._trained = trained
+        self._remembered = {} if remembered is None else remembered
         self.last_trained: Weights | None = None
 
     @property
@@ -303,6 +307,25 @@ class Client:
         """Return the client's `own` part added to the sum of the clients before it, if there is one."""
         return own if before is None else before.plus(own)
 
+    def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return `make()`, from memory if this client made it before in the same process.
+
+        Use it for what several steps compute from the client's samples and from values that never change in a run, for
+        example frozen features: `make` must give the same bits each time. Nothing is written to the disk. All clients
+        of a process may keep 8 GB together; what does not fit is made each time.
+
+        Args:
+            name: says what it is and what it depends on, for example by a digest.
+            make: makes it.
+        """
+        key = (self.name, name)
+        if (kept := self._remembered.get(key)) is not None:
+            return kept
+        made = make()
+        if sum(t.nbytes for t in self._remembered.values()) + made.nbytes <= REMEMBERED:
+            self._remembered[key] = made
+        return made
+
     def seed(self, *parts: str | int) -> int:
         """Return a seed for this task's own randomness, the same before and after a crash."""
         return derive(self._seed, *parts)
@@ -335,6 +358,7 @@ class Worker:
         self.clients = clients
         self._watch = watch
         self._most_epochs = most_epochs
+        self._remembered: dict[tuple[str, str], Tensor] = {}
         self._feed = Feed(setup.dataset.fed(setup.training), setup.hardware)
         self.network = Network(
             setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
@@ -361,7 +385,8 @@ class Worker:
         # Arguments from the server, another process or a file are on the CPU.
         private = wire.placed(job.private, self._feed.device)
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
-        client = Client(bench, self.clients[job.client], private, seed, key, self._most_epochs, trained)
+        data = self.clients[job.client]
+        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered)
         value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}

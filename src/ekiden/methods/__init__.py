@@ -28,6 +28,7 @@ from ekiden.methods.fedelmy.fedelmy import FedELMY
 from ekiden.methods.fedelmy.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.fedfisher import FedFisher
 from ekiden.methods.fedgram.fedgram import FedGram
+from ekiden.methods.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.fedlpa import FedLPA
 from ekiden.methods.fedma import FedMA
 from ekiden.methods.fednova import FedNova
@@ -60,6 +61,7 @@ METHODS: tuple[type[Method], ...] = (
     FedTasuki,
     SFedKD,
     FedGram,
+    FedKrylov,
     MetaFed,
     SPFL,
     Average,
@@ -100,7 +102,7 @@ METHODS: tuple[type[Method], ...] = (
 """All methods of the library, in the order of `ekiden list`."""
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
-    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD, FedGram),
+    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD, FedGram, FedKrylov),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),

@@ -1,1 +1,1 @@
-"""FedGram: its features, what is handed on, and how clients leave and join."""
+"""FedGram: what is handed on, and how clients leave and join."""

@@ -1,41 +1,32 @@
 """FedGram: the exact classifier of fixed features, from sums that clients hand on."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ekiden.base.checks import BelowOne, Count, CountOrZero, NonNegative, Positive, Range
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.checks import BelowOne, NonNegative, Range
+from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.rounding import FULL, LEAST, Rounding
 from ekiden.base.sums import AnySums
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Need, Task
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.data.tasks import Task
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
-from ekiden.methods.blocks.label_sums import labels_as_targets, size_of_sums, sums_of
-from ekiden.methods.fedgram import features as fixed
-from ekiden.methods.fedgram import source
-from ekiden.methods.fedgram.features import features_of
-from ekiden.methods.fedgram.handed import Common, Handoff, PatchMoments, Settled, Summing
-from ekiden.models.split import SplitNetwork, as_split
+from ekiden.methods.blocks.feature_room import Room, features_of
+from ekiden.methods.blocks.fixed_features import FixedFeatures, Settled, with_rows
+from ekiden.methods.blocks.label_sums import size_of_sums, sums_of
+from ekiden.methods.fedgram.handed import Common, Handoff, PatchMoments, Summing
 from ekiden.models.whole import PatchFeatures, WholeFeatures
-from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-
-_FEATURES = ("auto", "patches", "random", "fourier", "network")
-_IMAGE = 16  # side in pixels from which patches are used
-_SAMPLES = 1024  # samples from which the first client sets the features
 
 
 @dataclass(frozen=True)
-class FedGram(Method):
+class FedGram(FixedFeatures):
     """Clients add up products of fixed features, from which the last one solves for the classifier of all data.
 
     Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous Federated Learning with
@@ -55,45 +46,18 @@ class FedGram(Method):
     probabilities. Personal heads, which the papers do not have, are ridge regression towards the head of all.
     """
 
-    features: str = "auto"
-    """φ: patches, answers to patches of the first client's images; random, random units of the inputs; fourier, Fourier
-    features of the inputs; network, the features of the given network and random units of these; run:FOLDER, the same
-    with the model of a finished run; auto, patches for images of 16 pixels a side or more, else random"""
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
     nearest class means"""
-    bytes: str = "M"
-    """largest size of a hand-off, which decides the number of features: M (as much as a model of the network), 5% (of
-    that), 250kB, 11.5MB"""
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
     """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
     more features fit into `bytes`"""
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
     """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
     `bits`"""
-    width: CountOrZero = 0
-    """D, number of features; 0: as many as `bytes` allows"""
-    patch: str = "6"
-    """p, side of the patches in pixels; several sides share the features, as in 5,8"""
     dictionary: Literal["first", "all"] = "first"
     """filters: patches of the first client's images; or random directions, whitened by the moments of all clients'
     patches. With these no patch travels, but the clients are passed twice"""
-    pooling: Count = 2
-    """g, answers are averaged over g x g parts of the image"""
-    mirror: Literal["colour", "always", "never"] = "colour"
-    """average the features of an image and of its mirror image: only for colour images (grey ones are often digits or
-    letters), for all images, or never"""
-    soft_threshold: NonNegative = 0.5
-    """t, subtracted from the absolute value of each answer"""
-    root: bool = True
-    """take the square root of the averages"""
-    bilinear: bool = False
-    """let the parts of the image overlap: the nearer an answer is to the centre of a part, the more it counts there"""
-    candidates: Count = 1
-    """number of patches that the first client draws for each filter; with more than one it chooses those whose features
-    say most about its labels"""
-    bandwidth: Positive = 1.0
-    """σ of Fourier features, in median distances between samples of the first client"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -103,8 +67,6 @@ class FedGram(Method):
     personal: bool = False
     """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
     own generalised cross-validation"""
-    order: str = "given"
-    """order of the clients: given, reversed, random, or names separated by commas; the first one sets the features"""
 
     renamed: ClassVar[Mapping[str, str]] = {
         "penalty": "ridge",
@@ -117,22 +79,13 @@ class FedGram(Method):
     later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth", "bilinear", "candidates", "bits", "samples")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """Vectors, or classes if the head is not ridge regression; numbers, unless the network makes the features."""
-        labels = VECTORS if self.head == "ridge" else CLASSES
-        return labels if self.features == "network" or self._of_run else labels | NUMBERS
-
-    @property
-    def _of_run(self) -> bool:
-        """Return whether the features are those of a finished run."""
-        return self.features.startswith(source.PREFIX)
+    def only_classes(self) -> bool:
+        """Return whether the head needs classes."""
+        return self.head != "ridge"
 
     def __post_init__(self) -> None:
         """The features must be known, the budget must be one, and there must be patches."""
-        if self.features not in _FEATURES and not self._of_run:
-            raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
-        if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
-            raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
+        self.check_features()
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
         if self.candidates > 1 and self.dictionary == "all":
@@ -145,69 +98,19 @@ class FedGram(Method):
             )
         if self.bits < FULL and self.head != "ridge":
             raise UserError(f"--bits below 32 is for ridge regression: leave out --head {self.head}")
-        fixed.check_bytes(self.bytes)
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Refuse an order that does not name the clients."""
-        in_order(self.order, clients)
-
-    def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
-        """The network of the run whose features are wanted, and the file of its model."""
-        if not self._of_run or source.is_named(self.features):
-            return self, model, pretrained
-        if pretrained:
-            raise UserError("--features run:FOLDER has the values of that run: leave out --pretrained")
-        features, model, pretrained = source.named(self.features, model)
-        return replace(self, features=features), model, pretrained
-
-    def check_source(self, pretrained: str, dataset: Dataset) -> None:
-        """Refuse samples that differ in kind from those of the run whose features are used."""
-        if self._of_run:
-            source.check_same_data(self.features, pretrained, dataset)
 
     def check_network(self, model: Size) -> None:
         """Refuse a dictionary for features without patches."""
-        if isinstance(features_of(model.network.module), PatchFeatures):
-            return
-        options = {
-            "--dictionary all": self.dictionary == "all",
-            "--candidates": self.candidates > 1,
-            "--bilinear": self.bilinear,
-        }
-        for option in (name for name, given in options.items() if given):
-            raise UserError(f"{option} is for patches of images: leave it out")
+        self.refuse_without_patches(model, {"--dictionary all": self.dictionary == "all"})
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """Return a network of fixed features and a linear head."""
+
+        def sums(width: int) -> int:
+            return size_of_sums(task, classes, width, bits=self.bits)
+
         model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        features = self._features(network, shape, fixed.Room(self.width, self.bytes, model, classes, task, self.bits))
-        return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
-
-    def _features(self, network: nn.Module, shape: tuple[int, ...], room: fixed.Room) -> WholeFeatures:
-        if self._of_run:
-            source.check_body(self.features, network)
-        if self.features == "network" or self._of_run:
-            return fixed.frozen_network(as_split(network).features, shape, room)
-        if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
-            return self._patches(shape, room)
-        inputs = torch.Size(shape).numel()
-        if self.features == "fourier":
-            return fixed.fourier(inputs, self.bandwidth, room)
-        return fixed.random_units(inputs, room)
-
-    def _patches(self, shape: tuple[int, ...], room: fixed.Room) -> PatchFeatures:
-        sizes = tuple(map(int, self.patch.split(",")))
-        return PatchFeatures(
-            shape,
-            fixed.patch_room(shape[0], max(sizes), self.pooling, room),
-            sizes,
-            pool=self.pooling,
-            mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
-            threshold=self.soft_threshold,
-            root=self.root,
-            bilinear=self.bilinear,
-            candidates=self.candidates,
-        )
+        return self.network_with(self.features_for(network, shape, Room(self.width, self.bytes, model, sums)), classes)
 
     def start(self) -> Summing:
         """Start without sums."""
@@ -281,23 +184,9 @@ class FedGram(Method):
     @on_client
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
         """Set the features from some of the client's samples."""
-        features = features_of(client.network(model))
         if self.dictionary == "all" and moments is None:
             raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
-        seen: list[tuple[Tensor, Tensor]] = []
-        for x, y in client.batches(passes=0):
-            seen.append((x, y))
-            if sum(len(x) for x, _ in seen) >= _SAMPLES:
-                break
-        samples, labels = (torch.cat(part) for part in zip(*seen, strict=True))
-        draw = torch.Generator().manual_seed(client.seed("features"))
-        with torch.no_grad():
-            if isinstance(features, PatchFeatures):
-                targets = labels_as_targets(client.task, labels, client.classes) if self.candidates > 1 else None
-                features.settle(samples, client.scaling, draw, moments and moments.parts, targets)
-            else:
-                features.settle(samples, client.scaling, draw)
-        client.work.forward += len(samples) * (1 + (self.candidates > 1))
+        features = self.settled_by(client, model, moments and moments.parts)
         return features.tell()
 
     @on_client
@@ -424,8 +313,4 @@ def own_sums(client: Client, features: WholeFeatures, rounding: Rounding | None 
 def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:
     """`network` with `head`, which is for features standardised as in `m`, as weights."""
     rows = m.rows(head)
-    linear = cast(nn.Linear, as_split(network).head).requires_grad_(True)
-    with torch.no_grad():
-        linear.weight.copy_(rows[:, :-1])
-        linear.bias.copy_(rows[:, -1])
-    return Network(network, linear.weight.device).weights()
+    return with_rows(network, rows[:, :-1], rows[:, -1])

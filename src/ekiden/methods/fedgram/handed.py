@@ -8,11 +8,9 @@ from torch import Tensor
 from ekiden.base.refs import Ref
 from ekiden.base.sums import AnySums
 from ekiden.engine.method import State
+from ekiden.methods.blocks.fixed_features import Settled
 from ekiden.models.patch_filters import PatchSums
 from ekiden.training.weights import Weights
-
-Settled = tuple[Tensor, ...]
-"""What the first client decides about the features; see `WholeFeatures.tell`."""
 
 
 class Handoff(NamedTuple):

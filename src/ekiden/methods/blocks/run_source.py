@@ -1,4 +1,4 @@
-"""FedGram: the body of a finished run's model as features, the second lap."""
+"""The body of a finished run's model as fixed features."""
 
 import json
 import re

@@ -1,7 +1,8 @@
-"""FedGram: its fixed features, and how many of them a hand-off has room for."""
+"""Fixed features, and how many of them the bytes that a client may hand on have room for."""
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,9 +10,6 @@ import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.rounding import FULL
-from ekiden.data.tasks import Task
-from ekiden.methods.blocks.label_sums import size_of_sums
 from ekiden.models.fourier import RandomFourier
 from ekiden.models.split import as_split
 from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
@@ -35,37 +33,29 @@ def check_bytes(text: str) -> None:
 
 @dataclass(frozen=True)
 class Room:
-    """What a hand-off has room for.
+    """What a client may hand on.
 
     Attributes:
         width: D, where the user chose it; 0: as many features as fit into the bytes.
         text: the bytes as the user wrote them: M, a share of M, or a size.
         model: M, bytes of a model of the user's network.
-        outputs: K.
-        task: what the labels mean, which decides what sums there are.
-        bits: bits of a product.
+        sums: the bytes of all sums over so many features.
     """
 
     width: int
     text: str
     model: int
-    outputs: int
-    task: Task
-    bits: int = FULL
+    sums: Callable[[int], int]
 
     @property
     def bytes(self) -> int:
-        """The largest number of bytes of a hand-off."""
+        """The largest number of bytes."""
         if self.text == "M":
             return self.model
         found = _WRITTEN.fullmatch(self.text)
         assert found is not None, "checked"
         number, unit = float(found[1]), found[2]
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
-
-    def sums(self, width: int) -> int:
-        """Return the bytes of the sums over this many features."""
-        return size_of_sums(self.task, self.outputs, width, bits=self.bits)
 
     def features(self, each: int, fixed: int) -> int:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
@@ -125,5 +115,5 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
 
 
 def features_of(network: nn.Module) -> WholeFeatures:
-    """Return the features of a network that `FedGram.own_network` made."""
+    """Return the features of a network that `FixedFeatures.network_with` made."""
     return cast(WholeFeatures, as_split(network).features)

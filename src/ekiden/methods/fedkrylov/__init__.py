@@ -1,0 +1,1 @@
+"""FedKrylov: what clients hand on, and the solver at the first client."""
