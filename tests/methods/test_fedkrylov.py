@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
-from ekiden.data.tasks import Classification, MultiLabel, Regression
+from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
+from ekiden.methods.blocks.feature_room import features_of
 from ekiden.methods.blocks.gaussian_heads import GRID
-from ekiden.methods.fedkrylov.handed import Columns, HeldOut, Labels, Multiplied, Opening
+from ekiden.methods.fedkrylov.handed import ShortColumns, HeldAnswers, Labels, Multiplied, OpeningSums
 from ekiden.methods.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
@@ -48,19 +49,22 @@ def go(data: FederatedData, method: FedKrylov | FedGram = METHOD, **options: Any
 
 def scores(result: Result, x: Tensor) -> Tensor:
     with torch.no_grad():
-        return as_split(result.model)(x).double()
+        split = as_split(result.model)
+        found: Tensor = split.head(split.features(x))
+        return found.double()
 
 
 def exact(result: Result, x: Tensor, y: Tensor, share: float) -> Tensor:
     """Ridge regression on the result's features of all samples, and its scores."""
     with torch.no_grad():
-        phi = as_split(result.model).features(x).double()
+        phi: Tensor = features_of(result.model)(x).double()
     spread = phi.std(0, correction=0)
     z = (phi - phi.mean(0)) * torch.where(spread.square() > 1e-3 * spread.square().mean(), 1 / spread, 0)
     weight = torch.linalg.solve(
         z.T @ z + share * len(z) * torch.eye(z.shape[1], dtype=torch.float64), z.T @ (y - y.mean(0))
     )
-    return z @ weight + y.mean(0)
+    expected: Tensor = z @ weight + y.mean(0)
+    return expected
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -94,7 +98,7 @@ def test_more_laps_are_closer() -> None:
 def test_other_tasks(kind: str) -> None:
     x, y = points()
     numbers = torch.stack([x[:, 0] + 0.1 * x[:, 1], x[:, 2]], 1) if kind == "regression" else torch.eye(3)[y]
-    task = Regression(mean=(1.0, 0.5), std=(2.0, 1.5)) if kind == "regression" else MultiLabel()
+    task: Task = Regression(mean=(1.0, 0.5), std=(2.0, 1.5)) if kind == "regression" else MultiLabel()
     held = [(x[i::3], numbers[i::3]) for i in range(3)]
     data = federate(held, tests=held, val_fraction=0.0, task=task)
     result = run(METHOD, data, lambda: Outputs(numbers.shape[1]), hardware=Hardware(threads=1), seed=3)
@@ -143,14 +147,13 @@ def test_a_run_moves_no_more_than_its_bytes(laps: int) -> None:
 
 
 def test_bytes_that_are_too_few_are_refused() -> None:
-    with pytest.raises(UserError, match="has room for no feature: give .*B or more"):
+    with pytest.raises(UserError, match=r"has room for no feature: give .*B or more"):
         go(silos(), FedKrylov(bytes="100B"))
 
 
 def test_the_same_bytes_hold_more_features_than_the_gram_matrix() -> None:
     widths = [
-        as_split(go(silos(), method).model).features.width
-        for method in (FedGram(bytes="100kB"), FedKrylov(bytes="100kB"))
+        features_of(go(silos(), method).model).width for method in (FedGram(bytes="100kB"), FedKrylov(bytes="100kB"))
     ]
     assert widths[1] > 5 * widths[0]
 
@@ -179,8 +182,8 @@ def example(validation: int) -> tuple[Span, Tensor, tuple[Tensor], Tensor]:
     problem = Problem.of(sums, Labels.of(of))
     u = torch.randint(-127, 128, (30, 4), generator=draw).double()
     f = val @ u
-    held = [HeldOut(f[:, :2].T @ f[:, :2], f[:, :2].T @ of_val, f[:, :2].sum(0))]
-    held.append(HeldOut(f[:, 2:].T @ f, f[:, 2:].T @ of_val, f[:, 2:].sum(0)))
+    held = [HeldAnswers(f[:, :2].T @ f[:, :2], f[:, :2].T @ of_val, f[:, :2].sum(0))]
+    held.append(HeldAnswers(f[:, 2:].T @ f, f[:, 2:].T @ of_val, f[:, 2:].sum(0)))
     span = Span(problem, u, train.T @ (train @ u), held, Labels.of(of_val))
     return span, of, ((val - problem.mean) * problem.scale,), of_val
 
@@ -227,24 +230,26 @@ def test_new_directions_leave_out_the_old_ones() -> None:
 def test_columns_are_rounded_a_little(seed: int, size: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     matrices = [size * torch.randn(7, 3, generator=draw, dtype=torch.float64) for _ in range(2)]
-    a, b = map(Columns.of, matrices)
+    a, b = map(ShortColumns.of, matrices)
     for matrix, columns in zip(matrices, (a, b), strict=True):
         assert bool(((columns.matrix() - matrix).abs() <= matrix.abs().amax(0) / 65_000).all())
     both = matrices[0] + matrices[1]
     assert float((a.plus(b).matrix() - both).abs().max()) <= float(max(m.abs().max() for m in matrices)) / 10_000
-    assert torch.equal(Columns.of(torch.zeros(4, 2)).matrix(), torch.zeros(4, 2, dtype=torch.float64))
+    assert torch.equal(ShortColumns.of(torch.zeros(4, 2)).matrix(), torch.zeros(4, 2, dtype=torch.float64))
 
 
-def sums() -> tuple[Opening, Multiplied]:
+def sums() -> tuple[OpeningSums, Multiplied]:
     labels = Labels.of(torch.eye(3))
-    held = HeldOut(torch.eye(2).double(), torch.zeros(2, 3).double(), torch.zeros(2).double())
-    return Opening(Columns.of(torch.ones(5, 5)), labels, labels), Multiplied(Columns.of(torch.ones(5, 2)), held)
+    held = HeldAnswers(torch.eye(2).double(), torch.zeros(2, 3).double(), torch.zeros(2).double())
+    return OpeningSums(ShortColumns.of(torch.ones(5, 5)), labels, labels), Multiplied(
+        ShortColumns.of(torch.ones(5, 2)), held
+    )
 
 
 @pytest.mark.parametrize(
     "spoilt",
     [
-        lambda o, m: o._replace(sums=Columns.of(torch.ones(6, 5))).checked(5, 3),
+        lambda o, m: o._replace(sums=ShortColumns.of(torch.ones(6, 5))).checked(5, 3),
         lambda o, m: o._replace(sums=o.sums._replace(counts=o.sums.counts.int())).checked(5, 3),
         lambda o, m: o._replace(sums=o.sums._replace(units=o.sums.units * float("nan"))).checked(5, 3),
         lambda o, m: o._replace(sums=o.sums._replace(units=-o.sums.units)).checked(5, 3),
@@ -254,10 +259,10 @@ def sums() -> tuple[Opening, Multiplied]:
         lambda o, m: o._replace(held=o.held._replace(targets=torch.full((3,), float("inf")).double())).checked(5, 3),
         lambda o, m: m._replace(held=m.held._replace(inner=torch.ones(2, 4).double())).checked(m),
         lambda o, m: m._replace(held=m.held._replace(total=torch.full((2,), float("nan")).double())).checked(m),
-        lambda o, m: m._replace(sums=Columns.of(torch.ones(5, 3))).checked(m),
+        lambda o, m: m._replace(sums=ShortColumns.of(torch.ones(5, 3))).checked(m),
     ],
 )
-def test_what_another_silo_sends_is_checked(spoilt: Callable[[Opening, Multiplied], object]) -> None:
+def test_what_another_silo_sends_is_checked(spoilt: Callable[[OpeningSums, Multiplied], object]) -> None:
     opening, multiplied = sums()
     assert opening.checked(5, 3) == opening
     assert multiplied.checked(multiplied) == multiplied

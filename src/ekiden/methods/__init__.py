@@ -257,6 +257,7 @@ __all__ = [
     "FedELMYParallel",
     "FedFisher",
     "FedGram",
+    "FedKrylov",
     "FedLPA",
     "FedMA",
     "FedNova",

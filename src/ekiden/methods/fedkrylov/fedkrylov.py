@@ -19,7 +19,16 @@ from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.blocks.feature_room import Room, features_of
 from ekiden.methods.blocks.fixed_features import FixedFeatures, Settled, with_rows
 from ekiden.methods.blocks.label_sums import labels_as_targets
-from ekiden.methods.fedkrylov.handed import Chosen, Columns, HeldOut, Kept, Labels, Lapping, Multiplied, Opening
+from ekiden.methods.fedkrylov.handed import (
+    Chosen,
+    ShortColumns,
+    HeldAnswers,
+    Kept,
+    Labels,
+    Lapping,
+    Multiplied,
+    OpeningSums,
+)
 from ekiden.methods.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
 from ekiden.training.weights import Weights
 
@@ -107,14 +116,14 @@ class FedKrylov(FixedFeatures):
         return Chosen(settled, phi.double().mean(0).round().to(torch.int8))
 
     @on_client
-    def open(self, client: Client, model: Weights, chosen: Chosen, before: Opening | None) -> Opening:
+    def open(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
         """Add products with labels and moments to those received."""
         client.state = Kept(chosen)
         client.work.forward += client.n
         return self._opened(client, model, chosen, before)
 
     @on_client
-    def begin(self, client: Client, model: Weights, chosen: Chosen, before: Opening | None) -> Tensor:
+    def begin(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> Tensor:
         """Return the first directions, from the totals of the first lap."""
         totals = self._opened(client, model, chosen, before)
         problem = _problem(totals, client)
@@ -144,7 +153,7 @@ class FedKrylov(FixedFeatures):
         weight = head.weight @ span.directions.T
         return with_rows(network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double()))
 
-    def _opened(self, client: Client, model: Weights, chosen: Chosen, before: Opening | None) -> Opening:
+    def _opened(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
         """Return the sums of the first lap with the client's own."""
         phi, y = self._whole(client, model, chosen.settled, client.data.train), _targets(client, client.data.train)
         centre = chosen.centre
@@ -154,7 +163,7 @@ class FedKrylov(FixedFeatures):
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
             sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
-        own = Opening(Columns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
+        own = OpeningSums(ShortColumns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
         return client.added(before and before.checked(phi.shape[1], y.shape[1]), own)
 
     def _multiplied(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
@@ -171,10 +180,10 @@ class FedKrylov(FixedFeatures):
         for block in torch.split(phi, _ROWS):
             x = block.float() - centre
             sums += x.T @ (x @ u)
-        own = Multiplied(Columns.of(sums), self._held(client, model, kept))
+        own = Multiplied(ShortColumns.of(sums), self._held(client, model, kept))
         return client.added(before and before.checked(own), own)
 
-    def _held(self, client: Client, model: Weights, kept: Kept) -> HeldOut:
+    def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""
         phi, y = self._whole(client, model, kept.chosen.settled, client.data.val), _targets(client, client.data.val)
         if len(kept.directions) == 1:
@@ -182,7 +191,7 @@ class FedKrylov(FixedFeatures):
         u, centre = torch.cat(kept.directions, 1).float(), kept.chosen.centre.float()
         answers = torch.cat([(x.float() - centre) @ u for x in torch.split(phi, _ROWS)]).double()
         last = answers[:, -kept.directions[-1].shape[1] :]
-        return HeldOut(last.T @ answers, last.T @ y.double(), last.sum(0))
+        return HeldAnswers(last.T @ answers, last.T @ y.double(), last.sum(0))
 
     def _span(
         self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
@@ -196,7 +205,7 @@ class FedKrylov(FixedFeatures):
         client.state = kept._replace(laps=laps)
         u = torch.cat(kept.directions, 1).cpu().double()
         images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)
-        held = [HeldOut(*(t.cpu() for t in lap.held)) for lap in laps]
+        held = [HeldAnswers(*(t.cpu() for t in lap.held)) for lap in laps]
         return Span(_problem(opening, client), u, images, held, _on_cpu(opening.held)), kept.chosen
 
     def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
@@ -264,7 +273,7 @@ def _targets(client: Client, subset: Subset) -> Tensor:
     return labels_as_targets(client.task, subset.y.to(device), client.classes).float()
 
 
-def _problem(opening: Opening, client: Client) -> Problem:
+def _problem(opening: OpeningSums, client: Client) -> Problem:
     if not opening.labels.samples:
         raise UserError("no client has training samples: no classifier can be made")
     return Problem.of(opening.sums.matrix().cpu(), _on_cpu(opening.labels))

@@ -17,7 +17,7 @@ _OTHER = "the sums received are of other features: use the same method and data 
 _NOT_FINITE = "the sums received hold numbers that are negative or not finite: refused"
 
 
-class Columns(NamedTuple):
+class ShortColumns(NamedTuple):
     """A matrix in 16 bits a number: each column counts in a unit of its own.
 
     Attributes:
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
     units: Tensor
 
     @classmethod
-    def of(cls, matrix: Tensor) -> "Columns":
+    def of(cls, matrix: Tensor) -> "ShortColumns":
         """Return `matrix` (D, C), each number rounded by at most 1/65,000 of the largest one of its column."""
         matrix = matrix.double()
         units = (matrix.abs().amax(0) / _MOST).float()
@@ -40,11 +40,11 @@ class Columns(NamedTuple):
         """(D, C) float64."""
         return self.counts.double() * self.units.double()
 
-    def plus(self, other: "Columns") -> "Columns":
+    def plus(self, other: "ShortColumns") -> "ShortColumns":
         """Return the sum of both, rounded again."""
-        return Columns.of(self.matrix() + other.matrix())
+        return ShortColumns.of(self.matrix() + other.matrix())
 
-    def checked(self, width: int, columns: int) -> "Columns":
+    def checked(self, width: int, columns: int) -> "ShortColumns":
         """Return these columns, which another party sent.
 
         Raises:
@@ -113,7 +113,7 @@ class Chosen(NamedTuple):
     centre: Tensor
 
 
-class Opening(NamedTuple):
+class OpeningSums(NamedTuple):
     """What a client hands on in the first lap.
 
     Attributes:
@@ -122,24 +122,26 @@ class Opening(NamedTuple):
         held: of the validation samples of all clients so far.
     """
 
-    sums: Columns
+    sums: ShortColumns
     labels: Labels
     held: Labels
 
-    def plus(self, other: "Opening") -> "Opening":
+    def plus(self, other: "OpeningSums") -> "OpeningSums":
         """Return the sums over the samples of both."""
-        return Opening(self.sums.plus(other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
+        return OpeningSums(self.sums.plus(other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
 
-    def checked(self, width: int, outputs: int) -> "Opening":
+    def checked(self, width: int, outputs: int) -> "OpeningSums":
         """Return these sums, which another party sent.
 
         Raises:
             UserError: they are of other features or outputs, or not finite.
         """
-        return Opening(self.sums.checked(width, outputs + 2), self.labels.checked(outputs), self.held.checked(outputs))
+        return OpeningSums(
+            self.sums.checked(width, outputs + 2), self.labels.checked(outputs), self.held.checked(outputs)
+        )
 
 
-class HeldOut(NamedTuple):
+class HeldAnswers(NamedTuple):
     """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last; float64.
 
     Attributes:
@@ -152,9 +154,9 @@ class HeldOut(NamedTuple):
     products: Tensor
     total: Tensor
 
-    def plus(self, other: "HeldOut") -> "HeldOut":
+    def plus(self, other: "HeldAnswers") -> "HeldAnswers":
         """Return the sums over the samples of both."""
-        return HeldOut(*(a + b for a, b in zip(self, other, strict=True)))
+        return HeldAnswers(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Multiplied(NamedTuple):
@@ -165,8 +167,8 @@ class Multiplied(NamedTuple):
         held: of their validation samples.
     """
 
-    sums: Columns
-    held: HeldOut
+    sums: ShortColumns
+    held: HeldAnswers
 
     def plus(self, other: "Multiplied") -> "Multiplied":
         """Return the sums over the samples of both."""
@@ -195,7 +197,7 @@ class Kept(NamedTuple):
 
     chosen: Chosen
     directions: tuple[Tensor, ...] = ()
-    opening: Opening | None = None
+    opening: OpeningSums | None = None
     laps: tuple[Multiplied, ...] = ()
 
 
@@ -205,6 +207,6 @@ class Lapping(State):
 
     model: Ref[Weights] | None = None
     chosen: Ref[Chosen] | None = None
-    opening: Ref[Opening] | None = None
+    opening: Ref[OpeningSums] | None = None
     direction: Ref[Tensor] | None = None
     multiplied: Ref[Multiplied] | None = None

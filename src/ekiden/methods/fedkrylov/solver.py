@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.methods.blocks.gaussian_heads import GRID, Head, Moments
-from ekiden.methods.fedkrylov.handed import HeldOut, Labels
+from ekiden.methods.fedkrylov.handed import HeldAnswers, Labels
 
 PENALTY = 0.03
 """λ/n without validation samples"""
@@ -34,7 +34,7 @@ class Problem:
 
     @classmethod
     def of(cls, sums: Tensor, labels: Labels) -> "Problem":
-        """Return the problem behind the sums of `Opening`."""
+        """Return the problem behind the sums of `OpeningSums`."""
         n = labels.samples
         products, total, squares = sums[:, :-2], sums[:, -2], sums[:, -1]
         mean = total / n
@@ -59,7 +59,7 @@ class Span:
     problem: Problem
     directions: Tensor
     images: Tensor
-    held: Sequence[HeldOut]
+    held: Sequence[HeldAnswers]
     held_labels: Labels
 
     @cached_property
