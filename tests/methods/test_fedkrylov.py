@@ -17,7 +17,7 @@ from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.blocks.feature_room import features_of
 from ekiden.methods.blocks.gaussian_heads import GRID
-from ekiden.methods.fedkrylov.handed import ShortColumns, HeldAnswers, Labels, Multiplied, OpeningSums
+from ekiden.methods.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns
 from ekiden.methods.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
 from ekiden.results.result import Result

@@ -21,13 +21,13 @@ from ekiden.methods.blocks.fixed_features import FixedFeatures, Settled, with_ro
 from ekiden.methods.blocks.label_sums import labels_as_targets
 from ekiden.methods.fedkrylov.handed import (
     Chosen,
-    ShortColumns,
     HeldAnswers,
     Kept,
     Labels,
     Lapping,
     Multiplied,
     OpeningSums,
+    ShortColumns,
 )
 from ekiden.methods.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
 from ekiden.training.weights import Weights
