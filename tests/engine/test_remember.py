@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden import FederatedData
+from ekiden import FederatedData, Hardware
 from ekiden.engine import worker
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq
@@ -27,7 +27,9 @@ def counting(calls: list[int]) -> Callable[[], Tensor]:
 
 
 def test_made_once_for_each_client_and_name(blobs: FederatedData) -> None:
-    made = Worker(Setup(FedSeq(), Tiny, blobs.dataset), {c.name: c for c in blobs.clients})
+    made = Worker(
+        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)), {c.name: c for c in blobs.clients}
+    )
     calls: list[int] = []
     names = [c.name for c in blobs.clients[:2]]
     for _ in range(3):
@@ -39,7 +41,9 @@ def test_made_once_for_each_client_and_name(blobs: FederatedData) -> None:
 
 def test_what_does_not_fit_is_made_each_time(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "REMEMBERED", 40)  # one of 32 bytes
-    made = Worker(Setup(FedSeq(), Tiny, blobs.dataset), {c.name: c for c in blobs.clients})
+    made = Worker(
+        Setup(FedSeq(), Tiny, blobs.dataset, hardware=Hardware(threads=1)), {c.name: c for c in blobs.clients}
+    )
     calls: list[int] = []
     client = client_of(made, blobs.clients[0].name, blobs)
     for _ in range(2):
