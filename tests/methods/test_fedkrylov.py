@@ -20,6 +20,7 @@ from ekiden.methods.blocks.gaussian_heads import GRID
 from ekiden.methods.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns
 from ekiden.methods.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
+from ekiden.models.whole import RandomReLU
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from tests.conftest import Tiny
@@ -270,11 +271,130 @@ def test_what_another_silo_sends_is_checked(spoilt: Callable[[OpeningSums, Multi
         spoilt(opening, multiplied)
 
 
+def honest() -> tuple[OpeningSums, Multiplied]:
+    """Sums over twelve samples of three classes and six held-out ones, with five features and two directions."""
+    draw = torch.Generator().manual_seed(2)
+    phi = torch.randint(-100, 100, (18, 5), generator=draw).double()
+    y = torch.eye(3).double()[torch.arange(18) % 3]
+    u = torch.randint(-127, 128, (5, 2), generator=draw).double()
+    x, f = phi[:12], phi[12:] @ u
+    columns = torch.cat([x.T @ y[:12], x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
+    opening = OpeningSums(ShortColumns.of(columns), Labels.of(y[:12]), Labels.of(y[12:]))
+    held = HeldAnswers(f.T @ f, f.T @ y[12:], f.sum(0))
+    return opening, Multiplied(ShortColumns.of(x.T @ (x @ u)), held)
+
+
+def units(sums: ShortColumns, factor: float) -> ShortColumns:
+    return sums._replace(units=sums.units * factor)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    {
+        "huge sums": lambda o, m: (o._replace(sums=units(o.sums, 1e36)), m),
+        "sums a hundred times too large": lambda o, m: (o._replace(sums=units(o.sums, 100)), m),
+        "negative squares": lambda o, m: (o._replace(sums=o.sums._replace(counts=-o.sums.counts)), m),
+        "int16's least": lambda o, m: (
+            o._replace(sums=o.sums._replace(counts=torch.full_like(o.sums.counts, -(2**15)))),
+            m,
+        ),
+        "no samples": lambda o, m: (o._replace(labels=o.labels._replace(samples=0)), m),
+        "samples beyond any float": lambda o, m: (o._replace(labels=o.labels._replace(samples=10**400)), m),
+        "held samples without labels": lambda o, m: (o._replace(held=o.held._replace(samples=100)), m),
+        "negative targets": lambda o, m: (o._replace(held=o.held._replace(targets=-o.held.targets)), m),
+        "huge powers": lambda o, m: (
+            o._replace(labels=o.labels._replace(targets=o.labels.targets * 1e300, powers=o.labels.powers * 1e300)),
+            m,
+        ),
+        "half a sample": lambda o, m: (
+            o._replace(held=o.held._replace(targets=o.held.targets / 4, powers=o.held.powers / 4)),
+            m,
+        ),
+        "huge products": lambda o, m: (o, m._replace(sums=units(m.sums, 1e30))),
+        "products too large for the samples": lambda o, m: (o, m._replace(sums=units(m.sums, 1e6))),
+        "huge held answers": lambda o, m: (o, m._replace(held=m.held._replace(inner=m.held.inner * 1e290))),
+        "huge held products": lambda o, m: (o, m._replace(held=m.held._replace(products=m.held.products * 1e9))),
+        "huge held totals": lambda o, m: (o, m._replace(held=m.held._replace(total=m.held.total * 1e9))),
+    }.items(),
+    ids=lambda named: named[0],
+)
+def test_sums_that_no_samples_have_are_refused(
+    spoilt: tuple[str, Callable[[OpeningSums, Multiplied], tuple[OpeningSums, Multiplied]]],
+) -> None:
+    opening, multiplied = honest()
+    opening.checked(5, 3, classes=True)
+    multiplied.checked(multiplied).bounded(opening)
+    other, another = spoilt[1](opening, multiplied)
+    with pytest.raises(UserError, match="that no samples have: refused"):
+        another.checked(multiplied).bounded(other.checked(5, 3, classes=True))
+
+
+def test_numbers_to_predict_need_not_be_whole() -> None:
+    y = torch.tensor([[0.3, -2.0], [1.2, 0.5], [-0.4, 0.25]])
+    assert Labels.of(y).checked(2).samples == 3
+    with pytest.raises(UserError, match="that no samples have"):
+        Labels.of(y).checked(2, classes=True)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-12])
+def test_a_small_lambda_does_not_enlarge_rounding_errors(ridge: float) -> None:
+    """With many laps the span has directions in which the rounded sums tell nothing."""
+    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(5))
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    held = [(x[i::3], y[i::3]) for i in range(3)]
+    data = federate(held, tests=[(x, y)] * 3, classes=["a", "b", "c"], val_fraction=0.0)
+    result = go(data, FedKrylov(width=400, laps=60, ridge=ridge))
+    both = torch.stack([scores(result, x).flatten(), exact(result, x, torch.eye(3).double()[y], ridge).flatten()])
+    assert float(torch.corrcoef(both)[0, 1]) > 0.999
+
+
+def test_a_first_client_unlike_the_others_is_solved_with_in_float64() -> None:
+    """Its features are hundreds of standard deviations of all clients from their mean."""
+    draw = torch.Generator().manual_seed(0)
+    own = 1e3 * torch.randn(3, 40, generator=draw).repeat(20, 1) + 1e-3 * torch.randn(60, 40, generator=draw)
+    labels = Labels(10**6, torch.full((3,), 10**6 / 3).double(), torch.full((3,), 10**6 / 3).double())
+    products = torch.randn(40, 3, generator=draw).double()
+    problem = Problem(torch.zeros(40).double(), torch.ones(40).double(), products, labels)
+    solver = Preconditioner(own, torch.eye(3)[torch.arange(60) // 20], problem, 1e-3, lambda make: make())
+    found = solver(problem.products)
+    assert found.dtype == torch.float64, "float32 fails here"
+    rows = solver._rows.double()
+    exact = torch.linalg.solve(rows.T @ rows + 1e3 * torch.eye(40).double(), problem.products)
+    assert torch.allclose(found, exact, rtol=1e-3, atol=1e-6 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["scale", "gain"])
+def test_scales_that_are_not_positive_are_refused(name: str) -> None:
+    features = RandomReLU(4, 12)
+    told = list(features.tell())
+    told[list(features.settled).index(name)] = -told[list(features.settled).index(name)]
+    with pytest.raises(UserError, match=f"a {name} that is not positive: refused"):
+        features.adopt(told)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (FedKrylov(width=5), r"--width 5 is too small for features of this kind: give 8 or more"),
+        (FedKrylov(bytes="100B"), r"--bytes 100B \(100 bytes\) has no room for 8 features, .*: give 724B or more"),
+    ],
+    ids=["width", "bytes"],
+)
+def test_the_least_that_one_filter_needs_is_named(method: FedKrylov, says: str) -> None:
+    x = torch.randint(256, (30, 3, 16, 16), dtype=torch.uint8)
+    data = federate([(x, torch.arange(30) % 3)] * 2, classes=["a", "b", "c"])
+    with pytest.raises(UserError, match=says):
+        go(data, method)
+    go(data, FedKrylov(width=8, laps=2))
+    go(data, FedKrylov(bytes="724B"))
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"laps": 1}, "laps"),
         ({"damping": 0.0}, "damping"),
+        ({"damping": 1e-7}, "damping"),
         ({"ridge": float("nan")}, "ridge"),
         ({"features": "waves"}, "waves"),
         ({"bytes": "a lot"}, "not a size"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
+from ekiden.base.wording import counted
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import Inputs, of_tensor
 from ekiden.data.mapped import Place, place
@@ -36,6 +37,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        """In short: printed tensors would hide what matters."""
+        kind = str(self.x.dtype).removeprefix("torch.")
+        return f"Samples({counted(len(self), 'sample')} of {kind} {tuple(self.x.shape[1:])})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send to worker processes the place of a mapped tensor, which they map too, and all else by value."""
@@ -90,6 +96,12 @@ class Dataset:
         if self.inputs is None:
             object.__setattr__(self, "inputs", of_tensor(self.train.x))
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training and {counted(len(self.test), 'test sample')}"
+        kind = str(self.train.x.dtype).removeprefix("torch.")
+        task = f"{type(self.task).__name__}, outputs: {self.outputs}"
+        return f"Dataset({self.name!r}, {sizes} of {kind} {self.shape}, {task})"
+
     def fed(self, training: Training) -> "Dataset":
         """Return the data set with the normalisation and augmentation that `training` asks for."""
         return replace(
@@ -130,6 +142,9 @@ class Subset:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} of {counted(len(self.samples), 'sample')})"
+
     @cached_property
     def y(self) -> Tensor:
         """(k, ...) labels."""
@@ -154,6 +169,10 @@ class ClientData:
     val: Subset
     test: Subset
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training, {len(self.val)} validation, {counted(len(self.test), 'test sample')}"
+        return f"ClientData({self.name!r}, {sizes})"
+
 
 @dataclass(frozen=True)
 class FederatedData:
@@ -161,6 +180,10 @@ class FederatedData:
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+
+    def __repr__(self) -> str:
+        """One line for the data set and one for each client."""
+        return "\n".join([f"FederatedData({self.dataset!r},", *(f"  {client!r}," for client in self.clients)]) + "\n)"
 
     def with_task(self, task: Task) -> "FederatedData":
         """Return the same data with another headline metric or scale."""

@@ -83,7 +83,7 @@ class RandomFourier(OfVectors):
         usual = (2 * self.inputs) ** 0.5 * LARGEST / SPREAD  # the root of the mean square, where there is one sample
         distance = float(apart.median()) if len(apart) else usual
         period = 2 * pi * float(self.get_buffer("fineness")) * self.bandwidth * distance
-        self.get_buffer("period").fill_(min(max(round(period), 2), EXACT))
+        self.get_buffer("period").fill_(max(round(min(period, EXACT)), 2))
 
     def adopt(self, told: Sequence[Tensor]) -> None:
         """Take over scales and period.

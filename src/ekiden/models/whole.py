@@ -104,6 +104,17 @@ class OfVectors(WholeFeatures):
         self.get_buffer("centre").copy_(rows.mean(0))
         self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
 
+    def adopt(self, told: Sequence[Tensor]) -> None:
+        """Take over scales.
+
+        Raises:
+            UserError: they are of other features, or not positive.
+        """
+        super().adopt(told)
+        for name in {"scale", "gain"} & self.settled.keys():
+            if not bool((self.get_buffer(name) > 0).all()):
+                raise UserError(f"the features received have a {name} that is not positive: refused")
+
     def whole(self, x: Tensor) -> Tensor:
         """The standardised inputs u (b, d), cut off at -127 and 127."""
         centred = x.flatten(1).float() - self.get_buffer("centre")

@@ -57,23 +57,24 @@ class Room:
         number, unit = float(found[1]), found[2]
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
-    def features(self, each: int, fixed: int) -> int:
+    def features(self, each: int, fixed: int, least: int = 1) -> int:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
 
         Raises:
-            UserError: not even one feature fits.
+            UserError: there is no room for `least` features.
         """
         if self.width:
+            if self.width < least:
+                raise UserError(f"--width {self.width} is too small for features of this kind: give {least} or more")
             return self.width
 
         def taken(width: int) -> int:
             return self.sums(width) + each * width + fixed
 
         found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
-        if not found:
-            raise UserError(
-                f"--bytes {self.text} ({self.bytes} bytes) has room for no feature: give {taken(1)}B or more"
-            )
+        if found < least:
+            few = f"no room for {least} features, the least that there can be" if least > 1 else "room for no feature"
+            raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more")
         return found
 
 
@@ -93,7 +94,7 @@ def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
     """Return D for features of patches with sides of at most `size` pixels."""
     # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
     together, filter_ = 2 * pool**2, channels * size**2 + 4
-    return room.features(each=4 + -(-filter_ // together), fixed=8 * channels)
+    return room.features(each=4 + -(-filter_ // together), fixed=8 * channels, least=together)
 
 
 def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import NonNegative, Positive, Range
+from ekiden.base.checks import NonNegative, Range
 from ekiden.base.errors import UserError
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification, Task
@@ -60,7 +60,7 @@ class FedKrylov(FixedFeatures):
     """T, passes over all clients; the first adds up products with labels"""
     ridge: NonNegative = 0.0
     """λ/n; 0: by the validation samples of all clients, or 0.03 if these are fewer than 50"""
-    damping: Positive = 0.1
+    damping: Annotated[float, Range(least=1e-3)] = 0.1
     """δ = μ/n, the multiple of the identity in the preconditioner"""
 
     private: ClassVar[type[Kept]] = Kept
@@ -164,7 +164,8 @@ class FedKrylov(FixedFeatures):
             x = block.double() - centre
             sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
         own = OpeningSums(ShortColumns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
-        return client.added(before and before.checked(phi.shape[1], y.shape[1]), own)
+        classes = isinstance(client.task, Classification)
+        return client.added(before and before.checked(phi.shape[1], y.shape[1], classes), own)
 
     def _multiplied(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
         """Return the sums of a later lap with the client's own; keep the directions."""
@@ -197,11 +198,12 @@ class FedKrylov(FixedFeatures):
         self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
     ) -> tuple[Span, Chosen]:
         """Return what the first client knows after one more lap."""
-        totals = self._multiplied(client, model, direction, before)
-        kept = _kept(client)
-        opening, laps = kept.opening, (*kept.laps, totals)
+        opening = _kept(client).opening
         if opening is None:
             raise UserError(f"{client.name} does not have the totals of the first lap: start the run again")
+        totals = self._multiplied(client, model, direction, before).bounded(opening)
+        kept = _kept(client)
+        laps = (*kept.laps, totals)
         client.state = kept._replace(laps=laps)
         u = torch.cat(kept.directions, 1).cpu().double()
         images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)

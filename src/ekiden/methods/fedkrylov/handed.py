@@ -15,6 +15,13 @@ from ekiden.training.weights import Weights
 _MOST = 2**15 - 1
 _OTHER = "the sums received are of other features: use the same method and data kind everywhere"
 _NOT_FINITE = "the sums received hold numbers that are negative or not finite: refused"
+_IMPOSSIBLE = "the sums received hold numbers that no samples have: refused"
+_REACH = 254.0  # most |φ̃|
+_SLACK = 2.0  # sums are rounded at each hop
+_SAMPLES = 2**53
+_TARGET = 2.0**20  # most |y|
+_MOST_DIRECTION = 127
+_ENTRY = 1e30  # more than any sum of these features
 
 
 class ShortColumns(NamedTuple):
@@ -55,6 +62,8 @@ class ShortColumns(NamedTuple):
             raise UserError(_OTHER)
         if not bool((torch.isfinite(self.units) & (self.units >= 0)).all()):
             raise UserError(_NOT_FINITE)
+        if bool((self.units > _ENTRY).any()) or bool((self.counts < -_MOST).any()):
+            raise UserError(_IMPOSSIBLE)
         return self
 
 
@@ -89,15 +98,29 @@ class Labels(NamedTuple):
         """Return the sums over the samples of both."""
         return Labels(self.samples + other.samples, self.targets + other.targets, self.powers + other.powers)
 
-    def checked(self, outputs: int) -> "Labels":
+    def checked(self, outputs: int, classes: bool = False) -> "Labels":
         """Return these sums, which another party sent.
 
+        Args:
+            outputs: K.
+            classes: whether targets are 0 or 1, and one of them is 1.
+
         Raises:
-            UserError: they are of other outputs, not finite, or negative where that cannot be.
+            UserError: they are of other outputs, not finite, or no targets have such sums.
         """
         _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)))
         if self.samples < 0 or bool((self.powers < 0).any()):
             raise UserError(_NOT_FINITE)
+        n = float(min(self.samples, _SAMPLES))
+        fits = self.samples <= _SAMPLES and bool((self.powers <= n * _TARGET**2).all())
+        if not fits or bool((self.targets.square() > n * self.powers * (1 + 1e-6)).any()):
+            raise UserError(_IMPOSSIBLE)
+        if classes and not (
+            torch.equal(self.targets, self.powers)
+            and torch.equal(self.targets, self.targets.round())
+            and float(self.targets.sum()) == n
+        ):
+            raise UserError(_IMPOSSIBLE)
         return self
 
 
@@ -130,15 +153,23 @@ class OpeningSums(NamedTuple):
         """Return the sums over the samples of both."""
         return OpeningSums(self.sums.plus(other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
 
-    def checked(self, width: int, outputs: int) -> "OpeningSums":
+    def checked(self, width: int, outputs: int, classes: bool = False) -> "OpeningSums":
         """Return these sums, which another party sent.
 
+        Args:
+            width: D.
+            outputs: K.
+            classes: whether targets are 0 or 1, and one of them is 1.
+
         Raises:
-            UserError: they are of other features or outputs, or not finite.
+            UserError: they are of other features or outputs, not finite, or no samples have such sums.
         """
-        return OpeningSums(
-            self.sums.checked(width, outputs + 2), self.labels.checked(outputs), self.held.checked(outputs)
-        )
+        labels = self.labels.checked(outputs, classes)
+        n, matrix = float(labels.samples), self.sums.checked(width, outputs + 2).matrix()
+        most = torch.cat([(n * labels.powers.cpu()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])])
+        if bool((matrix.abs() > _SLACK * most.to(matrix)).any()) or bool((matrix[:, -1] < 0).any()):
+            raise UserError(_IMPOSSIBLE)
+        return OpeningSums(self.sums, labels, self.held.checked(outputs, classes))
 
 
 class HeldAnswers(NamedTuple):
@@ -182,6 +213,23 @@ class Multiplied(NamedTuple):
         """
         self.sums.checked(*own.sums.counts.shape)
         _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held))
+        return self
+
+    def bounded(self, opening: OpeningSums) -> "Multiplied":
+        """Return these sums of the samples that `opening` counts.
+
+        Raises:
+            UserError: no such samples have these sums.
+        """
+        width = len(self.sums.counts)
+        answer = _REACH * _MOST_DIRECTION * width  # most |f|
+        n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples
+        target = float(opening.held.powers.max().sqrt()) if len(opening.held.powers) else 0.0  # most |y|
+        limits = (held * answer**2, held * answer * target, held * answer)
+        if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
+            float(part.abs().max()) > limit for part, limit in zip(self.held, limits, strict=True)
+        ):
+            raise UserError(_IMPOSSIBLE)
         return self
 
 

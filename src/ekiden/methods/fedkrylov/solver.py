@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ekiden.base.errors import UserError
 from ekiden.methods.blocks.gaussian_heads import GRID, Head, Moments
 from ekiden.methods.fedkrylov.handed import HeldAnswers, Labels
 
@@ -70,8 +71,12 @@ class Span:
     @cached_property
     def gram(self) -> Tensor:
         """(m, m) VᵀHV with H = Σ zzᵀ."""
-        found = self.directions.T @ self.images - self.problem.labels.samples * torch.outer(self.shift, self.shift)
-        return (found + found.T) / 2
+        return (self._product + self._product.T) / 2
+
+    @cached_property
+    def _product(self) -> Tensor:
+        """(m, m) VᵀHV, which would be symmetric if the sums were not rounded."""
+        return self.directions.T @ self.images - self.problem.labels.samples * torch.outer(self.shift, self.shift)
 
     @cached_property
     def products(self) -> Tensor:
@@ -121,9 +126,10 @@ class Span:
         values, vectors = torch.linalg.eigh(basis.T @ self.gram @ basis)
         basis, values = basis @ vectors, values.clamp(min=0)
         turned = basis.T @ self.products
+        noise = torch.linalg.matrix_norm(basis.T @ (self._product - self._product.T) @ basis, 2)  # of rounded sums
 
         def weights(share: float) -> Tensor:
-            found: Tensor = basis @ (turned / (values + share * n)[:, None])
+            found: Tensor = basis @ (turned / (values + share * n).clamp(min=float(noise))[:, None])
             return found
 
         def error(share: float) -> float:
@@ -179,17 +185,26 @@ class Preconditioner:
         self._factor = factor(self._cholesky)
 
     def _cholesky(self) -> Tensor:
-        product = self._rows @ self._rows.T if self._wide else self._rows.T @ self._rows
-        product.diagonal().add_(self._level)
-        factor: Tensor = torch.linalg.cholesky(product)
-        return factor
+        """The factor in float32; in float64 where rounding in float32 makes the matrix indefinite."""
+        for kind in (torch.float32, torch.float64):
+            rows = self._rows.to(kind)
+            product = rows @ rows.T if self._wide else rows.T @ rows
+            product.diagonal().add_(self._level)
+            factor, failed = torch.linalg.cholesky_ex(product)
+            if not int(failed):
+                found: Tensor = factor
+                return found
+        raise UserError(
+            "the second moments of the first client are too uneven to solve with: raise --damping, or let another "
+            "client begin (--order)"
+        )
 
     def __call__(self, residual: Tensor) -> Tensor:
-        """(D, K) float32, (P + δnI)⁻¹ times `residual`."""
-        r = residual.float()
+        """(D, K), (P + δnI)⁻¹ times `residual`."""
+        r, rows = residual.to(self._factor), self._rows.to(self._factor)
         if not self._wide:
             return torch.cholesky_solve(r, self._factor)
-        return (r - self._rows.T @ torch.cholesky_solve(self._rows @ r, self._factor)) / self._level
+        return (r - rows.T @ torch.cholesky_solve(rows @ r, self._factor)) / self._level
 
 
 def next_directions(step: Tensor, span: Tensor | None, scale: Tensor, count: int) -> Tensor:
