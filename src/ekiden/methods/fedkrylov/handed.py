@@ -115,11 +115,10 @@ class Labels(NamedTuple):
         fits = self.samples <= _SAMPLES and bool((self.powers <= n * _TARGET**2).all())
         if not fits or bool((self.targets.square() > n * self.powers * (1 + 1e-6)).any()):
             raise UserError(_IMPOSSIBLE)
-        if classes and not (
-            torch.equal(self.targets, self.powers)
-            and torch.equal(self.targets, self.targets.round())
-            and float(self.targets.sum()) == n
-        ):
+        targets, powers = self.targets.cpu(), self.powers.cpu()
+        # A device may round sums a little.
+        far = torch.stack([(targets - powers).abs().max(), (targets - targets.round()).abs().max()]).max()
+        if classes and max(float(far), abs(float(targets.sum()) - n)) > 1e-3 + 1e-6 * n:
             raise UserError(_IMPOSSIBLE)
         return self
 
