@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.models.fourier import AMPLITUDE, RandomFourier
+from ekiden.models.whole import EXACT
 
 SCALING = ((0.0,), (1.0,))
 
@@ -65,6 +66,10 @@ def test_what_is_settled_makes_the_same_features_elsewhere() -> None:
     other.adopt(one.tell())
     assert torch.equal(one(samples()), other(samples()))
     assert one.told_bytes() == 8 * 6 + 4
+
+
+def test_a_bandwidth_beyond_any_distance_gives_the_largest_period() -> None:
+    assert int(settled(10, 1e308).get_buffer("period")) == EXACT
 
 
 def test_one_sample_settles_features_too() -> None:

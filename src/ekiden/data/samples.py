@@ -40,8 +40,7 @@ class Samples:
 
     def __repr__(self) -> str:
         """In short: printed tensors would hide what matters."""
-        kind = str(self.x.dtype).removeprefix("torch.")
-        return f"Samples({counted(len(self), 'sample')} of {kind} {tuple(self.x.shape[1:])})"
+        return f"Samples({counted(len(self), 'sample')} of {_kind(self.x)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send to worker processes the place of a mapped tensor, which they map too, and all else by value."""
@@ -53,6 +52,11 @@ class Samples:
         """Return a copy of these rows."""
         domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
         return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
+
+
+def _kind(x: Tensor) -> str:
+    """Type and shape of one of samples (n, ...), as in uint8 (3, 32, 32)."""
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}"
 
 
 def _opened(at: Place, *rest: Any) -> Samples:
@@ -98,9 +102,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} training and {counted(len(self.test), 'test sample')}"
-        kind = str(self.train.x.dtype).removeprefix("torch.")
         task = f"{type(self.task).__name__}, outputs: {self.outputs}"
-        return f"Dataset({self.name!r}, {sizes} of {kind} {self.shape}, {task})"
+        return f"Dataset({self.name!r}, {sizes} of {_kind(self.train.x)}, {task})"
 
     def fed(self, training: Training) -> "Dataset":
         """Return the data set with the normalisation and augmentation that `training` asks for."""

@@ -61,7 +61,7 @@ class Room:
         """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
 
         Raises:
-            UserError: there is no room for `least` features.
+            UserError: fewer than `least` features fit.
         """
         if self.width:
             if self.width < least:
@@ -73,7 +73,7 @@ class Room:
 
         found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
         if found < least:
-            few = f"no room for {least} features, the least that there can be" if least > 1 else "room for no feature"
+            few = f"no room for {least} features, the fewest possible" if least > 1 else "room for no feature"
             raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more")
         return found
 

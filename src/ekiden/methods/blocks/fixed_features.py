@@ -45,8 +45,8 @@ class FixedFeatures(Method):
     features of the inputs; network, the features of the given network and random units of these; run:FOLDER, the same
     with the model of a finished run; auto, patches for images of 16 pixels a side or more, else random"""
     bytes: str = "M"
-    """most bytes of the run for each client but one, which decide the number of features: M (as much as a model of the
-    network), 5% (of that), 250kB, 11.5MB"""
+    """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
+    (as much as a model of the network), 5% (of that), 250kB, 11.5MB"""
     width: CountOrZero = 0
     """D, number of features; 0: as many as `bytes` allows"""
     patch: str = "6"

@@ -201,9 +201,10 @@ class Preconditioner:
 
     def __call__(self, residual: Tensor) -> Tensor:
         """(D, K), (P + δnI)⁻¹ times `residual`."""
-        r, rows = residual.to(self._factor), self._rows.to(self._factor)
+        r = residual.to(self._factor)
         if not self._wide:
             return torch.cholesky_solve(r, self._factor)
+        rows = self._rows.to(self._factor)
         return (r - rows.T @ torch.cholesky_solve(rows @ r, self._factor)) / self._level
 
 
