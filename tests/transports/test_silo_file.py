@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
 from ekiden.methods import FedSeq
 from ekiden.results.result import Result
+from ekiden.transports.flower import keys
 from ekiden.transports.flower.remote_plan import RemotePlan
 from ekiden.transports.flower.session import run
 from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.verify import verify
 from tests.transports.fakes import FakeNodes
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'
@@ -216,20 +218,31 @@ def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple
     out = tmp_path / "agreed.json"
     command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
     threads = 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
+    (tmp_path / "peers").mkdir()
+    public = {}
     for file, name in zip(files, "ab", strict=True):
-        file.write_text(TABLE.format(name=name, more=threads))
+        link = f'\n[link]\nkey = "{name}.key"\npeers = "peers"\n'
+        file.write_text(TABLE.format(name=name, more=threads + link))
+        public[name] = keys.read_public(keys.generate(tmp_path / f"{name}.key"))
+        (tmp_path / "peers" / f"{name}.pub").write_text(public[name])
 
-    def go(folder: str) -> Result:
+    def go(folder: str, public: Mapping[str, str]) -> Result:
         plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=Training(lr=0.01, batch_size=16))
-        return run(plan, FakeNodes([read(file) for file in files]), tmp_path / folder, {}, lambda line: None, poll=0)
+        nodes = FakeNodes([read(file) for file in files])
+        return run(plan, nodes, tmp_path / folder, public, lambda line: None, poll=0)
 
-    result = go("run")
+    result = go("run", public)
     assert result.accuracy > 0.8
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["inputs"]["kind"], config["network"]) == ("table", "table_mlp")
+    assert verify(tmp_path / "run").wrong == ()
+    for entry, value in (("vocabularies", [["f"]]), ("centre", [0.0])):
+        other = config | {"inputs": config["inputs"] | {entry: value}}
+        (tmp_path / "run" / "config.json").write_text(json.dumps(other))
+        assert "config.json says inputs" in "; ".join(verify(tmp_path / "run").wrong)
     made = json.loads(out.read_text())
     made["centre"][0] += 1
     (tmp_path / "other.json").write_text(json.dumps(made))
     files[1].write_text(TABLE.format(name="b", more=threads.replace("agreed.json", "other.json")))
     with pytest.raises(UserError, match="a and b read or scale their samples in different ways"):
-        go("again")
+        go("again", {})

@@ -53,7 +53,19 @@ def plain(record: Any, later: Collection[str] = ()) -> dict[str, Any]:
         later: fields that older files do not have; with their default value they are left out.
     """
     usual = {f.name: f.default for f in fields(record) if f.name in later}
-    return {name: value for name, value in asdict(record).items() if name not in usual or value != usual[name]}
+    kept = {name: value for name, value in asdict(record).items() if name not in usual or value != usual[name]}
+    return {name: _as_read(value) for name, value in kept.items()}
+
+
+def _as_read(value: Any) -> Any:
+    """Return a value as it is read back from a file, where sequences are lists."""
+    match value:
+        case dict():
+            return {key: _as_read(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_as_read(one) for one in value]
+        case _:
+            return value
 
 
 def _path(table: str, name: str) -> str:

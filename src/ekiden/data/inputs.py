@@ -4,13 +4,13 @@ A run folder keeps this dataclass, so that files given later become the same ten
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ekiden.base.codec import made, reading
+from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.arrays import Arrays
 from ekiden.data.decode import Images
@@ -30,7 +30,7 @@ def kind(inputs: Inputs) -> str:
 
 def to_json(inputs: Inputs) -> dict[str, Any]:
     """Return the inputs as plain values."""
-    return {"kind": kind(inputs), **asdict(inputs)}
+    return {"kind": kind(inputs), **plain(inputs)}
 
 
 def from_json(values: Any) -> Inputs:

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from ekiden.base import outside
+from ekiden.base.codec import plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
@@ -264,9 +265,9 @@ def notes(run: Summary) -> str:
 def label(config: dict[str, Any]) -> str:
     """Name the method, its settings that differ from the default and change the result, and what a budget reduced."""
     kind = known(config["method"])
-    usual = (asdict(kind()) if kind else {}) | asdict(Training()) | asdict(Hardware())
+    usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = hyperparameters(config) | asdict(settings_in(config)[0]) | hardware
+    given = hyperparameters(config) | plain(settings_in(config)[0]) | hardware
     if selection(config) != given["select"]:  # if the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
