@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import ekiden
 
 
@@ -16,3 +18,12 @@ def test_no_class_name_is_defined_twice() -> None:
                 found[node.name].append(str(file.relative_to(root)))
     assert len(found) > 300
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_every_method_is_a_public_name() -> None:
+    from ekiden.methods import METHODS
+
+    assert {kind.__name__: getattr(ekiden, kind.__name__) for kind in METHODS} == {k.__name__: k for k in METHODS}
+    assert {"FedSeq", "run"} <= set(dir(ekiden))
+    with pytest.raises(AttributeError, match="no attribute 'METHODS'"):
+        _ = ekiden.METHODS

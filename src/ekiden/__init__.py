@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
+    from ekiden.methods import *  # noqa: F403
     from ekiden.results.model import LoadedModel
     from ekiden.results.result import Result
     from ekiden.serving.loading import load_model, open_run
@@ -36,7 +37,9 @@ _WHERE = {
     "split": "data",
     "steps": "api",
 }
-"""Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch."""
+"""Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch.
+
+The methods are public too (`from ekiden import FedSeq`); they come from `ekiden.methods`."""
 
 __all__ = [
     "Augment",
@@ -65,8 +68,15 @@ def __getattr__(name: str) -> Any:
     """Return a public name from its module."""
     if name in _WHERE:
         return getattr(import_module(f"ekiden.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
+    if not name[:1].isupper() or name not in (methods := _methods()):
+        raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
+    return methods[name]
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, *_methods()]
+
+
+def _methods() -> dict[str, Any]:
+    """Return the classes of the methods by their names."""
+    return {kind.__name__: kind for kind in import_module("ekiden.methods").METHODS}

@@ -84,7 +84,7 @@ def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], 
 @checked("method", "data", "metric")
 def _prepared(
     method: Method | type[Method] | str,
-    data: FederatedData | Sequence[Source],
+    data: FederatedData | Sequence[Source] | Mapping[str, Source],
     model: str | nn.Module | Callable[[], nn.Module] = "auto",
     *,
     training: Training | None = None,
@@ -148,8 +148,8 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
 
     Args:
         method: what to run; a class, or its name on the command line, means the method with its defaults.
-        data: who holds what: from `ekiden.split` or `ekiden.federate`, or a list with each client's samples, which is
-            passed to `ekiden.federate`.
+        data: who holds what: from `ekiden.split` or `ekiden.federate`, or a list with each client's samples (or a dict
+            by their names), which is passed to `ekiden.federate`.
         model: name of a network of the library ("auto": the one that fits the data), `hf:FOLDER`, `timm:NAME`, a module
             (its values are the initial model), or a function that makes one (called with the seed set).
         training: how clients train.
@@ -319,9 +319,11 @@ def _data(data: Any) -> FederatedData:
         raise UserError('data are not divided among clients yet: give ekiden.split(data, "dirichlet:0.5", clients)')
     if isinstance(data, list | tuple):
         return federate(data)
+    if isinstance(data, Mapping):
+        return federate(list(data.values()), names=list(data))
     raise UserError(
         f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate returns, or a list "
-        "with (inputs, labels) of each client"
+        "(or a dict by names) with (inputs, labels) of each client"
     )
 
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Training, UserError, load, load_model, run, split
+from ekiden import FederatedData, Training, UserError, federate, load, load_model, open_run, run, split
 from ekiden.data import Iid
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
@@ -147,3 +148,33 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     for plain in ("# Plain ONNX Runtime from here on.", "# Plain PyTorch from here on."):
         block = code.split(plain)[1].split("export(")[0]
         assert "ekiden." not in block.replace('"ekiden"', "")
+
+
+def test_a_model_takes_arrays_as_it_takes_tensors(digits: FederatedData) -> None:
+    model, x = run(FedSeq(epochs=1), digits, "mlp").load_model(), digits.dataset.test.x[:3]
+    assert torch.equal(model(x.numpy()), model(x))
+    assert torch.equal(model(x.numpy().astype("float64") / 255), model(x.float() / 255))
+    with pytest.raises(UserError, match="an array of <U1 holds no numbers"):
+        model(np.full((3, 1, 8, 8), "a"))
+
+
+def test_a_model_takes_rows_and_texts_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows: Any = {
+        "age": rng.normal(50, 9, 90).tolist(),
+        "ward": ["n", "s", "e"] * 30,
+        "label": ["no", "yes", "no"] * 30,
+    }
+    run("fedseq", {"north": rows, "south": rows}, folder=tmp_path / "t", training=Training(max_steps=1))
+    model = load_model(tmp_path / "t")
+    assert torch.equal(model(rows), model(model.inputs.encode(rows)))
+    assert open_run(tmp_path / "t").clients == ("north", "south")
+    with pytest.raises(
+        UserError, match="an array does not say which columns it has: give a frame or a dict with age, ward"
+    ):
+        model(np.zeros((3, 2)))
+    texts: Any = {"text": ["good day", "bad day"] * 20, "mood": ["p", "n"] * 20}
+    silos = federate([texts, texts], text_column="text", label_column="mood")
+    run("fedseq", silos, folder=tmp_path / "x", training=Training(max_steps=1))
+    spoken = load_model(tmp_path / "x")
+    assert torch.equal(spoken(["a good day"]), spoken(spoken.inputs.encode(["a good day"])))

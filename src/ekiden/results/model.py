@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.data.inputs import Arrays, Images, Inputs, Tokens, from_json
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, from_json
 from ekiden.data.tasks import Classification, Task, task_of
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -47,21 +49,35 @@ class LoadedModel(nn.Module):
         self.task = task
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """Return outputs (b, K) for a batch; for classes these are logits.
 
         Args:
-            x: (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if the run had
-                such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens.
+            x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if
+                the run had such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens. Or
+                what the run's data were made of: rows of a table (a frame, or a dict of columns), or a list of texts.
 
         Raises:
-            UserError: samples of another shape.
+            UserError: samples of another shape, or of another kind than the run's.
         """
+        if not isinstance(x, Tensor):
+            x = self._tensor(x)
         tokens = isinstance(self.inputs, Tokens) and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
             raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
         logits: Tensor = self.network(normalise(x, self.mean, self.std))
         return logits
+
+    def _tensor(self, x: Any) -> Tensor:
+        """Return what is not a tensor as one; arrays have no names of columns, so they cannot be rows of a table."""
+        if not isinstance(x, np.ndarray):
+            return self.inputs.encode(x)
+        if isinstance(self.inputs, Table):
+            columns = ", ".join((*self.inputs.numeric, *self.inputs.categorical)[:10])
+            raise UserError(f"an array does not say which columns it has: give a frame or a dict with {columns}")
+        if x.dtype.kind not in "biuf":
+            raise UserError(f"an array of {x.dtype} holds no numbers: give pixels, features or tokens")
+        return torch.from_numpy(x).float() if x.dtype.kind == "f" else torch.from_numpy(x)
 
 
 def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
