@@ -7,7 +7,7 @@ from ekiden._version import __version__
 
 if TYPE_CHECKING:
     from ekiden.api import run, steps
-    from ekiden.base.errors import DivergenceWarning, UserError
+    from ekiden.base.errors import DataWarning, DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Augment": "data.augment",
+    "DataWarning": "base.errors",
     "Dataset": "data",
     "DivergenceWarning": "base.errors",
     "FederatedData": "data",
@@ -43,6 +44,7 @@ The methods are public too (`from ekiden import FedSeq`); they come from `ekiden
 
 __all__ = [
     "Augment",
+    "DataWarning",
     "Dataset",
     "DivergenceWarning",
     "FederatedData",

@@ -1,13 +1,15 @@
-"""Messages about unknown names."""
+"""Lines for the user."""
 
-from ekiden.base.errors import unknown
+import warnings
 
+import pytest
 
-def test_the_nearest_name_comes_first() -> None:
-    assert str(unknown("fruit", "aple", ["pear", "apple"])) == (
-        "unknown fruit 'aple': did you mean 'apple'? Known: apple, pear."
-    )
+from ekiden.base.errors import DataWarning, warnings_as_lines
 
 
-def test_where_nothing_is_known_the_name_is_to_be_left_out() -> None:
-    assert str(unknown("entry", "more", [])) == "unknown entry 'more': leave it out"
+def test_warnings_about_data_are_lines_and_others_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    warnings_as_lines()
+    for _ in range(2):
+        warnings.warn("all images of b.csv are grey:\n see there", DataWarning, stacklevel=1)
+    warnings.warn("a library changes", FutureWarning, stacklevel=1)
+    assert capsys.readouterr() == ("", "ekiden: all images of b.csv are grey: see there\n")

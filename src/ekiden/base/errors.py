@@ -1,8 +1,11 @@
 """The one kind of error that a user's input causes."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(Exception):
@@ -14,6 +17,21 @@ class UserError(Exception):
 
 class DivergenceWarning(UserWarning):
     """A run ended with a model that is far worse than guessing."""
+
+
+class DataWarning(UserWarning):
+    """Something about the data that the user should know. Its text is one line."""
+
+
+def warnings_as_lines() -> None:
+    """Print each `DataWarning` once, as a line on the standard error stream, and no other warnings."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"ekiden: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("once", category=DataWarning)
+    warnings.showwarning = show
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

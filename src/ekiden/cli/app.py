@@ -3,13 +3,12 @@
 import errno
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import get_type_hints
 
 from ekiden._version import __version__
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, unknown, warnings_as_lines
 
 COMMANDS = {
     "run": "cli.runs:run",
@@ -85,7 +84,7 @@ between machines
 
 def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
-    warnings.filterwarnings("ignore")
+    warnings_as_lines()
     args = sys.argv[1:]
     try:
         if not args or args[0] in ("-h", "--help"):

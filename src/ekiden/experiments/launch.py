@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.errors import DivergenceWarning, UserError, warnings_as_lines
 from ekiden.base.wording import counted
 from ekiden.data.tasks import Metric
 from ekiden.engine import machine
@@ -272,6 +272,7 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
 def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
     """Execute the run in this process. Whatever goes wrong becomes its outcome."""
     end_with_parent()
+    warnings_as_lines()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends its processes
     try:
         outcome = _guarded(run, job, to.send)

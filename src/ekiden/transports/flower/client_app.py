@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, warnings_as_lines
 from ekiden.transports.flower.envelope import content, wrap
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import Held, SiloFile, read
@@ -22,6 +22,7 @@ _held: tuple[SiloFile, Held] | None = None
 def hold(file: SiloFile) -> None:
     """Load a silo's data once for all messages that this process or its children answer."""
     global _held  # noqa: PLW0603
+    _report()
     _held = (file, file.load())
 
 
@@ -40,7 +41,8 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def _report() -> None:
-    """Show the person who runs the silo what it does."""
+    """Show the person who runs the silo what it does, and what is odd about the data."""
+    warnings_as_lines()
     log = logging.getLogger("ekiden")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)
