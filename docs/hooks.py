@@ -1,11 +1,18 @@
 """Pages of the site that are made from files elsewhere in the repository."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+
+from ekiden.base.checks import Range, hints_of
+from ekiden.cli.helping import flags
+from ekiden.engine.method import Method
+from ekiden.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {
@@ -33,7 +40,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the pages made of these files."""
+    """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
+    own = [m for m in METHODS if page.file.src_uri == f"methods/{m.__module__.rsplit('.', 1)[1]}.md"]
+    markdown += "".join(map(settings, own))
     return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
 
 
@@ -42,6 +51,34 @@ def _linked(text: str, up: str) -> str:
     for name, path in ROOT_PAGES.items():
         text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
     return text
+
+
+def settings(method: type[Method]) -> str:
+    """Return a section with all hyperparameters of a method as a table, in Markdown."""
+    hints, told = hints_of(method), {flag.field: flag for flag in flags(method())}
+    rows = [
+        f"| `{f.name}` | {told[f.name].told.rpartition(' (default: ')[0] or told[f.name].told} "
+        f"| `{getattr(method(), f.name)!r}` | {words(hints[f.name])} |"
+        for f in fields(method)
+    ]
+    made = f"In Python `ekiden.{method.__name__}`; on the command line `ekiden run {method.title()}`, each name a flag."
+    head = "| name | meaning | default | values |\n| --- | --- | --- | --- |"
+    return "\n".join(["", "", "## All hyperparameters", "", made, "", head, *rows, ""]) if rows else ""
+
+
+def words(hint: Any) -> str:
+    """Return an annotation in words: which values a hyperparameter may have."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = " and ".join(str(mark) for mark in args[1:] if isinstance(mark, Range))
+        return ", ".join(filter(None, (words(args[0]), limits)))
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in args)
+    if origin is tuple:
+        return f"several: {words(args[0])}"
+    if type(None) in args:
+        return f"none, or {words(args[0])}"
+    return {int: "whole number", float: "number", bool: "on or off", str: "text"}.get(hint, "text")
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
