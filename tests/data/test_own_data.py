@@ -587,7 +587,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("one class", bad(P, died=["yes"] * 60), DIED, "all labels in .* are 'yes': classification needs two"),
     ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
     ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*--drop-columns"),  # noqa: E501
-    ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and the label"),  # noqa: E501
+    ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and have another meaning"),  # noqa: E501
     ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
     ("names as categories", bad(P, sex=[f"person {k}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data import times
 from ekiden.data.encoding import encode
 from ekiden.data.holdings import Holding
 from ekiden.data.holdout import hold_out
 from ekiden.data.inputs import Inputs, Table, Tokens
-from ekiden.data.raw import Raw, owners
+from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.targets import KINDS, provisional, targets
@@ -57,8 +58,11 @@ def assemble(
     y, classes, chosen = targets(raws, task, like)
     domain, domains = owners("domain", raws)
     group, groups = _groups(holdings, raws)
-    found = zip(raws, y, domain, group, strict=True)
-    pieces = [(raw, Samples(labels, labels, place, owner)) for raw, labels, place, owner in found]
+    found = zip(raws, y, domain, group, subjects(raws), times.numbers(raws), strict=True)
+    pieces = [
+        (raw, Samples(labels, labels, place, owner, subject=who, time=when))
+        for raw, labels, place, owner, who, when in found
+    ]
     sides = _sides(holdings, pieces, chosen)
     known = inputs if like is None else like.inputs
     x, inputs = encode([[raw for raw, _ in side] for side in sides], reading, size, known)
@@ -69,6 +73,8 @@ def assemble(
             _joined([s.domain for _, s in side]),
             _joined([s.group for _, s in side]),
             classes,
+            _joined([s.subject for _, s in side]),
+            _joined([s.time for _, s in side]),
         )
         for tensor, side in zip(x, sides, strict=True)
     )

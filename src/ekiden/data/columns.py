@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.data import times
 from ekiden.data.medical import split
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
@@ -58,7 +59,8 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
         UserError: a column is missing, or holds values that it may not hold.
     """
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
-    for name in (*named, reading.domain_column, *reading.label_column, *reading.feature_columns):
+    owners = (reading.domain_column, reading.subject_column, reading.time_column)
+    for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
         if name and name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
     unlabelled = not reading.label_column and "label" not in table.column_names
@@ -70,7 +72,8 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     targets = reading.label_column or (() if unlabelled else ("label",))
     domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
     group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
-    meant = {*targets, domain, group}
+    subject, time = reading.subject_column or None, reading.time_column or None
+    meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, meant)
     return Raw(
         source,
@@ -82,6 +85,8 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
         () if domain is None else _names(table, domain, b"domain_names"),
         kind,
         targets,
+        None if subject is None else _names_of(table, subject, source).astype(np.str_),
+        None if time is None else times.read(table[time], f"column {time!r} of {source}"),
     )
 
 
@@ -99,7 +104,7 @@ def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> 
     dropped = meant | set(reading.drop_columns)
     columns = reading.feature_columns or [n for n in table.column_names if n not in dropped]
     if used := [name for name in columns if name in meant]:
-        raise UserError(f"column {used[0]!r} cannot be a feature and the label, group or domain: leave it out of one")
+        raise UserError(f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one")
     if not columns:
         raise UserError(f"{source} has no column left to learn from: drop fewer")
     return "table", table.select(list(columns))

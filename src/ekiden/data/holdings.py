@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError
-from ekiden.data import arrays, columns, files, frames
+from ekiden.data import arrays, columns, files, frames, times
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
 
@@ -86,15 +86,33 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     if y.dtype.kind in "SO":
         raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
     y = y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float64) if y.dtype.kind == "f" else y
-    owners = [reading.group_column or "group", reading.domain_column or "domain"]
-    for named_, name in ((reading.group_column, owners[0]), (reading.domain_column, owners[1])):
-        if named_ and name not in found:
+    for name in (reading.group_column, reading.domain_column, reading.subject_column, reading.time_column):
+        if name and name not in found:
             raise UserError(f"{source} has no array {name!r}: it has {', '.join(found)}")
     x = found[sample]
+    owners = [reading.group_column or "group", reading.domain_column or "domain"]
     group, domain = (found.get(name) for name in owners)
-    for name, array in ((labels[0], y), (owners[0], group), (owners[1], domain)):
+    subject, time = (found.get(name) for name in (reading.subject_column, reading.time_column))
+    whole = ((labels[0], y), (owners[0], group), (owners[1], domain))
+    for name, array in (*whole, (reading.subject_column, subject), (reading.time_column, time)):
         if array is not None and len(array) != len(x):
             raise UserError(f"{source} holds {len(x)} samples and {len(array)} values in {name!r}: give one for each")
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
     x = arrays.channels_first(x) if pictures else arrays.encode(x, source).numpy()
-    return Raw(source, x, y.astype(np.float64) if y.ndim > 1 else y, domain, group, kind="arrays", targets=(labels[0],))
+    return Raw(
+        source,
+        x,
+        y.astype(np.float64) if y.ndim > 1 else y,
+        domain,
+        group,
+        kind="arrays",
+        targets=(labels[0],),
+        subject=None if subject is None else _names(subject),
+        time=None if time is None else times.of_array(time, f"the array {reading.time_column!r} of {source}"),
+    )
+
+
+def _names(values: NDArray[Any]) -> NDArray[np.str_]:
+    """Return names as texts; whole numbers that are stored as floats count as integers."""
+    whole = values.dtype.kind == "f" and bool((values == np.floor(values)).all())
+    return (values.astype(np.int64) if whole else values).astype(np.str_)

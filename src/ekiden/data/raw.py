@@ -23,6 +23,8 @@ class Raw:
         label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
         domain: (n,) integers or names, or None.
         group: (n,) integers or names, or None.
+        subject: (n,) names of whom or what the samples are about, such as patients, or None.
+        time: (n,) datetime64[us] or float64, or None.
         classes: class names in the order of the labels; empty if the source has none.
         domains: names of domains in their order.
         kind: what the samples are.
@@ -38,6 +40,8 @@ class Raw:
     domains: tuple[str, ...] = ()
     kind: Literal["images", "table", "tokens", "arrays"] = "images"
     targets: tuple[str, ...] = ()
+    subject: NDArray[np.str_] | None = None
+    time: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.images):
@@ -50,8 +54,9 @@ class Raw:
             samples: Any = [self.images[row] for row in rows]
         else:
             samples = self.images.take(rows) if self.kind == "table" else self.images[rows]
-        domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
-        return replace(self, images=samples, label=self.label[rows], domain=domain, group=group)
+        rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
+        taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
+        return replace(self, images=samples, label=self.label[rows], **taken)
 
 
 def natural(name: str) -> tuple[bool, int, str]:
@@ -130,3 +135,13 @@ def owners(
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
     return codes(given, names, what, parts[0].source)
+
+
+def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
+    """Return the number of each sample's subject, the same for the same name in all parts; None without subjects."""
+    given = [part.subject for part in parts if part.subject is not None]
+    if len(given) < len(parts):
+        return [None] * len(parts)
+    _, numbers = np.unique(np.concatenate(given), return_inverse=True)
+    cuts = np.cumsum([len(values) for values in given])[:-1]
+    return [torch.from_numpy(values.copy()) for values in np.split(numbers.astype(np.int64), cuts)]

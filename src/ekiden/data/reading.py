@@ -25,6 +25,11 @@ class Reading(Checked):
     """column of labels; several columns of 0 and 1: one label each. By default `label`"""
     group_column: str = ""
     """column that says which silo a row belongs to: a hospital, a writer"""
+    subject_column: str = ""
+    """column that says whom or what a row is about (a patient, a writer, a device): all rows of one are only in
+    training, only in validation or only in the test"""
+    time_column: str = ""
+    """column of dates (2024-01-31) or numbers: each silo trains on its past and is tested on its most recent rows"""
     domain_column: str = ""
     """column of domains, such as the kind of scanner"""
     feature_columns: tuple[str, ...] = ()
@@ -61,8 +66,9 @@ class Reading(Checked):
             raise UserError("give one of --image-column, --text-column and --array-column: a sample is of one kind")
         if named := [c for c in self.drop_columns if c in self.feature_columns]:
             raise UserError(f"column {named[0]!r} is in --feature-columns and in --drop-columns: leave it out of one")
-        own = [c for c in (self.image_column, self.text_column, self.array_column, *self.label_column) if c]
-        if twice := next((c for c in (*own, self.group_column) if c and [*own, self.group_column].count(c) > 1), None):
+        own = (self.image_column, self.text_column, self.array_column, *self.label_column)
+        own = (*own, self.group_column, self.subject_column, self.time_column)
+        if twice := next((c for c in own if c and own.count(c) > 1), None):
             raise UserError(f"column {twice!r} cannot be two things: give each flag its own column")
 
     def chosen(self) -> dict[str, Any]:

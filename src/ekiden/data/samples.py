@@ -27,6 +27,9 @@ class Samples:
         domain: (n,) int64 indices into `Dataset.domains`, or None.
         group: (n,) int64 natural owner (a writer, a hospital), or None.
         classes: class names in the order of the indices; empty if they have none, or if the names of a `Dataset` count.
+        subject: (n,) int64 number of whom or what each sample is about (a patient, a device), the same number in all
+            parts and at all silos of one data set, or None. A subject is in one of training, validation and test.
+        time: (n,) numbers that grow with time, or None. Held-out samples are the most recent ones.
     """
 
     x: Tensor
@@ -34,6 +37,8 @@ class Samples:
     domain: Tensor | None = None
     group: Tensor | None = None
     classes: tuple[str, ...] = ()
+    subject: Tensor | None = None
+    time: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,13 +50,14 @@ class Samples:
     def __reduce__(self) -> tuple[Any, ...]:
         """Send to worker processes the place of a mapped tensor, which they map too, and all else by value."""
         at = place(self.x)
-        rest = (self.y, self.domain, self.group, self.classes)
+        rest = (self.y, self.domain, self.group, self.classes, self.subject, self.time)
         return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
 
     def taken(self, rows: Tensor) -> "Samples":
         """Return a copy of these rows."""
-        domain, group = (None if part is None else part[rows] for part in (self.domain, self.group))
-        return Samples(self.x[rows], self.y[rows], domain, group, self.classes)
+        rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
+        taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
+        return replace(self, x=self.x[rows], y=self.y[rows], **taken)
 
 
 def _kind(x: Tensor) -> str:
