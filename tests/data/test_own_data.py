@@ -130,7 +130,7 @@ def test_sums_are_what_is_told_and_add_up() -> None:
     # Clients of a data set that is not scaled yet.
     unscaled = [Subset(raw.train, client.train.rows) for client in parts.clients]
     told = [told_by(ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
-    assert sum(t.values["age"][0] for t in told) == len(raw.train)
+    assert sum(t.moments["age"].count for t in told) == len(raw.train)
     again = [ColumnSums.from_json(t.to_json(), "here") for t in told]
     assert again == told
     one = whole.dataset.inputs

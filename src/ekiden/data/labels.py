@@ -79,6 +79,18 @@ def meant(dataset: Dataset, task: str) -> Dataset:
     return replace(dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y))
 
 
+def refuse_constant(y: torch.Tensor, names: Sequence[str]) -> None:
+    """Refuse numbers to predict (n,) or (n, K) of which one is the same for all samples.
+
+    Raises:
+        UserError: the message has its name.
+    """
+    columns = y if y.ndim == 2 else y[:, None]
+    for name, column in zip(names, columns.T, strict=True):
+        if len(column) and bool((column == column[0]).all()):
+            raise UserError(f"the label {name!r} is {column[0]:g} in all training rows: name a label that varies")
+
+
 def missing(present: set[int], high: int) -> str:
     """Return the numbers from 0 to `high` that are not present, as text for a message; empty if all are present."""
     gaps = [str(k) for k in range(high + 1) if k not in present]

@@ -1,20 +1,71 @@
-"""Sums and counts, never a row, that silos share so that all scale tables alike."""
+"""Moments and counts, never a row, that silos share so that all scale tables alike."""
 
 import json
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from math import inf, sqrt
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.raw import natural
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tables import Numbers, encode_again
 from ekiden.data.tasks import Regression, Task
+
+_LARGEST = 1e140  # a number whose square can still be added up in float64
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, and sum of squared deviations from the mean, of the values of a column."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @staticmethod
+    def of(values: Numbers, what: str) -> "Moments":
+        """Return the moments of (n,) float64 values.
+
+        Raises:
+            UserError: the values are too large to be squared.
+        """
+        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+        if max(-low, high) > _LARGEST:
+            raise UserError(f"{what} holds {low if -low > high else high:g}: no number may be above {_LARGEST:g}")
+        if low == high:
+            return Moments(len(values), low)
+        mean = float(values.mean())
+        mean += float((values - mean).mean())
+        apart = values - mean
+        return Moments(len(values), mean, float(np.square(apart).sum() - apart.sum() ** 2 / len(values)))
+
+    @staticmethod
+    def together(parts: Sequence["Moments"]) -> "Moments":
+        """Return the moments of all values, by the formula of Chan, Golub and LeVeque (1979) for any number of parts.
+
+        It is computed in rational numbers and rounded once: the same bits in any order of the parts, on any machine.
+        """
+        told = [part for part in parts if part.count]
+        count = sum(part.count for part in told)
+        if not count:
+            return Moments()
+        mean = sum((part.count * Fraction(part.mean) for part in told), Fraction()) / count
+        squares = (Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2 for part in told)
+        return Moments(count, float(mean), float(sum(squares, Fraction())))
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation; 0 if the values differ by rounding errors only, or there are none."""
+        std = sqrt(self.squares / self.count) if self.count else 0.0
+        return std if std > 2 * float(np.finfo(np.float64).eps) * abs(self.mean) else 0.0
 
 
 @dataclass(frozen=True)
@@ -24,32 +75,28 @@ class ColumnSums:
     Columns with fewer values than the least count, and categories with fewer rows, are left out.
 
     Attributes:
-        values: for each numeric column and target: number of values, their sum, and the sum of their squares.
+        moments: of each numeric column and target.
         missing: for each numeric column, the number of missing values.
         categories: for each categorical column, the number of rows of each category.
     """
 
-    values: Mapping[str, tuple[int, float, float]]
+    moments: Mapping[str, Moments]
     missing: Mapping[str, int]
     categories: Mapping[str, Mapping[str, int]]
 
-    def plus(self, other: "ColumnSums") -> "ColumnSums":
-        """Return the sums of both."""
-
-        def each(a: tuple[int, float, float], b: tuple[int, float, float]) -> tuple[int, float, float]:
-            return a[0] + b[0], a[1] + b[1], a[2] + b[2]
-
+    @staticmethod
+    def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
+        """Return the sums of all silos, the same in any order of them."""
+        first = told[0]
         return ColumnSums(
-            {k: each(v, other.values[k]) for k, v in self.values.items()},
-            {k: n + other.missing[k] for k, n in self.missing.items()},
-            {k: _counted(counts, other.categories[k]) for k, counts in self.categories.items()},
+            {name: Moments.together([one.moments[name] for one in told]) for name in first.moments},
+            {name: sum(one.missing[name] for one in told) for name in first.missing},
+            {name: _counted([one.categories[name] for one in told]) for name in first.categories},
         )
 
     def to_json(self) -> str:
         """Return the sums as text, the same text for the same sums."""
-        return json.dumps(
-            {"values": self.values, "missing": self.missing, "categories": self.categories}, indent=1, sort_keys=True
-        )
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @staticmethod
     def from_json(text: str, where: str) -> "ColumnSums":
@@ -60,31 +107,35 @@ class ColumnSums:
         """
         try:
             found = json.loads(text)
-            values = {str(k): (int(n), float(s), float(q)) for k, (n, s, q) in found["values"].items()}
+            moments = {
+                str(k): Moments(int(v["count"]), float(v["mean"]), float(v["squares"]))
+                for k, v in found["moments"].items()
+            }
             missing = {str(k): int(n) for k, n in found["missing"].items()}
             categories = {str(k): {str(c): int(n) for c, n in v.items()} for k, v in found["categories"].items()}
-            if set(missing) - set(values):
+            if set(missing) - set(moments):
                 raise ValueError("columns")
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if not all(m.count >= 0 and abs(m.mean) <= _LARGEST and 0 <= m.squares < inf for m in moments.values()):
+                raise ValueError("moments")
+            if min([*missing.values(), *(n for counts in categories.values() for n in counts.values())], default=0) < 0:
+                raise ValueError("counts")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(values, missing, categories)
+        return ColumnSums(moments, missing, categories)
 
-    def moments(self, name: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a column; the latter is 1 for a column that does not vary.
+    def scale(self, name: str) -> tuple[float, float]:
+        """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary.
 
         Raises:
             UserError: no silo reported the column.
         """
-        n, total, squares = self.values[name]
-        if not n:
+        found = self.moments[name]
+        if not found.count:
             raise UserError(
                 f"no silo has enough values in column {name!r} to send its sums: leave it out with --drop-columns "
                 f"{name}, or lower --min-count"
             )
-        mean = total / n
-        variance = squares / n - mean * mean
-        # The rounding error that a constant leaves is not a scale.
-        return mean, sqrt(variance) if variance > 1e-12 * max(mean * mean, 1e-12) else 1.0
+        return found.mean, found.deviation
 
 
 def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> ColumnSums:
@@ -97,20 +148,20 @@ def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> 
         targets: (n,) numbers to predict, by name.
     """
     rows = x.numpy()
-    values, missing = {}, {}
+    moments, missing = {}, {}
     for place, name in enumerate(table.numeric):
         column = rows[:, place]
         present = column[~np.isnan(column)]
         gaps = len(column) - len(present)
-        values[name] = _told(present, least)
+        moments[name] = _told(present, least, f"column {name!r}")
         missing[name] = gaps if gaps >= least else 0
     for name, y in targets.items():
-        values[target(name)] = _told(y.double().numpy(), least)
+        moments[target(name)] = _told(y.double().numpy(), least, f"the label {name!r}")
     categories = {}
     for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
         counts = np.bincount(rows[:, len(table.numeric) + place].astype(np.int64), minlength=len(known) + 1)
         categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
-    return ColumnSums(values, missing, categories)
+    return ColumnSums(moments, missing, categories)
 
 
 def target(name: str) -> str:
@@ -123,11 +174,21 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
 
     Raises:
         UserError: no silo reported a column.
+
+    Warns:
+        DataWarning: a column does not vary.
     """
-    total = told[0]
-    for one in told[1:]:
-        total = total.plus(one)
-    moments = [total.moments(name) for name in table.numeric]
+    total = ColumnSums.together(told)
+    scales = {name: total.scale(name) for name in table.numeric}
+    if constant := [name for name, (_, std) in scales.items() if not std]:
+        several = len(constant) > 1
+        warnings.warn(
+            f"column{'s' * several} {', '.join(map(repr, constant))} {'have' if several else 'has'} one value in all "
+            f"training rows, so a model learns nothing from {'them' if several else 'it'}: leave "
+            f"{'them' if several else 'it'} out with --drop-columns {' '.join(constant)}",
+            DataWarning,
+            stacklevel=2,
+        )
     vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
     for name, known in zip(table.categorical, vocabularies, strict=True):
         if not known:
@@ -135,24 +196,38 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
                 f"column {name!r} has no text that enough rows of a silo share: leave it out with --drop-columns "
                 f"{name}, read it as text with --text-column {name}, or lower --min-count"
             )
-    return Table(
-        table.numeric,
-        table.categorical,
-        tuple(mean for mean, _ in moments),
-        tuple(std for _, std in moments),
-        tuple(name for name in table.numeric if total.missing[name]),
-        vocabularies,
+    return replace(
+        table,
+        centre=tuple(mean for mean, _ in scales.values()),
+        scale=tuple(std or 1.0 for _, std in scales.values()),
+        gaps=tuple(name for name in table.numeric if total.missing[name]),
+        vocabularies=vocabularies,
     )
 
 
-def _told(values: Numbers, least: int) -> tuple[int, float, float]:
-    if len(values) < least:
-        return 0, 0.0, 0.0
-    return len(values), float(values.sum()), float(np.square(values).sum())
+def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of each number to predict, by name.
+
+    Raises:
+        UserError: no silo reported one, or it does not vary.
+    """
+    total = ColumnSums.together(told)
+    found = {name.removeprefix(target("")): total.scale(name) for name in total.moments if name not in total.missing}
+    if constant := next((name for name, (_, std) in found.items() if not std), None):
+        mean = found[constant][0]
+        raise UserError(f"the label {constant!r} is {mean:g} in all training rows: name a label that varies")
+    return found
 
 
-def _counted(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
+def _told(values: Numbers, least: int, what: str) -> Moments:
+    return Moments.of(values, what) if len(values) >= least else Moments()
+
+
+def _counted(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
 def agreed(fed: FederatedData) -> FederatedData:
@@ -187,11 +262,8 @@ def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) ->
     """Return the task; a regression gets the targets' scale."""
     if not isinstance(task, Regression):
         return task
-    total = told[0]
-    for one in told[1:]:
-        total = total.plus(one)
-    moments = [total.moments(target(name)) for name in names]
-    return replace(task, mean=tuple(m for m, _ in moments), std=tuple(s for _, s in moments))
+    scales = target_scales(told)
+    return replace(task, mean=tuple(scales[name][0] for name in names), std=tuple(scales[name][1] for name in names))
 
 
 def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:

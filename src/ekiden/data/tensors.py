@@ -14,7 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.given import NamedPairs, recognised
 from ekiden.data.holdout import hold_out
-from ekiden.data.labels import by_name, unify
+from ekiden.data.labels import by_name, refuse_constant, unify
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import (
     Classification,
@@ -99,6 +99,8 @@ def made_of(
         raise UserError(
             f"training samples are {_kind(train)}, but test samples {_kind(test)}: give both one shape and type."
         )
+    if isinstance(task, Regression):
+        refuse_constant(train.y, classes)
     return Dataset(name, train, test, classes, (), tuple(mean), tuple(std), augment or Augment(), scaled(task, train.y))
 
 

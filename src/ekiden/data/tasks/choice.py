@@ -58,7 +58,10 @@ def inferred(y: Tensor, x: Tensor) -> Task:
 
 
 def scaled(task: Task, y: Tensor) -> Task:
-    """Return `task` with what follows from the training labels: the scale of the targets, if none is given yet."""
+    """Return `task` with what follows from the training labels: the scale of the targets, if none is given yet.
+
+    The scale of a target that does not vary is 1.
+    """
     if not isinstance(task, Regression) or (task.mean, task.std) != ((0.0,), (1.0,)):
         return task
     rows = (y if y.ndim == 2 else y[:, None]).double()

@@ -17,10 +17,10 @@ _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2
 
 @dataclass(frozen=True)
 class Regression(VectorTask):
-    """K numbers for each sample: y (n,) or (n, K) float32 in their own unit; squared error.
+    """K numbers for each sample: y (n,) or (n, K) float64 in their own unit; squared error.
 
-    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K). The loss is
-    the squared error of standardised numbers, so guessing the mean has a loss of about 1.
+    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K) float64. The
+    loss is the squared error of standardised numbers, so guessing the mean has a loss of about 1.
 
     Attributes:
         mean: mean of each target, or one for all.
@@ -42,7 +42,7 @@ class Regression(VectorTask):
                 f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a row of numbers, for "
                 f"each of {n} samples"
             )
-        y = y.float()
+        y = y.double()
         if not torch.isfinite(y).all():
             row = int((~torch.isfinite(y)).nonzero()[0, 0])
             raise UserError(f"{what} has NaN or infinity in the target of sample {row}: remove or replace such values.")
@@ -59,7 +59,7 @@ class Regression(VectorTask):
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         """See `Task`."""
         mean, std = self._scale(outputs)
-        return outputs * std + mean
+        return outputs.double() * std + mean
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         """See `Task`."""
@@ -77,7 +77,7 @@ class Regression(VectorTask):
         """Draw normal numbers with the mean and the standard deviation of the targets."""
         values = torch.randn(n, outputs, generator=generator)
         mean, std = self._scale(values)
-        return values * std + mean
+        return values.double() * std + mean
 
     def guess(self, outputs: int) -> float:
         """Return 1, the variance of standardised targets."""
@@ -93,11 +93,14 @@ class Regression(VectorTask):
         return torch.bucketize(first, torch.tensor(_DECILES, device=y.device))
 
     def standardised(self, y: Tensor) -> Tensor:
-        """Return targets as the network gives them, (b, K)."""
+        """Return targets as the network gives them, (b, K) float32.
+
+        They are centred in float64: float32 has 256 between the two numbers nearest to 3e9.
+        """
         y = y if y.ndim == 2 else y[:, None]
         mean, std = self._scale(y)
-        return (y - mean) / std
+        return ((y.double() - mean) / std).float()
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=like.device) for v in (self.mean, self.std))
+        mean, std = (torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std))
         return mean, std

@@ -10,7 +10,7 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.data.inputs import Inputs, Table, from_json, to_json
 from ekiden.data.samples import Dataset
-from ekiden.data.tabular import ColumnSums, agree, target
+from ekiden.data.tabular import ColumnSums, agree, target_scales
 from ekiden.data.tasks import Regression
 
 _TARGETS = "targets"
@@ -85,21 +85,16 @@ def agree_on(files: Sequence[Path]) -> Scaling:
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
     for file, one in zip(files, told, strict=True):
-        for what in ("values", "categories"):
+        for what in ("moments", "categories"):
             here, there = set(getattr(told[0], what)), set(getattr(one, what))
             if odd := sorted(here ^ there):
                 raise UserError(
                     f"{files[0]} and {file} do not both describe the column {odd[0]!r} as {_TOLD[what]}: give "
                     "all silos the same columns"
                 )
-    columns = [name for name in told[0].values if name in told[0].missing]  # the others are targets
+    columns = [name for name in told[0].moments if name in told[0].missing]  # the others are targets
     table = agree(Table(tuple(sorted(columns)), tuple(sorted(told[0].categories))), told)
-    total = told[0]
-    for one in told[1:]:
-        total = total.plus(one)
-    names = [name for name in total.values if name not in total.missing]
-    targets = {name.removeprefix(target("")): total.moments(name) for name in names}
-    return Scaling(table if table.numeric or table.categorical else None, targets)
+    return Scaling(table if table.numeric or table.categorical else None, target_scales(told))
 
 
-_TOLD = {"values": "numbers", "categories": "categories"}
+_TOLD = {"moments": "numbers", "categories": "categories"}
