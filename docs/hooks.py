@@ -1,5 +1,8 @@
 """Pages of the site that are made from files elsewhere in the repository."""
 
+import inspect
+import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -9,6 +12,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+import ekiden
 from ekiden.base.checks import Range, hints_of
 from ekiden.cli.helping import flags
 from ekiden.engine.method import Method
@@ -41,8 +45,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
+    if page.file.src_uri == "results.md":  # 60,000 words of single experiments, which would bury all else
+        page.meta["search"] = {"exclude": True}
     own = [m for m in METHODS if page.file.src_uri == f"methods/{m.__module__.rsplit('.', 1)[1]}.md"]
     markdown += "".join(map(settings, own))
+    markdown = re.sub(r"^SIGNATURE ekiden\.(\w+)$", lambda m: signature(getattr(ekiden, m[1])), markdown, flags=re.M)
     return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
 
 
@@ -51,6 +58,16 @@ def _linked(text: str, up: str) -> str:
     for name, path in ROOT_PAGES.items():
         text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
     return text
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """Return how a function is called, one argument a line, without types."""
+    lines, named = [], False
+    for one in inspect.signature(function).parameters.values():
+        lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
+        named = one.kind is one.KEYWORD_ONLY
+        lines.append(f"    {one.name}," if one.default is one.empty else f"    {one.name}={one.default!r},")
+    return "\n".join([f"ekiden.{function.__name__}(", *lines, ")"])
 
 
 def settings(method: type[Method]) -> str:

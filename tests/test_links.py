@@ -45,3 +45,9 @@ def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
         ["a.html", "no.svg"],
         ["b.html", "a.html#gone"],
     ]
+
+
+def test_a_docstring_of_a_type_of_python_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(f"<p>lr = 0.1</p><p>{float.__doc__}</p>")
+    (tmp_path / "b.html").write_text("<p>lr = 0.1, a floating point number</p>")
+    assert list(links.broken_in_site(tmp_path)) == ["a.html: it prints the docstring of a type of Python's own"]

@@ -1,10 +1,11 @@
-"""The links of the documentation.
+"""The links of the documentation, and texts on the site that are not ours.
 
 `python -m tests.tools.links` asks the network for each address that the pages and docstrings name (`make links`).
 `python -m tests.tools.links SITE` looks at the built site (`make docs`): each link leads to a file and a place in it.
 The tests look at the pages as they lie in the repository, where they are read too (`broken`, `addresses`).
 """
 
+import inspect
 import re
 import sys
 import unicodedata
@@ -23,6 +24,7 @@ _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\)[^()\s]*)*)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
 _ADDRESS = re.compile(r"https?://[^\s\"'`<>\\\])}|]+")
+_BUILT_IN = tuple(inspect.getdoc(kind) or "" for kind in (bool, int, float, str, tuple, dict))
 _MADE_UP = re.compile(r"example|localhost|127\.0\.0\.1|\[|\{|https://link\b")
 
 
@@ -75,13 +77,17 @@ def _prose(page: Path) -> str:
 
 
 class _Page(HTMLParser):
-    """What a page of the site refers to, and its places."""
+    """What a page of the site refers to, its places, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.places: set[str] = set()
+        self.text = ""
         self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
@@ -95,6 +101,9 @@ def broken_in_site(site: Path) -> Iterator[str]:
     """Links of a built site that lead nowhere in it: one line each."""
     found = {file.resolve(): _Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
     for page, content in found.items():
+        text = " ".join(content.text.split())
+        if any(" ".join(told.split("\n\n")[-1].split())[:60] in text for told in _BUILT_IN):
+            yield f"{page.relative_to(site.resolve())}: it prints the docstring of a type of Python's own"
         for link in dict.fromkeys(content.links):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or page.name == "404.html":
