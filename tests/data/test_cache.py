@@ -194,7 +194,7 @@ def build():
     from ekiden.data.inputs import Images
     train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64))
     test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64))
-    x = decode([train, test], Images(), cache.room)
+    x = decode([[train], [test]], Images(), cache.room)
     y = torch.arange(n) % 2
     return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
 def own():

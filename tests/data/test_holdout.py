@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.data.holdout import hold_out
+from ekiden.data.holdout import divided, hold_out
 
 
 @settings(max_examples=80, deadline=None)
@@ -27,3 +27,13 @@ def test_strata_are_pairs_of_keys_and_the_seed_decides() -> None:
     assert torch.bincount(domain[test] * 5 + label[test]).tolist() == [4] * 10
     assert torch.equal(test, hold_out(domain, label)[1])
     assert not torch.equal(test, hold_out(domain, label, seed=1)[1])
+
+
+def test_labels_divide_groups_unless_most_have_one_row() -> None:
+    group, label = torch.arange(60) % 3, torch.arange(60) // 3 % 2
+    _, test = divided(label, None, group)
+    assert torch.bincount(group[test] * 2 + label[test]).tolist() == [2] * 6
+    every, writer = torch.arange(60) // 3, torch.arange(60) % 3
+    _, test = divided(every, None, writer)
+    assert torch.bincount(writer[test]).tolist() == [4, 4, 4]
+    assert torch.equal(test, hold_out(writer)[1])

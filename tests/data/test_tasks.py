@@ -193,7 +193,7 @@ def test_what_labels_look_like() -> None:
     [
         (torch.zeros(4), None, r"integers, one class a sample; numbers to predict need --task regression"),
         (torch.eye(4).long(), None, r"of one-hot rows, y.argmax\(1\).*multi-label"),
-        (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of sample 2"),
+        (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of row 2"),
         (torch.tensor([[0, 2]] * 4), "multi-label", "a row of 0 and 1 for each of 4 samples"),
         (torch.zeros(4, 2, 2).long() - 1, "segmentation", "label -1: give classes from 0 on, or -100"),
         (torch.zeros(4, 2, 2), "segmentation", "float32 y of shape"),

@@ -134,8 +134,8 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: from_tensors(spoiled(float("nan"))), "train has NaN or infinity in sample 3"),
-        (lambda: from_tensors(features(), spoiled(float("inf"))), "test has NaN or infinity in sample 3"),
+        (lambda: from_tensors(spoiled(float("nan"))), "train has NaN or infinity in row 3"),
+        (lambda: from_tensors(features(), spoiled(float("inf"))), "test has NaN or infinity in row 3"),
         (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"x of shape \(0, 3\): it must be \(n,"),
         (lambda: from_tensors([]), r"train has x of shape \(0,\)"),
         (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"x of shape \(3,\)"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
 
@@ -51,7 +52,9 @@ def encode(raw: Any, what: str) -> Tensor:
         raise UserError(f"{what} has shape {tuple(x.shape)}: samples need (n, ...) with n at least 1")
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bad.any():
-        raise UserError(f"{what} has NaN or infinity in sample {int(bad.nonzero()[0])}: remove or replace such values")
+        raise UserError(
+            f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values"
+        )
     return x
 
 

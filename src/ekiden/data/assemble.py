@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.data import times
 from ekiden.data.encoding import encode
 from ekiden.data.holdings import Holding
-from ekiden.data.holdout import hold_out
+from ekiden.data.holdout import divided
 from ekiden.data.inputs import Inputs, Table, Tokens
 from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
@@ -149,7 +149,7 @@ def _alike(raws: Sequence[Raw]) -> None:
 def _hold_out(raw: Raw, samples: Samples, task: Task) -> list[_Piece]:
     """Divide one source into a training part and a test part."""
     strata = (provisional(task, samples.y) if isinstance(task, Regression) else task).strata(samples.y)
-    rows = hold_out(samples.domain, samples.group, strata)
+    rows = divided(strata, samples.domain, samples.group)
     return [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in rows]
 
 

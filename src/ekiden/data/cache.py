@@ -26,7 +26,7 @@ from ekiden.data.tasks import recorded, task_of
 LARGE = 1 << 28
 """images of at least this number of bytes stay on the disk"""
 _PIECE = 1 << 24  # bytes read or written at a time
-VERSION = 1  # of the decoder and of the format; after a new number, old files are not used
+VERSION = 2  # of the decoder and of the format; after a new number, old files are not used
 
 
 def folder() -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.wording import row_text
 from ekiden.data import times
 from ekiden.data.medical import split
 from ekiden.data.raw import Raw
@@ -170,8 +171,8 @@ def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Pa
     for row, name in enumerate(names):
         if not name or not split(beside / name)[0].is_file():
             raise UserError(
-                f"row {row} of {source} names the image {name!r} (column {column!r}), which is not a file in {beside}: "
-                "give paths relative to the table"
+                f"{row_text(row)} of {source} names the image {name!r} (column {column!r}), which is not a file in "
+                f"{beside}: give paths relative to the table"
             )
     return [beside / str(name) for name in names]
 
@@ -201,7 +202,7 @@ def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
     odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
     if odd is not None:
         lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
-        raise UserError(f"column {name!r} of {source} has {lacks} in row {odd}: give all lists the same length")
+        raise UserError(f"column {name!r} of {source} has {lacks} in {row_text(odd)}: give all lists the same length")
     try:
         return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
     except (ValueError, TypeError) as error:
@@ -226,7 +227,8 @@ def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
             raise UserError(
-                f"the label in row {row} of {source} is missing (column {name!r}): give it one, or leave the row out"
+                f"the label in {row_text(row)} of {source} is missing (column {name!r}): give it one, or leave the "
+                "row out"
             )
         if pa.types.is_boolean(column.type):
             numbers = column.cast(pa.int8())
@@ -245,7 +247,9 @@ def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
             )
         if not np.isfinite(each[-1]).all():
             row = int(np.flatnonzero(~np.isfinite(each[-1]))[0])
-            raise UserError(f"the label in row {row} of {source} is {each[-1][row]} (column {name!r}): give a number")
+            raise UserError(
+                f"the label in {row_text(row)} of {source} is {each[-1][row]} (column {name!r}): give a number"
+            )
     return each[0] if len(each) == 1 else np.stack(each, axis=1)
 
 
@@ -257,7 +261,7 @@ def _names_of(table: Any, name: str, source: str) -> NDArray[Any]:
     if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
-            raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+            raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
         values = column.cast(pa.float64()).to_numpy()
         if (values != np.floor(values)).any():
             raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
@@ -273,7 +277,7 @@ def _values(table: Any, name: str, source: str) -> NDArray[Any]:
         column = column.cast(column.type.value_type)
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
-        raise UserError(f"column {name!r} of {source} has no value in row {row}: give every row one.")
+        raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
     if pa.types.is_integer(column.type):
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -49,7 +49,7 @@ class Images(Checked):
             UserError: one cannot be decoded, or they differ in size.
         """
         images = list(raw)
-        return decode([Raw("the images given", images, np.zeros(len(images), dtype=np.int64))], self)[0]
+        return decode([[Raw("the images given", images, np.zeros(len(images), dtype=np.int64))]], self)[0]
 
 
 def memory(shape: tuple[int, ...]) -> Tensor:
@@ -57,42 +57,47 @@ def memory(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8)
 
 
-def decode(parts: Sequence[Raw], images: Images, room: Room = memory) -> list[Tensor]:
+def decode(sides: Sequence[Sequence[Raw]], images: Images, room: Room = memory) -> list[Tensor]:
     """Decode all images of a data set, in order.
 
     All get one size and one number of channels: grey images become RGB if any image is RGB, alpha is dropped, and
     16-bit grey is cut to its upper 8 bits unless there is a window.
 
     Args:
-        parts: training part and, if there is one, test part.
+        sides: what the sources hold for training and, if there is a test part, for the test.
         images: how they come to one size (bilinear with antialias).
         room: makes the tensors that they are written into.
 
     Returns:
-        For each part (n, C, H, W) uint8, C = 1 or 3.
+        For each side (n, C, H, W) uint8, C = 1 or 3.
 
     Raises:
         UserError: an image cannot be decoded, the images differ in size and no size is given, or 16-bit images use a
             small part of their range and no window is given.
     """
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        looks = [list(pool.map(lambda row, raw=part: _look(raw, row), range(len(part.images)))) for part in parts]
-        channels = max(c for part in looks for c, _ in part)
-        sizes = {size for part in looks for _, size in part}
+        each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]
+        looks = list(pool.map(lambda item: _look(*item), chain(*each)))
+        channels = max(c for c, _ in looks)
+        sizes = {size for _, size in looks}
         if not images.size and len(sizes) > 1:
             some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
-            raise UserError(f"images in {parts[0].source} differ in size ({some}): give one size for all with --size.")
+            raise UserError(
+                f"images in {sides[0][0].source} differ in size ({some}): give one size for all with --size."
+            )
         width, height = (images.size, images.size) if images.size else next(iter(sizes))
         out, levels = [], []
-        for part in parts:
-            pixels = room((len(part.images), channels, height, width))
-            starts = range(0, len(part.images), CHUNK)
-            levels += list(pool.map(lambda s, raw=part, into=pixels: _chunk(raw, s, images, into), starts))
+        for items in each:
+            pixels = room((len(items), channels, height, width))
+            chunks = [
+                (items[start : start + CHUNK], pixels[start : start + CHUNK]) for start in range(0, len(items), CHUNK)
+            ]
+            levels += list(pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images), chunks))
             out.append(pixels)
     deep = [level for level in levels if level is not None]
     if deep and max(deep) < _FEW << 8 and not images.window:
         raise UserError(
-            f"images in {parts[0].source} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
+            f"images in {sides[0][0].source} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
             f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 "
             f"{max(deep)}"
         )
@@ -108,13 +113,13 @@ def _look(raw: Raw, row: int) -> tuple[int, tuple[int, int]]:
     return seen
 
 
-def _chunk(raw: Raw, start: int, images: Images, into: Tensor) -> int | None:
-    """Write the pixels of the images from `start` on, and return the largest value of those of more than 8 bits."""
+def _chunk(items: Sequence[tuple[Raw, int]], into: Tensor, images: Images) -> int | None:
+    """Write the pixels of these images, and return the largest value of those of more than 8 bits."""
     deepest = None
-    for row in range(start, min(start + CHUNK, len(raw.images))):
+    for place, (raw, row) in enumerate(items):
         pixels, deep = _pixels(raw, row, images)
         deepest = deep if deepest is None else max(deepest, deep or 0)
-        into[row].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
+        into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
     return deepest
 
 
@@ -129,18 +134,13 @@ def _opened(raw: Raw, row: int) -> Image.Image:
             return medical.image(item)
         return Image.open(BytesIO(item) if isinstance(item, bytes) else item)
     except UserError as error:
-        raise UserError(f"the image in {_where(raw, row)}: {error}") from error
+        raise UserError(f"the image in {raw.where(row)}: {error}") from error
     except Exception as error:  # the many decoders of Pillow raise errors of many kinds
         raise _broken(raw, row, error) from error
 
 
 def _broken(raw: Raw, row: int, error: Exception) -> UserError:
-    return UserError(f"the image in {_where(raw, row)} cannot be decoded ({error}): replace or remove it")
-
-
-def _where(raw: Raw, row: int) -> str:
-    item = raw.images[row]
-    return str(item) if isinstance(item, Path) else f"row {row} of {raw.source}"
+    return UserError(f"the image in {raw.where(row)} cannot be decoded ({error}): replace or remove it")
 
 
 def _pixels(raw: Raw, row: int, images: Images) -> tuple[Pixels, int | None]:
@@ -150,7 +150,7 @@ def _pixels(raw: Raw, row: int, images: Images) -> tuple[Pixels, int | None]:
         plain, deep = _plain(image, images.window)
         pixels: NDArray[Any] = np.array(_sized(plain, images))
     except UserError as error:
-        raise UserError(f"the image in {_where(raw, row)}: {error}") from error
+        raise UserError(f"the image in {raw.where(row)}: {error}") from error
     except Exception as error:
         raise _broken(raw, row, error) from error
     return (pixels if pixels.ndim == 3 else pixels[:, :, None]), deep

@@ -32,7 +32,7 @@ def encode(
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)
-            return decode([_merged(side) for side in sides], images, cache.room), images
+            return decode(sides, images, cache.room), images
         case "tokens":
             tokens = (
                 known
@@ -47,24 +47,10 @@ def encode(
     if size:
         raise UserError("--size is the side of images, but the data are a table: leave it out")
     if isinstance(known, Table):
-        return [
-            torch.cat([tables.encode(*tables.rows(raw.images, known, raw.source), known) for raw in side])
-            for side in sides
-        ], known
-    table, tensors = tables.unscaled(
-        [raw.images for raw in raws], [raw.source for raw in raws], reading.categorical_columns
-    )
+        return [torch.cat([tables.encode(*tables.rows(raw, known), known) for raw in side]) for side in sides], known
+    table, tensors = tables.unscaled(raws, reading.categorical_columns)
     cut = len(sides[0])
     return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
-
-
-def _merged(side: Sequence[Raw]) -> Raw:
-    """Return the images of several sources as one source."""
-    if len(side) == 1:
-        return side[0]
-    images = [image for raw in side for image in raw.images]
-    source = f"{side[0].source} and {len(side) - 1} other{'s' * (len(side) > 2)}"
-    return Raw(source, images, np.concatenate([raw.label.astype(np.str_) for raw in side]))
 
 
 def _padded(sides: Sequence[Sequence[Tensor]], tokens: Tokens) -> list[Tensor]:

@@ -9,6 +9,23 @@ from torch import Tensor
 FRACTION = 0.2  # of each stratum
 
 
+def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Split rows 80/20 within every (domain, group, stratum of labels).
+
+    If that would hold out less than a tenth, because most of these have one row, rows are split within every group.
+
+    Args:
+        strata: (n,) int64, such as classes.
+        domain: (n,) int64, or None.
+        group: (n,) int64, or None.
+
+    Returns:
+        Training rows and test rows, int64, each in ascending order.
+    """
+    train, test = hold_out(domain, group, strata)
+    return hold_out(group) if group is not None and len(test) < FRACTION / 2 * len(strata) else (train, test)
+
+
 def hold_out(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split rows 80/20 so that every stratum is split 80/20.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Raw:
         domains: names of domains in their order.
         kind: what the samples are.
         targets: names of the columns of labels; none if there are no labels.
+        rows: (n,) number of each sample in the source; None if these are all samples of the source.
     """
 
     source: str
@@ -42,6 +45,7 @@ class Raw:
     targets: tuple[str, ...] = ()
     subject: NDArray[np.str_] | None = None
     time: NDArray[Any] | None = None
+    rows: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.images):
@@ -56,7 +60,23 @@ class Raw:
             samples = self.images.take(rows) if self.kind == "table" else self.images[rows]
         rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
         taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
-        return replace(self, images=samples, label=self.label[rows], **taken)
+        origin = rows if self.rows is None else self.rows[rows]
+        return replace(self, images=samples, label=self.label[rows], rows=origin, **taken)
+
+    def where(self, row: int) -> str:
+        """Return where the source holds a sample, for messages: its file, or its row before any were taken out.
+
+        Args:
+            row: its place in this part.
+        """
+        sample = self.images[row] if isinstance(self.images, list | tuple) else None
+        if isinstance(sample, Path):
+            return str(sample)
+        return f"{self.row(row)} of {self.source}"
+
+    def row(self, row: int) -> str:
+        """Return the row of the source that holds a sample, for messages."""
+        return row_text(row if self.rows is None else int(self.rows[row]))
 
 
 def natural(name: str) -> tuple[bool, int, str]:

@@ -19,7 +19,7 @@ from ekiden.data.decode import decode
 from ekiden.data.federate import federate
 from ekiden.data.files import check_class_folders, files, find, read
 from ekiden.data.holdings import Holding, hold, suits
-from ekiden.data.holdout import hold_out
+from ekiden.data.holdout import divided
 from ekiden.data.inputs import Images
 from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
@@ -328,10 +328,13 @@ def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
     group, _ = owners("group", parts)
     images = Images(size or 0)
     if len(parts) == 1:  # the held-out rows are known before anything is decoded
-        rows = hold_out(group[0]) if group[0] is not None else hold_out(domain[0], y[0])
+        rows = divided(y[0], domain[0], group[0])
         if not len(rows[1]):
             raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
         parts = [parts[0].taken(r.numpy()) for r in rows]
         y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
-    samples = [Samples(*fields) for fields in zip(decode(parts, images, cache.room), y, domain, group, strict=True)]
+    samples = [
+        Samples(*fields)
+        for fields in zip(decode([[part] for part in parts], images, cache.room), y, domain, group, strict=True)
+    ]
     return Dataset(source, samples[0], samples[1], classes, domains)

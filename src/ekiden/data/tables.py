@@ -12,8 +12,10 @@ from torch import Tensor
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError
 from ekiden.data import frames
+from ekiden.data.raw import Raw
 
 _SHOWN = 5  # names in a message
+_QUOTED = "numbers in quotes"
 Numbers = NDArray[np.float64]
 Names = NDArray[np.str_]
 
@@ -70,7 +72,7 @@ class Table(Checked):
             UserError: a column is missing, or holds text where numbers are expected.
         """
         table = frames.arrow(raw, "the table given")
-        return encode(*rows(table, self, "the table given"), self)
+        return encode(*rows(Raw("the table given", table, np.zeros(len(table)), kind="table"), self), self)
 
 
 def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
@@ -97,32 +99,29 @@ def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     return encode(rows[:, :n], names, after)
 
 
-def unscaled(
-    parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str] = ()
-) -> tuple[Table, list[Tensor]]:
+def unscaled(raws: Sequence[Raw], categorical: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
     """Return the columns of several tables together, and their rows (n, d) float64, unscaled.
 
     Args:
-        parts: Arrow tables.
-        sources: their names in messages.
+        raws: the tables.
         categorical: columns of numbers that are codes of categories.
 
     Raises:
         UserError: they have different columns, or a column holds numbers in one table and text in another.
     """
-    wanted = parts[0].column_names
-    for part, source in zip(parts, sources, strict=True):
-        _same_columns(wanted, part.column_names, sources[0], source)
+    first, wanted = raws[0].source, raws[0].images.column_names
+    for raw in raws:
+        _same_columns(wanted, raw.images.column_names, first, raw.source)
     for name in categorical:
         if name not in wanted:
-            raise UserError(f"{sources[0]} has no column {name!r} to take as categories: it has {', '.join(wanted)}")
-    kinds = {name: _kind(name, parts, sources, categorical) for name in wanted}
+            raise UserError(f"{first} has no column {name!r} to take as categories: it has {', '.join(wanted)}")
+    kinds = {name: _kind(name, raws, categorical) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
-            f"column {lost[0]!r} of {sources[0]} has no value at all: leave it out with --drop-columns {lost[0]}"
+            f"column {lost[0]!r} of {first} has no value at all: leave it out with --drop-columns {lost[0]}"
         )
     table = Table(*(tuple(n for n in wanted if kinds[n] == kind) for kind in ("numbers", "names")))
-    read = [rows(part, table, source) for part, source in zip(parts, sources, strict=True)]
+    read = [rows(raw, table) for raw in raws]
     found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
     table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
     tensors = []
@@ -132,14 +131,15 @@ def unscaled(
     return table, tensors
 
 
-def rows(frame: Any, table: Table, source: str) -> tuple[Numbers, list[Names]]:
-    """Return from an Arrow table the numbers (n, numeric), and the names (n,) of each categorical column.
+def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
+    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column.
 
     Raises:
         UserError: a column is missing, or holds text where numbers are expected.
     """
-    _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", source, more=True)
-    numbers = [_numbers(frame[name], name, source) for name in table.numeric]
+    frame = raw.images
+    _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", raw.source, more=True)
+    numbers = [_numbers(raw, name) for name in table.numeric]
     empty = np.empty((len(frame), 0))
     names = [_texts(frame[name]) for name in table.categorical]
     return (np.stack(numbers, axis=1) if numbers else empty), names
@@ -160,32 +160,31 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
         )
 
 
-def _kind(name: str, parts: Sequence[Any], sources: Sequence[str], categorical: Sequence[str]) -> str:
+def _kind(name: str, raws: Sequence[Raw], categorical: Sequence[str]) -> str:
     """Return numbers, names, or "" for a column without any value."""
-    kinds = [_type(part[name].type, name, source) for part, source in zip(parts, sources, strict=True)]
+    kinds = [_type(raw.images[name].type, name, raw.source) for raw in raws]
     if name in categorical:
         return "names" if any(kinds) else ""
-    known = [(kind, source) for kind, source in zip(kinds, sources, strict=True) if kind]
-    for kind, source in known[1:]:
-        if kind != known[0][0]:
-            text, other = (source, known[0][1]) if kind == "names" else (known[0][1], source)
-            part = parts[list(sources).index(text)]
-            raise UserError(
-                f"column {name!r} of {text} holds text ({_first_text(part[name])}), but that of {other} numbers: "
-                f"correct it, or take it as categories everywhere with --categorical-columns {name}"
-            )
-    return known[0][0] if known else ""
+    texts, numbers = ([r for k, r in zip(kinds, raws, strict=True) if k == kind] for kind in ("names", "numbers"))
+    if texts and numbers:
+        shown = next((raw for raw in texts if _first_text(raw, name) != _QUOTED), texts[0])
+        raise UserError(
+            f"column {name!r} of {shown.source} holds text ({_first_text(shown, name)}), but that of "
+            f"{numbers[0].source} numbers: correct it, or take it as categories everywhere with --categorical-columns "
+            f"{name}"
+        )
+    return "names" if texts else "numbers" if numbers else ""
 
 
-def _first_text(column: Any) -> str:
-    """Return the first value that is not a number, with its row."""
-    for row, value in enumerate(column.to_pylist()):
+def _first_text(raw: Raw, name: str) -> str:
+    """Return the first value of a column that is not a number, with its row."""
+    for row, value in enumerate(raw.images[name].to_pylist()):
         try:
             float(value)
         except (TypeError, ValueError):
             if value is not None:
-                return f"{value!r} in row {row}"
-    return "numbers in quotes"
+                return f"{value!r} in {raw.row(row)}"
+    return _QUOTED
 
 
 def _type(kind: Any, name: str, source: str) -> str:
@@ -208,10 +207,11 @@ def _type(kind: Any, name: str, source: str) -> str:
     )
 
 
-def _numbers(column: Any, name: str, source: str) -> Numbers:
-    """Return values (n,); dates and times become days since 1970."""
+def _numbers(raw: Raw, name: str) -> Numbers:
+    """Return the values (n,) of a column; dates and times become days since 1970."""
     import pyarrow as pa  # noqa: PLC0415
 
+    column, source = raw.images[name], raw.source
     kind = column.type
     if pa.types.is_temporal(kind):
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
@@ -229,12 +229,12 @@ def _numbers(column: Any, name: str, source: str) -> Numbers:
         values = column.cast(pa.float64(), safe=False).to_numpy()
     except pa.ArrowException:
         raise UserError(
-            f"column {name!r} of {source} holds text ({_first_text(column)}), but numbers are expected: correct it"
+            f"column {name!r} of {source} holds text ({_first_text(raw, name)}), but numbers are expected: correct it"
         ) from None
     values = np.array(values, dtype=np.float64)
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
-        raise UserError(f"column {name!r} of {source} is infinite in row {row}: give a number, or leave it empty")
+        raise UserError(f"column {name!r} of {source} is infinite in {raw.row(row)}: give a number, or leave it empty")
     return values
 
 

@@ -88,7 +88,7 @@ def _whole(part: NDArray[Any], raw: Raw) -> NDArray[Any]:
         return part
     if (part != np.floor(part)).any():
         row = int(np.flatnonzero(part != np.floor(part))[0])
-        raise UserError(f"the label in row {row} of {raw.source} is {part[row]}, not a class: use --task regression")
+        raise UserError(f"the label in {raw.where(row)} is {part[row]}, not a class: use --task regression")
     return part.astype(np.int64)
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
 from ekiden.data.augment import Augment
 from ekiden.data.given import NamedPairs, recognised
-from ekiden.data.holdout import hold_out
+from ekiden.data.holdout import divided
 from ekiden.data.labels import by_name, refuse_constant, unify
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import (
@@ -109,7 +110,7 @@ def _kind(s: Samples) -> str:
 
 
 def held_out(s: Samples, what: str, task: Task) -> list[Samples]:
-    train, test = hold_out(task.strata(s.y))
+    train, test = divided(task.strata(s.y), None, None)
     if not len(test):
         raise UserError(f"{what} has only {len(s)} samples, too few to hold out a test part: give a test set.")
     return [Samples(s.x[rows], s.y[rows], classes=s.classes) for rows in (train, test)]
@@ -216,7 +217,9 @@ def _inputs(x: Tensor, what: str) -> Tensor:
         )
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bad.any():
-        raise UserError(f"{what} has NaN or infinity in sample {int(bad.nonzero()[0])}: remove or replace such values.")
+        raise UserError(
+            f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values."
+        )
     return x.float()
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Positive
 from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
 from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import Metric, Need, VectorTask
 
@@ -45,7 +46,9 @@ class Regression(VectorTask):
         y = y.double()
         if not torch.isfinite(y).all():
             row = int((~torch.isfinite(y)).nonzero()[0, 0])
-            raise UserError(f"{what} has NaN or infinity in the target of sample {row}: remove or replace such values.")
+            raise UserError(
+                f"{what} has NaN or infinity in the target of {row_text(row)}: remove or replace such values."
+            )
         return y
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
