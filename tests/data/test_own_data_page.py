@@ -22,6 +22,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     rng = np.random.default_rng(0)
     pandas.DataFrame(patients(120)).to_csv(folder / "patients.csv", index=False)
+    visits = pandas.DataFrame(patients(120)).assign(patient=[f"p{k // 3}" for k in range(120)], seen=range(120))
+    visits.to_csv(folder / "visits.csv", index=False)
     (folder / "wards").mkdir()
     for k, name in enumerate(("north", "south")):
         rows = {c: v for c, v in patients(40, seed=k).items() if c in ("age", "sex", "dose", "died")}

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +197,20 @@ def test_a_small_beta_is_more_skewed_than_a_large_one(digits: Dataset) -> None:
 
     assert largest(0.1) > largest(0.5) > largest(100.0)
     assert largest(100.0) < 0.25
+
+
+def test_dirichlet_that_cannot_be_met_is_drawn_fifty_times(monkeypatch: pytest.MonkeyPatch, digits: Dataset) -> None:
+    draws, draw = Counter[str](), Dirichlet._draw
+
+    def counted(*args: Any) -> list[NDArray[np.int64]]:
+        draws["all"] += 1
+        return draw(*args)
+
+    monkeypatch.setattr(Dirichlet, "_draw", counted)
+    with pytest.raises(UserError, match="leaves some of 100 clients with fewer than 10 of 1438 samples"):
+        split(digits, "dirichlet:0.01", 100)
+    assert draws["all"] == 50
+    assert Dirichlet(0.5)._worth([400] * 10, 40) > 50  # one that can be met is tried on
 
 
 def test_dirichlet_says_what_to_change() -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import times
+from ekiden.data import apart, times
 from ekiden.data.encoding import encode
 from ekiden.data.holdings import Holding
-from ekiden.data.holdout import divided
 from ekiden.data.inputs import Inputs, Table, Tokens
 from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
@@ -111,9 +110,10 @@ def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) ->
     given = iter(pieces)
     train: list[_Piece] = []
     test: list[_Piece] = []
-    for holding in holdings:
-        parts = [next(given) for _ in holding.parts]
-        first, second = parts if len(parts) == 2 else _hold_out(*parts[0], task)
+    sources = [[next(given) for _ in holding.parts] for holding in holdings]
+    held = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
+    for parts in sources:
+        first, second = parts if len(parts) == 2 else next(held)
         train.append(first)
         test += [second] if len(second[1]) else []
     if not test:
@@ -146,11 +146,15 @@ def _alike(raws: Sequence[Raw]) -> None:
             )
 
 
-def _hold_out(raw: Raw, samples: Samples, task: Task) -> list[_Piece]:
-    """Divide one source into a training part and a test part."""
-    strata = (provisional(task, samples.y) if isinstance(task, Regression) else task).strata(samples.y)
-    rows = divided(strata, samples.domain, samples.group)
-    return [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in rows]
+def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
+    """Divide each source into a training part and a test part. A subject of several sources is not divided either."""
+    each = [samples for _, samples in sources]
+    strata = [(provisional(task, s.y) if isinstance(task, Regression) else task).strata(s.y) for s in each]
+    rows = apart.hold_out(each, strata, sources[0][0].source) if sources else []
+    return [
+        [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in parts]
+        for (raw, samples), parts in zip(sources, rows, strict=True)
+    ]
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

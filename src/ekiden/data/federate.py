@@ -19,7 +19,7 @@ from ekiden.data.partition import Natural, split
 from ekiden.data.reading import reading
 from ekiden.data.samples import FederatedData, Samples
 from ekiden.data.shares import Rows, divide, share_out
-from ekiden.data.tasks import Task, scaled
+from ekiden.data.tasks import Task
 from ekiden.data.tensors import Source, concatenated, held_out, labelled, made_of
 
 
@@ -74,8 +74,7 @@ def federate(
     parts, order, meant = labelled(sources, classes, task)
     train, held = parts[: len(silos)], parts[len(silos) :]
     if not held:
-        both = [held_out(s, f"silo {i}", scaled(meant, s.y)) for i, s in enumerate(train)]
-        train, held = map(list, zip(*both, strict=True))
+        train, held = held_out({f"silo {i}": s for i, s in enumerate(train)}, meant)
     sides = concatenated(train), concatenated(held)
     dataset = made_of(*sides, name="own data", classes=order, mean=mean, std=std, augment=augment, task=meant)
     rng = np.random.default_rng(seed)

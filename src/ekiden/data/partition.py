@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from os import PathLike
 from typing import Any, ClassVar, Protocol
 
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, Positive, checked
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.data.apart import Units
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.shares import Rows, divide, numpy, share_out
 from ekiden.data.tensors import Source, from_tensors
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
+_FIRST = 50  # draws before we ask whether more are worth a try
+_NUMBERS = 5_000_000  # random numbers for the answer
+_SURE = 10  # times as many draws as one success needs on average
 
 
 class Partition(Protocol):
@@ -37,7 +42,8 @@ class Iid:
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        return [part.copy() for part in np.array_split(rng.permutation(len(dataset.train)), clients)]
+        units = Units(dataset.train)
+        return [units.rows(part) for part in units.even(rng.permutation(units.count), clients)]
 
     def __str__(self) -> str:
         return "iid"
@@ -63,21 +69,39 @@ class Dirichlet(Checked):
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        n = len(dataset.train)
+        n, units = len(dataset.train), Units(dataset.train)
         if n >= clients * self.min_size:
-            labels = numpy(dataset.strata(dataset.train))
+            labels = units.commonest(numpy(dataset.strata(dataset.train)))
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-            for _ in range(TRIES):
-                parts = self._draw(classes, n / clients, clients, rng)
-                if min(map(len, parts)) >= self.min_size:
-                    return [rng.permutation(p) for p in parts]
+            tries = TRIES
+            for draw in count(1):
+                parts = self._draw(classes, units, clients, rng)
+                if min(units.sizes[p].sum() for p in parts) >= self.min_size:
+                    return [rng.permutation(units.rows(p)) for p in parts]
+                if draw == _FIRST:
+                    tries = self._worth([int(units.sizes[c].sum()) for c in classes], clients)
+                if draw >= tries:
+                    break
         raise UserError(
             f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} samples: "
             "take fewer clients or a larger beta"
             + (f", or a smaller least size (dirichlet:{self._beta()}:1)." if self.min_size > 1 else ".")
         )
 
-    def _draw(self, classes: list[Rows], full: float, clients: int, rng: Generator) -> list[Rows]:
+    def _worth(self, classes: list[int], clients: int) -> int:
+        """Return how many draws are worth a try, from many draws of the clients' sizes alone."""
+        draws = min(TRIES, max(_FIRST, _NUMBERS // (len(classes) * clients)))
+        rng, full = np.random.default_rng(0), sum(classes) / clients
+        sizes = np.zeros((draws, clients))
+        for rows in classes:
+            shares = rng.dirichlet(np.full(clients, self.beta), draws) * (sizes < full)
+            total = shares.sum(axis=1, keepdims=True)
+            sizes += np.divide(shares, total, out=np.full_like(shares, -np.inf), where=total > 0) * rows
+        met = int(np.count_nonzero(sizes.min(axis=1) >= self.min_size - 1))  # cuts are rounded to whole rows
+        return min(TRIES, _FIRST + _SURE * draws // met) if met else _FIRST
+
+    def _draw(self, classes: list[Rows], units: Units, clients: int, rng: Generator) -> list[Rows]:
+        full = units.sizes.sum() / clients
         held: list[list[Rows]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, dtype=np.int64)
         for rows in classes:
@@ -85,10 +109,10 @@ class Dirichlet(Checked):
             shares = rng.dirichlet(np.full(clients, self.beta)) * (sizes < full)
             if not shares.sum() > 0:  # a tiny beta gave everything to clients that are full
                 return [np.empty(0, dtype=np.int64)]
-            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)[:-1]
-            for client, part in enumerate(np.split(shuffled, cuts)):
+            cuts = (np.cumsum(shares / shares.sum()) * units.sizes[rows].sum()).astype(np.int64)[:-1]
+            for client, part in enumerate(units.split(shuffled, cuts)):
                 held[client].append(part)
-                sizes[client] += len(part)
+                sizes[client] += units.sizes[part].sum()
         return [np.concatenate(parts) for parts in held]
 
     def __str__(self) -> str:
@@ -119,13 +143,9 @@ class Domains:
             raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
         assert dataset.train.domain is not None  # names() has checked this
         domain = numpy(dataset.train.domain)
-        pieces = [
-            np.array_split(
-                rng.permutation(np.flatnonzero(domain == dataset.domains.index(name))), clients // len(names)
-            )
-            for name in names
-        ]
-        return [pieces[k % len(names)][k // len(names)] for k in range(clients)]
+        each = [Units(dataset.train, np.flatnonzero(domain == dataset.domains.index(name))) for name in names]
+        pieces = [units.even(rng.permutation(units.count), clients // len(names)) for units in each]
+        return [each[k % len(names)].rows(pieces[k % len(names)][k // len(names)]) for k in range(clients)]
 
     def names(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the domains in the order in which clients take them.
@@ -163,7 +183,8 @@ class Pathological(Checked):
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        labels = numpy(dataset.strata(dataset.train))
+        units = Units(dataset.train)
+        labels = units.commonest(numpy(dataset.strata(dataset.train)))
         present = np.unique(labels)
         k, n = self.classes_per_client, len(present)
         if k > n or k * clients < n:
@@ -179,10 +200,10 @@ class Pathological(Checked):
                 takers[c].append(client)
         held: list[list[Rows]] = [[] for _ in range(clients)]
         for label, who in zip(present, takers, strict=True):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            for client, part in zip(who, np.array_split(rows, len(who)), strict=True):
+            shuffled = rng.permutation(np.flatnonzero(labels == label))
+            for client, part in zip(who, units.even(shuffled, len(who)), strict=True):
                 held[client].append(part)
-        return [rng.permutation(np.concatenate(parts)) for parts in held]
+        return [rng.permutation(units.rows(np.concatenate(parts))) for parts in held]
 
     def __str__(self) -> str:
         return f"classes:{self.classes_per_client}"
@@ -276,9 +297,10 @@ def split(
         raise UserError(f"split cannot divide by {shown}: give a partition, as in dirichlet:0.5 or Dirichlet(0.5)")
     if clients is None:
         clients = _default_clients(dataset, partition)
-    n = len(dataset.train)
+    whole = dataset.train.subject is not None and isinstance(partition, Iid | Dirichlet | Pathological)
+    n, noun = (Units(dataset.train).count, "subjects") if whole else (len(dataset.train), "training samples")
     if clients < 1 or clients > n:
-        raise UserError(f"{clients} clients cannot share {n} training samples: take from 1 to {n} clients.")
+        raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:
         raise UserError(f"seed must be 0 or more; it is {seed}.")
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))

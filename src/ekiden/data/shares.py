@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data import apart
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
 from ekiden.data.tabular import agreed
 
@@ -71,7 +72,8 @@ def share_out(
 ) -> FederatedData:
     """Make clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
 
-    They agree on one scaling of tables and targets.
+    If samples have subjects or times, whole subjects or the most recent rows are for validation instead (`apart`).
+    Clients agree on one scaling of tables and targets.
 
     Raises:
         UserError: a client would hold no training samples, or `val_fraction` is not in [0, 1).
@@ -81,20 +83,31 @@ def share_out(
     empty = [name for name, r in zip(names, rows, strict=True) if not len(r)]
     if empty:
         raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
-    cuts = [int(val_fraction * len(r)) for r in rows]
+    validation = _validation(dataset.train, rows, val_fraction)
     held = FederatedData(
         dataset,
         tuple(
             ClientData(
                 name,
-                _subset(dataset.train, r[cut:]),
-                _subset(dataset.train, r[:cut]),
+                _subset(dataset.train, r[~val]),
+                _subset(dataset.train, r[val]),
                 _subset(dataset.test, t),
             )
-            for name, r, t, cut in zip(names, rows, test_rows, cuts, strict=True)
+            for name, r, t, val in zip(names, rows, test_rows, validation, strict=True)
         ),
     )
     return agreed(held)
+
+
+def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDArray[np.bool_]]:
+    """Return for each client which of its rows are for validation."""
+    if not share or (train.subject is None and train.time is None):
+        return [np.arange(len(r)) < int(share * len(r)) for r in rows]
+    every = np.concatenate(rows)
+    client = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+    subject, time = (None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time))
+    held = apart.held_out(share, client, subject=subject, time=time)
+    return np.split(held, np.cumsum([len(r) for r in rows])[:-1])
 
 
 def _subset(samples: Samples, rows: Rows) -> Subset:

@@ -12,9 +12,9 @@ from torch import Tensor
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
+from ekiden.data import apart
 from ekiden.data.augment import Augment
 from ekiden.data.given import NamedPairs, recognised
-from ekiden.data.holdout import divided
 from ekiden.data.labels import by_name, refuse_constant, unify
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import (
@@ -63,8 +63,10 @@ def from_tensors(
         train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
             float features or images of any shape (n, ...), which are used unchanged; y: integers, or class names
             (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
-            labels of another task, see `task`.
-        test: the same for test data; None holds out 20 % of each class, with a fixed seed.
+            labels of another task, see `task`. `Samples` may say whom each sample is about, and when it was taken
+            (`subject`, `time`).
+        test: the same for test data; None holds out 20 % of each class, with a fixed seed: whole subjects, or the most
+            recent samples, if they are known.
         name: name of the data set.
         classes: class names in the order of the outputs; integer labels are positions in it. None means all names in
             `train` and `test`, sorted, or 0 to the largest label, each of which must have a sample.
@@ -81,7 +83,7 @@ def from_tensors(
     sources = {"train": train} | ({} if test is None else {"test": test})
     parts, names, meant = labelled(sources, classes, task)
     if len(parts) == 1:
-        parts = held_out(parts[0], "train", scaled(meant, parts[0].y))
+        parts = [side[0] for side in held_out({"train": parts[0]}, meant)]
     return made_of(parts[0], parts[1], name=name, classes=names, mean=mean, std=std, augment=augment, task=meant)
 
 
@@ -109,11 +111,18 @@ def _kind(s: Samples) -> str:
     return f"{str(s.x.dtype).removeprefix('torch.')} of shape {tuple(s.x.shape[1:])}"
 
 
-def held_out(s: Samples, what: str, task: Task) -> list[Samples]:
-    train, test = divided(task.strata(s.y), None, None)
-    if not len(test):
-        raise UserError(f"{what} has only {len(s)} samples, too few to hold out a test part: give a test set.")
-    return [Samples(s.x[rows], s.y[rows], classes=s.classes) for rows in (train, test)]
+def held_out(parts: Mapping[str, Samples], task: Task) -> tuple[list[Samples], list[Samples]]:
+    """Divide each of some samples, by their names in messages, into training and test samples.
+
+    No subject is divided, also if it is in several of them.
+    """
+    strata = [scaled(task, s.y).strata(s.y) for s in parts.values()]
+    rows = apart.hold_out(list(parts.values()), strata, ", ".join(parts))
+    for (what, s), (_, chosen) in zip(parts.items(), rows, strict=True):
+        if not len(chosen) and s.subject is None and s.time is None:
+            raise UserError(f"{what} has only {len(s)} samples, too few to hold out a test part: give a test set.")
+    train, test = ([s.taken(each[side]) for s, each in zip(parts.values(), rows, strict=True)] for side in (0, 1))
+    return train, test
 
 
 def concatenated(parts: list[Samples]) -> Samples:
@@ -121,7 +130,13 @@ def concatenated(parts: list[Samples]) -> Samples:
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
         raise UserError(f"silo {odd} holds {kinds[odd]}, but silo 0 {kinds[0]}: all must have one shape and type.")
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), classes=parts[0].classes)
+    return Samples(
+        torch.cat([p.x for p in parts]),
+        torch.cat([p.y for p in parts]),
+        classes=parts[0].classes,
+        subject=None if parts[0].subject is None else torch.cat([p.subject for p in parts if p.subject is not None]),
+        time=None if parts[0].time is None else torch.cat([p.time for p in parts if p.time is not None]),
+    )
 
 
 def labelled(
@@ -136,6 +151,12 @@ def labelled(
     """
     wanted = named(task) if isinstance(task, str) else task
     raw = [_samples(source, what, wanted) for what, source in sources.items()]
+    for name in ("subject", "time"):
+        lacking = {getattr(part, name) is None: what for part, what in zip(raw, sources, strict=True)}
+        if len(lacking) > 1:
+            raise UserError(
+                f"samples of {lacking[False]} have a {name}, those of {lacking[True]} none: give it for all"
+            )
     if wanted is None:
         # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
         found = [Classification() if part.classes else inferred(part.y, part.x) for part in raw]
@@ -157,8 +178,12 @@ def labelled(
 def _samples(source: Source, what: str, task: Task | None) -> Samples:
     source = recognised(source, what)
     names: tuple[str, ...] = ()
+    subject = time = None
     if isinstance(source, Samples):
         x, y, names = source.x, source.y, source.classes
+        subject, time = _for_each(source.subject, x, f"subject of {what}"), _for_each(source.time, x, f"time of {what}")
+        if subject is not None and subject.is_floating_point():
+            raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
     elif isinstance(source, tuple) and len(source) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in source):
         x, labels = torch.as_tensor(source[0]), source[1]
         if isinstance(labels, np.ndarray) and labels.ndim == 1 and all(isinstance(label, str) for label in labels):
@@ -175,7 +200,24 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
         raise UserError(
             f"{what} has {len(x)} samples and {len(y)} labels: it must hold {len(x)} integers or other labels"
         )
-    return Samples(x, y, classes=names)
+    return Samples(x, y, classes=names, subject=subject, time=time)
+
+
+def _for_each(values: Any, x: Tensor, what: str) -> Tensor | None:
+    """Return numbers (n,), one for each sample.
+
+    Raises:
+        UserError: they are not numbers, or not one for each sample.
+    """
+    if values is None:
+        return None
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must be numbers ({error}): number names first") from None
+    if numbers.shape != (len(x),) or not torch.isfinite(numbers).all():
+        raise UserError(f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of {len(x)} samples")
+    return numbers if numbers.is_floating_point() else numbers.long()
 
 
 def _collect(pairs: Pairs, what: str, task: Task | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:

@@ -152,7 +152,8 @@ class Plan(Checked, Generic[M]):
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
         chosen = self.reading.for_model(self.model).chosen()
-        chosen.pop("group_column", None)
+        for column in ("group_column", "subject_column", "time_column"):  # which the other data need not have
+            chosen.pop(column, None)
         return load(data, like=own, **chosen)
 
     def run(
