@@ -325,3 +325,17 @@ def test_a_step_that_is_not_measured_does_not_change_the_headline() -> None:
     *_, last = steps(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2)
     assert last.headline == "rmse"
     assert last.score == last.metrics[-1]["rmse"]
+
+
+def test_a_bar_is_shown_on_a_terminal_unless_quiet(
+    blobs: FederatedData, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(FedSeq(epochs=1), blobs, Tiny())
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run(FedSeq(epochs=1), blobs, Tiny(), quiet=True)
+    assert capsys.readouterr().err == ""
+    run(FedSeq(epochs=1), blobs, Tiny())
+    shown = capsys.readouterr()
+    assert "fedseq" in shown.err
+    assert shown.out == ""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ekiden.results.result import Result
     from ekiden.serving.loading import load_model, open_run
     from ekiden.serving.revision import forget, join
+    from ekiden.studies import Study, study
 
 _WHERE = {
     "Augment": "data.augment",
@@ -26,6 +27,7 @@ _WHERE = {
     "Hardware": "base.settings",
     "LoadedModel": "results.model",
     "Result": "results.result",
+    "Study": "studies",
     "Training": "base.settings",
     "UserError": "base.errors",
     "federate": "data",
@@ -37,6 +39,7 @@ _WHERE = {
     "run": "api",
     "split": "data",
     "steps": "api",
+    "study": "studies",
 }
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch.
 
@@ -51,6 +54,7 @@ __all__ = [
     "Hardware",
     "LoadedModel",
     "Result",
+    "Study",
     "Training",
     "UserError",
     "__version__",
@@ -63,6 +67,7 @@ __all__ = [
     "run",
     "split",
     "steps",
+    "study",
 ]
 
 

@@ -39,6 +39,7 @@ from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import check_needs
 from ekiden.results import tracking
+from ekiden.results.progress import bar, measured
 from ekiden.results.result import Result
 from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local.in_process import InProcess
@@ -55,7 +56,7 @@ __all__ = ["Result", "describe", "run", "steps"]
 
 def _no_argument(name: str, method: object) -> UserError:
     """Where the user meant to put it."""
-    kind = type(_method(method, None))
+    kind = type(as_method(method, None))
     if name in {f.name for f in fields(kind)}:
         return UserError(f"{name} is a setting of the method: give {kind.__name__}({name}=...) as the method")
     if name in {f.name for f in fields(Training)}:
@@ -106,13 +107,14 @@ def _prepared(
     pretrained: str | os.PathLike[str] = "",
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
+    quiet: bool = False,
 ) -> "_Prepared":
     """Check all that can be checked before the first step; see `run`."""
     refuse_within_worker()
     path = None if folder is None else Path(folder)
     trackers = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(trackers, path)
-    method, data = _method(method, data), _measured(_data(data), metric)
+    method, data = as_method(method, data), _measured(as_federation(data), metric)
     if isinstance(model, str):
         method, model, pretrained = method.with_source(model, models.located_file(pretrained))
     check_needs(method, data.dataset)
@@ -139,7 +141,7 @@ def _prepared(
     elif workers > 1 or processes or absent or watch:
         raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
     test = TestSet(worker, data, len(clients), evaluate_on)
-    return _Prepared(worker, data, test, transport, path, described, on_step, stop_after, trackers)
+    return _Prepared(worker, data, test, transport, path, described, on_step, stop_after, trackers, quiet)
 
 
 @_with_arguments_of(_prepared)
@@ -180,6 +182,7 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
         metric: the headline metric. It chooses the best epoch on validation data; tables and `Result.score` show it. A
             name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number for which more is better,
             or a `Metric`. Empty means the task's first metric, which is accuracy in classification.
+        quiet: show no bar; there is one on a terminal and in a notebook only.
 
     Raises:
         UserError: something that the caller can fix; the run folder then holds the last good state.
@@ -187,7 +190,14 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
     Warns:
         DivergenceWarning: the result is far worse than guessing.
     """
-    result = prepared.result(last(prepared.ends()))
+    headline = prepared.data.dataset.task.headline
+    with bar(prepared.worker.setup.method.title(), prepared.steps, quiet=prepared.quiet) as advance:
+
+        def on_step(row: Row) -> None:
+            advance(measured(headline, row), row["step"])
+            prepared.on_step(row)
+
+        result = prepared.result(last(replace(prepared, on_step=on_step).ends()))
     dataset, lr = prepared.data.dataset, prepared.worker.setup.training.lr
     if result.metrics and (line := divergence(result.metrics[-1], dataset.task.guess(dataset.outputs), lr)):
         warnings.warn(line, DivergenceWarning, stacklevel=3)
@@ -254,6 +264,12 @@ class _Prepared:
     on_step: Callable[[Row], None]
     stop_after: int | None
     trackers: tuple[str, ...]
+    quiet: bool
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the whole run."""
+        return self.worker.setup.method.steps(len(self.worker.clients))
 
     def ends(self) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
@@ -294,7 +310,7 @@ class _Prepared:
         )
 
 
-def _method(method: Any, data: Any) -> Method:
+def as_method(method: Any, data: Any) -> Method:
     """Return the method that the user means."""
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UserError("run takes the method first, then the data: ekiden.run(method, data)")
@@ -311,7 +327,7 @@ def _method(method: Any, data: Any) -> Method:
     raise UserError(f"{type(method).__name__} is not a method: {hint}")
 
 
-def _data(data: Any) -> FederatedData:
+def as_federation(data: Any) -> FederatedData:
     """Return the federation that the user means."""
     if isinstance(data, FederatedData):
         return data

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ekiden.base.errors import DivergenceWarning, UserError, warnings_as_lines
 from ekiden.base.wording import counted
-from ekiden.data.tasks import Metric
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
 from ekiden.engine.method import Method
 from ekiden.experiments.plan import Plan
+from ekiden.results.progress import bars, measured
 from ekiden.transports.local.processes import end_with_parent
 
 
@@ -82,21 +81,14 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
     """Execute all runs on all cores, with a bar for each on a terminal, otherwise with plain lines."""
     if not console.is_terminal:
         return execute(jobs, Lines(console, jobs), cores)
-    with Progress(
-        TextColumn("{task.fields[name]}", markup=False),  # paths may hold square brackets
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", style="dim", markup=False),
-        console=console,
-    ) as progress:
-        bars = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]
+    with bars(console) as progress:
+        shown = [progress.add_task("", total=None, name=job.folder.name, text="waiting") for job in jobs]
 
         def report(event: Event | RunEnd) -> None:
             if isinstance(event, Event):
                 known = {"completed": event.step, "total": event.total}
                 given = {k: v for k, v in known.items() if v is not None}
-                progress.update(bars[event.run], text=event.text, **given)  # type: ignore[arg-type]
+                progress.update(shown[event.run], text=event.text, **given)  # type: ignore[arg-type]
 
         return execute(jobs, report, cores)
 
@@ -177,7 +169,7 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     def on_step(row: Row) -> None:
         begin()
-        report(Event(run, _measured(data.dataset.task.headline, row), row["step"]))
+        report(Event(run, measured(data.dataset.task.headline, row), row["step"]))
 
     def watch(client: str, epoch: int, epochs: int) -> None:
         begin()
@@ -194,16 +186,8 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
     begin()  # a run that was finished before has no steps left
     row = result.metrics[-1] if result.metrics else {}
-    report(Event(run, _measured(data.dataset.task.headline, row), result.state.step))
+    report(Event(run, measured(data.dataset.task.headline, row), result.state.step))
     return RunEnd(run, job.folder)
-
-
-def _measured(metric: Metric, row: Row) -> str:
-    """Return the headline metric of a row as text, empty if it was not measured."""
-    value = row.get(metric.name)
-    if value is None:
-        return ""
-    return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
 
 
 def _in_processes(jobs: Sequence[LaunchedRun], report: Report, side_by_side: int) -> list[RunEnd]:

@@ -184,6 +184,7 @@ class Plan(Checked, Generic[M]):
             train=self.train,
             pretrained=self.pretrained,
             track=track,
+            quiet=True,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,311 @@
+"""A study: several methods over the same silos and seeds, as one object that makes tables and figures."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ekiden.api import as_federation, as_method, run
+from ekiden.base.checks import CountOrZero, checked
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.extras import require_extra
+from ekiden.base.settings import Hardware, Training
+from ekiden.engine.method import Method
+from ekiden.experiments.summary import spread
+from ekiden.results.model import task_in
+from ekiden.results.progress import bar
+from ekiden.results.result import Result, flat
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+Network = str | nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A method with its settings."""
+
+    method: Method
+    training: Training
+
+    def varied(self, settings: Mapping[str, Any]) -> "_Candidate":
+        """Return the candidate with other settings; each belongs to the method or to the training."""
+        own = {f.name for f in fields(self.method)}
+        hyper = {name: value for name, value in settings.items() if name in own}
+        rest = {name: value for name, value in settings.items() if name not in own}
+        return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
+
+
+@dataclass(frozen=True)
+class Study(Mapping[str, tuple[Result, ...]]):
+    """Finished runs: `study["fedseq"]` are the results of a method, one a seed, and `study["fedseq"][0]` is the first.
+
+    Attributes:
+        runs: results by the methods' labels, in the order of `seeds`.
+        seeds: the seeds.
+        chosen: settings that validation data chose, by the methods' labels; empty without a grid.
+        folder: holds the run folders; None if the runs are in memory only.
+    """
+
+    runs: Mapping[str, tuple[Result, ...]]
+    seeds: tuple[int, ...]
+    chosen: Mapping[str, Mapping[str, Any]]
+    folder: Path | None
+
+    def __getitem__(self, label: str) -> tuple[Result, ...]:
+        if label not in self.runs:
+            raise unknown("method of the study", label, self.runs)
+        return self.runs[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def table(self, against: str = "") -> "pandas.DataFrame":
+        """Return a frame with a row for each method, as text: mean ± standard deviation over the seeds.
+
+        Args:
+            against: label of a method that the others are compared with, seed by seed; by default the first. The column
+                of differences has mean ± standard error.
+
+        Raises:
+            UserError: there is no such method, or pandas is not installed.
+        """
+        other = self[against or next(iter(self))]
+        rows = []
+        for label, results in self.items():
+            metric = task_in(results[0].config).headline
+            gaps = [metric.scale * (a.score - b.score) for a, b in zip(results, other, strict=True)]
+            error = f" ± {stdev(gaps) / sqrt(len(gaps)):.2f}" if len(gaps) > 1 else ""
+            rows.append(
+                {
+                    "method": label,
+                    f"{metric.name}{metric.unit}": spread([metric.scale * result.score for result in results], metric),
+                    f"minus {against or next(iter(self))}": "" if results is other else f"{mean(gaps):+.2f}{error}",
+                    "bytes": f"{mean(result.bytes for result in results):,.0f}",
+                    **({"chosen": ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())} if self.chosen else {}),
+                }
+            )
+        return _pandas().DataFrame(rows).fillna("").set_index("method")
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return all metrics as a tidy frame: a row for each method, seed and step.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return _pandas().DataFrame(
+            [
+                {"method": label, "seed": seed, **flat(row, result.clients)}
+                for label, results in self.items()
+                for seed, result in zip(self.seeds, results, strict=True)
+                for row in result.metrics
+            ]
+        )
+
+    def plot(self, x: str = "bytes", metric: str = "", ax: "Axes | None" = None) -> "Axes":
+        """Draw a metric of all methods against what was spent: mean over the seeds, with a band of one deviation.
+
+        Args:
+            x: "bytes", "step", "forward", "backward", or another number of `frame`.
+            metric: by default the headline metric.
+            ax: where to draw; by default new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            UserError: no step has such a number, or matplotlib is not installed.
+        """
+        require_extra("report", "plot", "matplotlib")
+        from matplotlib import pyplot  # noqa: PLC0415  (seconds)
+
+        axes = ax or pyplot.subplots()[1]
+        metric = metric or next(iter(self.values()))[0].headline
+        frame = self.frame()
+        for name in (x, metric):
+            if name not in frame:
+                raise unknown("number", name, frame.columns)
+        for label, rows in frame.dropna(subset=[metric]).groupby("method", sort=False):
+            steps = rows.groupby("step")
+            across, middle, width = steps[x].mean(), steps[metric].mean(), steps[metric].std().fillna(0)
+            (line,) = axes.plot(across, middle, marker="o" if len(across) == 1 else None, label=label)
+            axes.fill_between(across, middle - width, middle + width, color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.set_xlabel(x.replace("_", " "))
+        axes.set_ylabel(metric.replace("_", " "))
+        axes.legend()
+        return axes
+
+    def report(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the page of `ekiden report` on the study's runs, and return its file.
+
+        Raises:
+            UserError: the runs are in memory only, or the extra `report` is not installed.
+        """
+        if self.folder is None:
+            raise UserError("a report is made of run folders: give the study a folder, study(..., folder=...)")
+        require_extra("report", "report", "matplotlib", "jinja2")
+        from ekiden.report import report  # noqa: PLC0415  (it needs an extra)
+
+        report([result.folder for results in self.values() for result in results if result.folder], Path(folder), 0)
+        return Path(folder) / "index.html"
+
+    def to_latex(self) -> str:
+        """Return `table` as LaTeX, for the package booktabs.
+
+        Raises:
+            UserError: pandas or jinja2 is not installed.
+        """
+        require_extra("report", "to_latex", "jinja2")
+        table = self.table().replace({"±": r"$\\pm$", "_": r"\\_", "%": r"\\%", ",(?=\\d)": r"\\,"}, regex=True)
+        table = table.rename(_escaped).rename(columns=_escaped)
+        return str(table.to_latex(escape=False))
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return str(self.table().to_html())
+
+
+@checked("methods", "data", "grid", "seeds")
+def study(
+    methods: Sequence[Method | type[Method] | str],
+    data: Any,
+    *,
+    seeds: Sequence[int] = (0,),
+    folder: str | os.PathLike[str] | None = None,
+    model: Network = "auto",
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    training: Training | None = None,
+    hardware: Hardware | None = None,
+    metric: str = "",
+    workers: CountOrZero = 1,
+    evaluate_every: CountOrZero = 1,
+    quiet: bool = False,
+) -> Study:
+    """Run several methods over the same silos, once with each seed.
+
+    A study in a folder goes on where it was stopped: finished runs are read, an interrupted one continues.
+
+    Args:
+        methods: methods with their settings, classes, or names; two of one kind get labels with what differs.
+        data: who holds what, as in `ekiden.run`; or a function of the seed that returns it, so that each seed
+            divides the data in its own way, as in `lambda seed: ekiden.split(digits, "dirichlet:0.5", 10, seed=seed)`.
+        seeds: seeds of the initial model and of training. Methods are compared seed by seed.
+        folder: gets a run folder for each method and seed; None keeps all in memory.
+        model: the network, as in `ekiden.run`.
+        grid: values to try, by the name of a hyperparameter or of a field of `Training`, as in `{"epochs": [5, 20],
+            "lr": [0.01, 0.001]}`. Each method tries those that it has. The best mean score on the clients' validation
+            data decides; test data are not used for that.
+        training: how clients train.
+        hardware: what the runs compute on.
+        metric: the headline metric, which also chooses in the grid.
+        workers: processes for the independent tasks of a run.
+        evaluate_every: steps between evaluations.
+        quiet: show no bar.
+
+    Raises:
+        UserError: something that the caller can fix; nothing was run if it is about the arguments.
+    """
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        raise UserError("study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)")
+    whole = tuple(seeds)
+    if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
+        raise UserError(f"seeds must be different whole numbers, 0 or more, not {list(seeds)!r}")
+    base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
+    known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
+    for name in grid or {}:
+        if name not in known:
+            raise unknown("setting in grid", name, known)
+    labelled = dict(zip(_labels([one.method for one in base]), base, strict=True))
+    tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
+    divided = {seed: as_federation(data(seed) if callable(data) else data) for seed in whole}
+    place = None if folder is None else Path(folder)
+    options: dict[str, Any] = {"hardware": hardware, "metric": metric, "workers": workers}
+    options |= {"evaluate_every": evaluate_every, "quiet": True}
+    total = sum((len(each) if len(each) > 1 else 0) + 1 for each in tried.values()) * len(whole)
+    done = 0
+
+    with bar("study", total, quiet=quiet) as advance:
+
+        def results(name: str, one: _Candidate, *, tune: bool) -> tuple[Result, ...]:
+            nonlocal done
+            found = []
+            for seed, silos in divided.items():
+                advance(f"{name}, seed {seed}", done)
+                at = None if place is None else place / f"{_slug(name)}-seed{seed}"
+                given = silos.for_tuning() if tune else silos
+                found.append(run(one.method, given, model, training=one.training, seed=seed, folder=at, **options))
+                done += 1
+            return tuple(found)
+
+        runs, chosen = {}, {}
+        for label, candidates in tried.items():
+            (settings, best), *others = candidates
+            if others:
+                scores = [
+                    mean(r.score for r in results(f"tuning/{label}-{_told(varied)}", one, tune=True))
+                    for varied, one in candidates
+                ]
+                higher = divided[whole[0]].dataset.task.headline.higher
+                settings, best = candidates[scores.index(max(scores) if higher else min(scores))]
+                chosen[label] = settings
+            runs[label] = results(label, best, tune=False)
+    return Study(runs, whole, {label: chosen.get(label, {}) for label in runs} if grid else {}, place)
+
+
+def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], _Candidate]]:
+    """Return all settings of a grid that a method has, and the candidates with them."""
+    own, common = {f.name for f in fields(one.method)}, {f.name for f in fields(Training)}
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise UserError(f"grid needs a list of values for {name}, not {values!r}")
+    names = [name for name in grid if name in own | common]
+    every = [dict(zip(names, values, strict=True)) for values in product(*(grid[name] for name in names))]
+    return [(settings, one.varied(settings)) for settings in every]
+
+
+def _labels(methods: Sequence[Method]) -> list[str]:
+    """Return a label for each method: its name, with the settings in which several of this name differ."""
+    labels = []
+    for method in methods:
+        twins = [other for other in methods if type(other) is type(method)]
+        unlike = {
+            f.name: getattr(method, f.name)
+            for f in fields(method)
+            if any(getattr(other, f.name) != getattr(method, f.name) for other in twins)
+        }
+        labels.append(f"{method.title()} {_told(unlike)}".strip())
+    if double := next((label for label in labels if labels.count(label) > 1), None):
+        raise UserError(f"{double} is in the study twice with the same settings: leave one out")
+    return labels
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _escaped(name: str) -> str:
+    return name.replace("_", r"\_").replace("%", r"\%")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.=+/-]+", "-", name)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas  # noqa: PLC0415  (an extra)
+    except ImportError:
+        raise UserError('a table needs pandas: pip install "ekiden[pandas]"') from None
+    return pandas
