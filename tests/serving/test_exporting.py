@@ -1,23 +1,29 @@
 """Exported models give the run's outputs, in other software, on raw samples."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import safetensors.torch
 import torch
+from scipy.special import softmax
 from torch import Tensor, nn
 
-from ekiden import FederatedData, Training, UserError, load, load_model, models, open_run, run, split
+from ekiden import FederatedData, Training, UserError, federate, load, load_model, models, open_run, run, split
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
-from ekiden.data.inputs import Tokens
+from ekiden.data.inputs import Table, Tokens
 from ekiden.data.tasks import Regression
 from ekiden.engine.folder import read_lines
 from ekiden.methods import Average, FedAvg, FedSeq, Local
-from ekiden.serving import exporting
+from ekiden.serving import exporting, table_graph
 from ekiden.serving.card import card
 from ekiden.serving.exporting import export
+from ekiden.serving.predictions import predict
 from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]
@@ -85,7 +91,7 @@ def test_no_sample_is_in_what_is_written(run_on_digits: Path, tmp_path: Path) ->
 def test_a_network_and_data_of_ones_own_are_tried_on_made_up_samples(blobs: FederatedData, tmp_path: Path) -> None:
     result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     done = export(tmp_path / "run", "pt2", tmp_path / "model.pt2", network=Tiny)
-    assert (done.samples, done.real) == (64, False)
+    assert (done.samples, done.real) == (64, 0)
     x = blobs.dataset.test.x
     with torch.no_grad():
         theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(x)
@@ -175,6 +181,97 @@ def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
     with torch.no_grad():
         theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(samples.x)
         torch.testing.assert_close(theirs, model(samples.x) * 3 + 50)
+
+
+def patients(draw: np.random.Generator, columns: tuple[str, ...] = ("age", "output", "seen", "sex", "n/a")) -> Any:
+    """Rows with gaps, large numbers, categories in other alphabets, and columns called like parts of a graph."""
+    rows = {
+        "age": np.where(draw.random(90) < 0.2, np.nan, draw.normal(50, 9, 90)),
+        "output": draw.normal(1.7e12, 3e5, 90),
+        "seen": draw.integers(0, 2, 90).astype(float),
+        "sex": draw.choice(["männlich", "weiblich", ""], 90),
+        "n/a": draw.choice(["a b", "c"], 90),
+    }
+    label = np.where((rows["sex"] == "weiblich") ^ (rows["output"] > 1.7e12), "yes", "no")
+    return pandas.DataFrame({name: rows[name] for name in columns} | {"label": label})
+
+
+@pytest.mark.parametrize("columns", [("age", "output", "seen", "sex", "n/a"), ("age", "output"), ("sex", "n/a")])
+def test_an_exported_table_takes_raw_columns(columns: tuple[str, ...], tmp_path: Path) -> None:
+    """ONNX: an input for each column. pt2: numbers and codes. Both answer as `ekiden predict` on the same rows."""
+    import onnxruntime
+
+    draw = np.random.default_rng(0)
+    silos = federate([patients(draw, columns), patients(draw, columns)], min_count=2)
+    run("fedseq", silos, training=Training(lr=0.01), folder=tmp_path / "run")
+    new = patients(draw, columns).drop(columns="label")
+    if "sex" in columns:
+        new.loc[:3, "sex"] = "unbekannt"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    predict(load_model(tmp_path / "run"), [tmp_path / "new.csv"], str(tmp_path / "out.csv"))
+    answers = pandas.read_csv(tmp_path / "out.csv")[["probability_no", "probability_yes"]].to_numpy()
+    done = export(tmp_path / "run", "onnx", tmp_path / "model.onnx")
+    assert (done.samples, done.real) == (64, 0)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    kinds = {value.name: value.type for value in session.get_inputs()}
+    texts = {"sex", "n/a"}
+    assert kinds == {name: "tensor(string)" if name in texts else "tensor(double)" for name in columns}
+    given = {name: new[name].to_numpy(object if name in texts else np.float64) for name in columns}
+    (outputs,) = session.run(None, given)
+    np.testing.assert_allclose(softmax(outputs, axis=1), answers, atol=1e-5)
+    assert session.run(None, {name: values[:1] for name, values in given.items()})[0].shape == (1, 2)
+    export(tmp_path / "run", "pt2", tmp_path / "model.pt2")
+    table = silos.dataset.inputs
+    assert isinstance(table, Table)
+    parts = [torch.tensor(new[list(table.numeric)].to_numpy(np.float64))] if table.numeric else []
+    if table.categorical:
+        codes = [[1 + known.index(v) if v in known else 0 for v in new[name]] for name, known in vocabularies(table)]
+        parts.append(torch.tensor(codes).T)
+    with torch.no_grad():
+        outputs = torch.export.load(str(tmp_path / "model.pt2")).module()(*parts)
+    np.testing.assert_allclose(softmax(outputs.numpy(), axis=1), answers, atol=1e-5)
+
+
+def vocabularies(table: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield from zip(table.categorical, table.vocabularies, strict=True)
+
+
+@pytest.mark.parametrize("wrong", ["scaling", "gaps", "categories"])
+def test_a_table_that_is_encoded_otherwise_is_not_written(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    silos = federate([patients(draw), patients(draw)], min_count=2)
+    run("fedseq", silos, training=Training(lr=0.01), folder=tmp_path / "run")
+    model = load_model(tmp_path / "run")
+    table = model.inputs
+    assert isinstance(table, Table)
+    others = {
+        "scaling": replace(table, scale=tuple(2 * s for s in table.scale)),
+        "gaps": replace(table, gaps=("output",)),
+        "categories": replace(table, vocabularies=tuple(v[::-1] for v in table.vocabularies)),
+    }
+    rows = table_graph.Rows
+    monkeypatch.setattr(table_graph, "Rows", lambda whole, table: rows(whole, others[wrong]))
+    columns = table_graph.take_columns
+    monkeypatch.setattr(table_graph, "take_columns", lambda made, table: columns(made, others[wrong]))
+    with pytest.raises(UserError, match=r"outputs differ from the run's .*nothing written"):
+        export(tmp_path / "run", "onnx", tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_wrong_numbers_far_from_zero_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The targets are 3e6 ± 800: an error of a standard deviation is less than a thousandth of them."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=draw)
+    y = 3e6 + 800 * x[:, 0]
+    silos = federate([(x, y), (x, y)], task="regression")
+    run("fedseq", silos, nn.Linear(4, 1), folder=tmp_path / "run")
+    export(tmp_path / "run", "pt2", tmp_path / "right.pt2", network=nn.Linear(4, 1))
+    original = exporting._Raw.forward
+    monkeypatch.setattr(exporting._Raw, "forward", lambda self, x: original(self, x) + 800)
+    with pytest.raises(UserError, match=r"outputs differ from the run's .*nothing written"):
+        export(tmp_path / "run", "pt2", tmp_path / "wrong.pt2", network=nn.Linear(4, 1))
 
 
 SLOW = pytest.mark.slow

@@ -108,12 +108,14 @@ def export(options: ExportOptions) -> None:
     network = own_network(options.network, run)
     done = exporting.export(run, to, out, client=options.client, network=network, overwrite=options.overwrite)
     warn(run)
-    samples = f"{done.samples} {'test' if done.real else 'made-up'} samples"
+    made_up = f"{done.samples - done.real} made-up" if done.samples > done.real else ""
+    samples = " and ".join(filter(None, [f"{done.real} test" if done.real else "", made_up]))
     console.print(
-        f"written to {out}: gives the run's outputs on {samples} (largest difference {done.difference:.1e})",
+        f"written to {out}: gives the run's outputs on {samples} samples (largest difference {done.difference:.1e})",
         soft_wrap=True,
         highlight=False,
     )
+    console.print(f"takes {done.takes}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _said_by(out: Path | None) -> str:

@@ -57,9 +57,19 @@ def card(result: Result) -> str:
     return "\n".join(lines)
 
 
-def usage(model: LoadedModel, pretrained: bool = False) -> str:
-    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers."""
+def usage(model: LoadedModel, takes: str, pretrained: bool = False) -> str:
+    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers.
+
+    Args:
+        model: the model.
+        takes: what it takes, in words.
+        pretrained: whether the folder has a body for transformers.
+    """
     kind = {Images: "torch.uint8", Tokens: "torch.int64"}.get(type(model.inputs), "torch.float32")
+    raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={kind})"]
+    if isinstance(model.inputs, Table):
+        count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}
+        raw = [f"torch.zeros(1, {n}, dtype=torch.{kind})" for kind, n in count.items() if n]
     body = _BODY if pretrained else ""
     return f"""
 ## Use
@@ -71,9 +81,10 @@ comes from: PyTorch may unpickle parts of such files.
 import torch
 
 model = torch.export.load("model.pt2").module()
-x = torch.zeros(1, {", ".join(map(str, model.shape))}, dtype={kind})  # raw samples
-outputs = model(x)
+outputs = model({", ".join(raw)})
 ```
+
+It takes {takes}.
 
 `model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; this
 network takes scaled samples. These two files contain no code.
