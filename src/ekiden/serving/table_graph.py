@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ekiden.data.inputs import Table
-from ekiden.data.tables import rows as read_rows
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
 
@@ -63,20 +63,21 @@ def examples(table: Table) -> tuple[Tensor, ...]:
 
 def parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
     """Return raw rows of an Arrow table as the parts that `Rows` takes."""
-    numbers, names = read_rows(raw, table, "the rows")
-    found = [torch.from_numpy(numbers)] if table.numeric else []
+    given, found = columns(raw, table), []
+    if table.numeric:
+        found.append(torch.from_numpy(np.stack([given[name] for name in table.numeric], axis=1)))
     if table.categorical:
         places = [{name: i for i, name in enumerate(known, 1)} for known in table.vocabularies]
-        codes = [[place.get(str(n), 0) for n in column] for place, column in zip(places, names, strict=True)]
-        found.append(torch.tensor(codes).T.contiguous())
+        named = zip(places, table.categorical, strict=True)
+        found.append(torch.tensor([[place.get(text, 0) for text in given[name]] for place, name in named]).T)
     return tuple(found)
 
 
 def columns(raw: Any, table: Table) -> dict[str, Any]:
     """Return raw rows of an Arrow table as the inputs of an ONNX file, by column."""
-    numbers, names = read_rows(raw, table, "the rows")
-    found: dict[str, Any] = {name: numbers[:, k] for k, name in enumerate(table.numeric)}
-    return found | {name: names[k].astype(object) for k, name in enumerate(table.categorical)}
+    found: dict[str, Any] = {name: np.array(raw[name].to_pylist(), dtype=np.float64) for name in table.numeric}
+    texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
+    return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
 
 
 def takes(table: Table, *, named: bool) -> str:
