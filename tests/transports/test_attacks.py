@@ -6,6 +6,7 @@ Each test is written as the attacker would write it, against the silo's own `ans
 import contextlib
 import json
 import math
+import re
 import secrets
 import shutil
 import time
@@ -16,22 +17,25 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Hardware
+from ekiden.base.sums import size
 from ekiden.data.augment import Augment
 from ekiden.engine import wire
-from ekiden.engine.method import INITIAL
+from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import outline
+from ekiden.engine.tasks import payload_types
 from ekiden.engine.wire import Encoded
-from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedSeq, Local
+from ekiden.methods import METHODS, ClosingLap, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, sealing
+from ekiden.transports.flower import custody, revised, sealing, session
 from ekiden.transports.flower.agreement import Agreement, no_samples
 from ekiden.transports.flower.contents import arguments_key
 from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, ParcelPart, pack, unpack
@@ -619,3 +623,44 @@ def test_every_method_runs_within_the_default_limits() -> None:
     for kind in METHODS:
         if not kind.pools_data:
             assert kind().steps(10) <= limits.steps, kind.title()
+
+
+@pytest.mark.parametrize("method", [FedGram(width=120), FedKrylov(width=120, laps=2), ClosingLap(FedSeq(epochs=1))])
+def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path) -> None:
+    """It asks for every value of a finished run; only the model is sealed for it, also while the run goes on."""
+    files, public = with_keys(tmp_path, NAMES)
+    nodes = FakeNodes(files)
+    far(method, nodes, tmp_path / "run", public)
+    terms = terms_in(nodes)
+    plan = outline(terms.setup(no_samples(terms), Hardware(threads=1)), NAMES)
+    assert plan is not None
+    (model,) = plan.result
+    assert payload_types(method, model.key.split("-", 2)[2])[1] is Weights
+    for (node, data), said in zip(nodes.log, nodes.said, strict=True):
+        ask, answer = unpack(data, Ask)[0], unpack(said, Answer)[0]
+        if ask.kind == "task" and any(lock.recipient == SERVER for lock in answer.locks):
+            assert (NAMES[node - 100], f"{ask.step}-{ask.call}-{ask.task}") == (model.owner, model.key)
+    attacker = Attacker(nodes, terms)
+    for request in plan.requests:
+        if Ref(request.client, request.key) != model:
+            key = request.key
+            answer, _ = attacker.ask(
+                100 + NAMES.index(request.client), "value", key=key, eager=True, readers=(attacker.reader(),)
+            )
+            assert re.search("the server reads only the result|is not here|is gone", answer.error)
+
+
+def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
+    """What the coordinator stores of a run and of the run without a silo are models; no sums can be subtracted."""
+    files, public = with_keys(tmp_path, NAMES)
+    method = FedGram(width=120)
+    far(method, FakeNodes(files), tmp_path / "run", public)
+    without = revised.without(tmp_path / "run", "client-1")
+    session.run(without, FakeNodes([files[0], files[2]]), tmp_path / "less", public, lambda line: None, poll=0)
+    for folder in (tmp_path / "run", tmp_path / "less"):
+        stored = {file.name: file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"}
+        assert stored.keys() == {"model.safetensors", "state.safetensors"}
+        assert stored["state.safetensors"] < size(10, 120) / 4
+    models = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "less")]
+    differ = [name for name, value in models[0].items() if not value.equal(models[1][name])]
+    assert sum(models[0][name].numel() for name in differ) < 120 * 121 / 8

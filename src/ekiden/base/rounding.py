@@ -78,23 +78,23 @@ class Rounded:
         """D, the number of features."""
         return len(self.squares)
 
-    def combined(self, other: "Rounded", sign: int) -> "Rounded":
-        """Return the sums with those of `other`, times `sign`.
+    def plus(self, other: "Rounded") -> "Rounded":
+        """Return the sums over the samples of both.
 
         Raises:
             UserError: they are rounded in another way, or a sum of squares is too large.
         """
         if (self.width, self.bits, self.unit) != (other.width, other.bits, other.unit):
             raise UserError("sums that are rounded differently cannot be combined: use one --bits and one --samples")
-        squares = self.squares.long().add(other.squares, alpha=sign)
+        squares = self.squares.long() + other.squares
         if bool((squares > 2**31 - 1).any()):
             raise UserError(
                 "a sum of squares does not fit into 32 bits: there are too many samples for one run; leave out "
                 "clients, or some samples of the largest"
             )
         blocks = zip(self._counts(), other._counts(), strict=True)
-        products = [_pack(own + sign * others, self.bits) for own, others in blocks]
-        return Rounded(squares.int(), torch.cat(products), self.bits, self.unit, self.parts + sign * other.parts)
+        products = [_pack(own + others, self.bits) for own, others in blocks]
+        return Rounded(squares.int(), torch.cat(products), self.bits, self.unit, self.parts + other.parts)
 
     def matrix(self, total: Tensor, samples: int) -> Tensor:
         """(D, D) float64 Σ φφᵀ on the CPU, up to the rounding of the parts.

@@ -25,7 +25,7 @@ _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up
 
 
 class _Addable(ABC):
-    """Sums over samples with features φ, to which those over other samples can be added, and taken away again."""
+    """Sums over samples with features φ, to which those over other samples can be added."""
 
     gram: Tensor | Rounded
 
@@ -51,29 +51,17 @@ class _Addable(ABC):
             return self.gram.matrix(*self._first())
         return _symmetric(self.gram, self.width)
 
+    @abstractmethod
     def plus(self, other: "AnySums") -> Self:
         """The sums over the samples of both.
 
         Raises:
             UserError: they are of other features or outputs, or too large for their type.
         """
-        return self._combined(other, 1)
-
-    def minus(self, other: "AnySums") -> Self:
-        """The sums over the samples that are not among those of `other`, exactly as if they had never been added.
-
-        Raises:
-            UserError: they are of other features or outputs, or `other` is not a part of these sums.
-        """
-        return self._combined(other, -1)
 
     @abstractmethod
     def _first(self) -> tuple[Tensor, int]:
         """Σ φ (D,) and n."""
-
-    @abstractmethod
-    def _combined(self, other: "AnySums", sign: int) -> Self:
-        """The sums with those of `other`, times `sign`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +105,12 @@ class Sums(_Addable):
     def _first(self) -> tuple[Tensor, int]:
         return self.classes.double().sum(0), self.samples
 
-    def _combined(self, other: "AnySums", sign: int) -> Self:
+    def plus(self, other: "AnySums") -> Self:
         if not isinstance(other, Sums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
-        (classes,) = _added((self.classes,), (other.classes,), sign)
-        gram = _gram_added(self.gram, other.gram, sign)
-        return replace(self, gram=gram, classes=classes, counts=self.counts + sign * other.counts)
+        (classes,) = _added((self.classes,), (other.classes,))
+        gram = _gram_added(self.gram, other.gram)
+        return replace(self, gram=gram, classes=classes, counts=self.counts + other.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +151,14 @@ class TargetSums(_Addable):
     def _first(self) -> tuple[Tensor, int]:
         return self.features, self.samples
 
-    def _combined(self, other: "AnySums", sign: int) -> Self:
+    def plus(self, other: "AnySums") -> Self:
         if not isinstance(other, TargetSums) or _kind(other) != _kind(self):
             raise _unlike(self, other)
         mine, others = ((s.features, s.products, s.targets, s.powers) for s in (self, other))
         names = ("features", "products", "targets", "powers")
-        added = dict(zip(names, _added(mine, others, sign), strict=True))
-        gram = _gram_added(self.gram, other.gram, sign)
-        return replace(self, gram=gram, **added, samples=self.samples + sign * other.samples)
+        added = dict(zip(names, _added(mine, others), strict=True))
+        gram = _gram_added(self.gram, other.gram)
+        return replace(self, gram=gram, **added, samples=self.samples + other.samples)
 
 
 AnySums = Sums | TargetSums
@@ -190,12 +178,12 @@ def _shape(gram: Tensor | Rounded) -> tuple[int, ...]:
     return (gram.width * (gram.width + 1) // 2,) if isinstance(gram, Rounded) else tuple(gram.shape)
 
 
-def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded, sign: int) -> Tensor | Rounded:
+def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded) -> Tensor | Rounded:
     if isinstance(mine, Rounded) and isinstance(other, Rounded):
-        return mine.combined(other, sign)
+        return mine.plus(other)
     if isinstance(mine, Rounded) or isinstance(other, Rounded):
         raise UserError("rounded sums cannot be combined with exact ones: use the same --bits everywhere")
-    return _added((mine,), (other,), sign)[0]
+    return _added((mine,), (other,))[0]
 
 
 def _unlike(*both: AnySums) -> UserError:
@@ -360,8 +348,8 @@ def _refuse_negative(*squares: Tensor) -> None:
         raise UserError("sums of squares or counts are negative: these are not the sums of any samples")
 
 
-def _added(mine: Iterable[Tensor], others: Iterable[Tensor], sign: int) -> tuple[Tensor, ...]:
-    return tuple(_narrow(a.long().add(b, alpha=sign), a.dtype) for a, b in zip(mine, others, strict=True))
+def _added(mine: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(_narrow(a.long() + b, a.dtype) for a, b in zip(mine, others, strict=True))
 
 
 def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -17,7 +17,7 @@ from ekiden.serving import revision
 
 @dataclass(frozen=True)
 class ForgetOptions:
-    """Take one client out of a finished run of fedgram; the new run has the bits of a run without it."""
+    """Make a run again without one of its clients; the new run has the bits of one that never had it."""
 
     run: Positional[Path]
     """run folder; it stays as it is: delete it to forget the client there, too"""
@@ -29,7 +29,7 @@ class ForgetOptions:
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """Add one client to a finished run of fedgram; the new run has the bits of a run with it."""
+    """Make a run again with one more client; the new run has the bits of one that always had it."""
 
     run: Positional[Path]
     """run folder; it stays as it is"""

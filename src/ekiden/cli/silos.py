@@ -252,12 +252,12 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
 
 
 def forget(folder: Path, client: str, out: Path | None = None) -> None:
-    """Repeat a run of FedGram over silos without `client`, in a new folder."""
+    """Repeat a run over silos without `client`, in a new folder."""
     _revise(folder, revised.without(folder, client), out, f"without-{client}")
 
 
 def join(folder: Path, client: str, out: Path | None = None) -> None:
-    """Repeat a run of FedGram over silos with `client`, in a new folder."""
+    """Repeat a run over silos with `client`, in a new folder."""
     _revise(folder, revised.with_one_more(folder, client), out, f"with-{client}")
 
 

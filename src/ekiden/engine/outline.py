@@ -38,8 +38,8 @@ class Outline:
 
     @cached_property
     def result(self) -> frozenset[Ref[Any]]:
-        """Return the values that the last state consists of."""
-        return live_refs(self.end)
+        """Return the values of the models that the run ends with. Nothing else is the result."""
+        return live_refs(self.models)
 
     @property
     def models(self) -> tuple[Model, ...]:

@@ -1,6 +1,7 @@
 """The methods: one file per published method, one frozen dataclass in it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ekiden.base.codec import made, reading
@@ -174,6 +175,17 @@ def method_of(said: Mapping[str, Any]) -> Method:
     return ClosingLap(method) if said.get("closing_lap") else method
 
 
+def among(method: Method, clients: Sequence[str]) -> Method:
+    """Return a method whose order names other clients as one for `clients`: who is new to it comes last."""
+    if isinstance(method, ClosingLap):
+        return replace(method, method=among(method.method, clients))
+    order = method.settings().get("order")
+    if not isinstance(order, str) or order in ("given", "reversed", "random"):
+        return method
+    named = [name for name in order.split(",") if name in clients]
+    return replace(method, **{"order": ",".join([*named, *(name for name in clients if name not in named)])})
+
+
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters in a run folder's configuration under today's names; unchanged for unknown methods."""
     kind, values = known(config["method"]), config["hyperparameters"]
@@ -275,6 +287,7 @@ __all__ = [
     "OTFusion",
     "RegMean",
     "SFedKD",
+    "among",
     "check_needs",
     "hyperparameters",
     "known",

@@ -158,7 +158,7 @@ def _training(result: Result) -> list[str]:
     settings = {**hyperparameters(config), **config["training"], "seed": config["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     lap = " It ended with a closing lap: the classifier was refitted exactly." if config.get("closing_lap") else ""
-    changes = [(what, who) for made in config.get("revisions", []) for what, who in made.items() if what != "totals"]
+    changes = [change for made in config.get("revisions", []) for change in made.items()]
     revised = "".join(f" {what} {who}." for what, who in changes)
     return [
         f"{result.state.step} of {config['steps']} steps.{lap}{revised}",

@@ -1,1 +1,1 @@
-"""FedGram: what is handed on, and how clients leave and join."""
+"""FedGram: the method, and what clients hand on."""

@@ -1,6 +1,6 @@
 """FedGram: the exact classifier of fixed features, from sums that clients hand on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, cast
 
@@ -132,7 +132,7 @@ class FedGram(FixedFeatures):
             client = order[s.step - before]
             s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
             yield s
-        yield from self.finish(fed, s, fed.clients)
+        yield from self._finish(fed, s)
 
     def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
         order, before = fed.order(self.order), self._passes(1)
@@ -147,26 +147,28 @@ class FedGram(FixedFeatures):
             settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
             sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
             s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
-        yield from self.finish(fed, s, fed.clients)
+        yield from self._finish(fed, s)
 
-    def finish(self, fed: Fed, s: Summing, clients: Sequence[str]) -> Iterator[State]:
-        """Yield the solution and, if they are wanted, the personal heads of `clients`."""
+    def _finish(self, fed: Fed, s: Summing) -> Iterator[State]:
+        """Yield the solution and, if they are wanted, the personal heads. The last state has models only, no sums."""
         if s.model is None:
             s = self._with_model(fed, s)
             yield s
         if self.personal and not s.personal:
             t = s.totals
-            assert t is not None, "there is a model"
+            assert t is not None, "they are kept for the personal heads"
             common = self.common(t, fed.task) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
-            yield s.next(personal=tuple(fed.call(self.personalise, client, INITIAL, common) for client in clients))
+            personal = tuple(fed.call(self.personalise, client, INITIAL, common) for client in fed.clients)
+            yield s.next(personal=personal, totals=None)
 
     def _with_model(self, fed: Fed, s: Summing) -> Summing:
         """Return the next state, with the model that follows from the totals."""
         if s.totals is None:
             raise UserError("no client answered: start the clients, then start the run again")
+        kept = s.totals if self.personal else None
         if isinstance(s.totals, Handoff):
-            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task))
-        return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals))
+            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task), totals=kept)
+        return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
 
     @on_client
     def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
@@ -195,21 +197,6 @@ class FedGram(FixedFeatures):
         features = features_of(client.network(model))
         features.adopt(settled)
         return client.added(before, own_sums(client, features, self._rounding(features)))
-
-    @on_client
-    def tell(self, client: Client, totals: Handoff) -> Settled:
-        """Return what a client needs to know about the features to compute its sums."""
-        return totals.settled
-
-    @on_client
-    def without(self, client: Client, totals: Handoff, part: AnySums) -> Handoff:
-        """Return the totals, as if the samples of `part` had never been added."""
-        return Handoff(totals.settled, totals.sums.minus(part))
-
-    @on_client
-    def keep(self, client: Client, totals: Handoff) -> Handoff:
-        """Take over the totals from another client."""
-        return totals
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
