@@ -1,10 +1,16 @@
 """Pages of the site that are made from files elsewhere in the repository."""
 
+import csv
 import inspect
+import io
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
+from html import escape
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,6 +22,7 @@ import ekiden
 from ekiden.base.checks import Range, hints_of
 from ekiden.cli.helping import flags
 from ekiden.engine.method import Method
+from ekiden.experiments import records, summary
 from ekiden.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, path in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, path, content=_linked(text, "")))
+    files.append(File.generated(config, "assets/leaderboard.csv", content=_as_csv()))
     return files
 
 
@@ -47,6 +55,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
     if page.file.src_uri == "results.md":  # 60,000 words of single experiments, which would bury all else
         page.meta["search"] = {"exclude": True}
+    if page.file.src_uri == "leaderboard.md":
+        told = f"{len({row[0] for row in board()})} tasks, {len(board())} settings"
+        markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
     own = [m for m in METHODS if page.file.src_uri == f"methods/{m.__module__.rsplit('.', 1)[1]}.md"]
     markdown += "".join(map(settings, own))
     markdown = re.sub(r"^SIGNATURE ekiden\.(\w+)$", lambda m: signature(getattr(ekiden, m[1])), markdown, flags=re.M)
@@ -58,6 +69,69 @@ def _linked(text: str, up: str) -> str:
     for name, path in ROOT_PAGES.items():
         text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
     return text
+
+
+BOARD = ("task", "method", "settings", "network", "bytes", "metric", "mean", "std", "seeds", "record")
+
+
+@cache
+def board() -> tuple[tuple[Any, ...], ...]:
+    """Return a row for each setting of the runs in the repository's records; see `BOARD`."""
+    groups = defaultdict(dict)
+    for file in sorted((ROOT / "experiments/records").glob("*.jsonl")):
+        for run in records.read(file).runs.values():
+            config, plan, metric = run.config, run.config["plan"], summary.headline(run)
+            value = summary.value_of(run, metric.name)
+            if plan.get("tune") or value is None:
+                continue
+            told = summary.label(config)
+            data = f"{config['dataset']}, {plan['partition']}".removesuffix(", auto")
+            key = (
+                f"{data}, {len(config['clients'])} clients",
+                config["method"],
+                told,
+                config["model"],
+                metric,
+                file.name,
+            )
+            groups[key][config["seed"]] = metric.scale * value, run.last["bytes"]
+    rows = []
+    for (task, method, told, model, metric, name), runs in groups.items():
+        values, moved = zip(*runs.values(), strict=True)
+        std = stdev(values) if len(values) > 1 else None
+        rows.append((task, method, told, model, mean(moved), metric, mean(values), std, len(values), name))
+    common = {task: sum(row[0] == task for row in rows) for task, *_ in rows}
+    return tuple(
+        sorted(rows, key=lambda row: (-common[row[0]], row[0], row[5].name, -row[6] * (1 if row[5].higher else -1)))
+    )
+
+
+def _as_csv() -> str:
+    out = io.StringIO()
+    csv.writer(out).writerows([BOARD, *((*row[:5], f"{row[5].name}{row[5].unit}", *row[6:]) for row in board())])
+    return out.getvalue()
+
+
+def leaderboard() -> str:
+    """Return the leaderboard as HTML; assets/leaderboard.js filters and sorts it."""
+    lines = []
+    for task, method, told, model, moved, metric, value, std, seeds, name in board():
+        spread = f"{value:.1f}" if std is None else f"{value:.1f} ± {std:.1f}"
+        about = (
+            f'data-task="{escape(f"{task}: {metric.name}{metric.unit}")}" data-method="{method}" data-value="{value}"'
+        )
+        cells = f'<td>{escape(told)}</td><td>{escape(model)}</td><td data-key="{moved}">{summary.size(moved)}</td>'
+        cells += f'<td data-key="{value}">{spread}</td><td>{seeds}</td><td>{name.removesuffix(".jsonl")}</td>'
+        lines.append(f'<tr {about} data-higher="{metric.higher:d}">{cells}</tr>')
+    tasks = dict.fromkeys(f"{row[0]}: {row[5].name}{row[5].unit}" for row in board())
+    choice = "".join(f"<option>{escape(task)}</option>" for task in tasks)
+    head = "".join(f"<th>{name}</th>" for name in ("method", "network", "bytes", "value", "seeds", "record"))
+    return (
+        f'<div id="leaderboard"><p><select id="task" aria-label="task">{choice}</select> '
+        '<label><input type="checkbox" id="all"> all settings, not only the best of each method</label></p>'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        '<script src="assets/leaderboard.js" defer></script>'
+    )
 
 
 def signature(function: Callable[..., Any]) -> str:
