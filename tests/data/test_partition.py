@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import (
     Dataset,
     Dirichlet,
@@ -373,8 +373,17 @@ def test_natural_falls_back_to_labels_where_the_test_part_has_other_owners() -> 
     dataset = toy(owners=5)
     assert dataset.test.group is not None
     dataset.test.group.add_(100)
-    fed = split(dataset, Natural(), seed=0)
+    with pytest.warns(DataWarning, match=r"no group of the test part of toy \(100, 101, .*divided .* by their labels"):
+        fed = split(dataset, Natural(), seed=0)
     assert flat([c.test.rows.tolist() for c in fed.clients]) == list(range(100))
+
+
+def test_natural_refuses_test_rows_of_groups_that_training_lacks() -> None:
+    dataset = toy(owners=5)
+    assert dataset.test.group is not None
+    dataset.test.group[:3] = 7
+    with pytest.raises(UserError, match=r"3 test rows of toy are of groups that training does not have \(7\)"):
+        split(dataset, Natural(), seed=0)
 
 
 # Small and wrong

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import apart, times
+from ekiden.data import apart, doubts, times
 from ekiden.data.encoding import encode
 from ekiden.data.holdings import Holding
 from ekiden.data.inputs import Inputs, Table, Tokens
@@ -85,10 +85,26 @@ def assemble(
     made = Dataset(name, train, test, classes, domains, task=chosen, inputs=inputs, groups=named)
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
+    _doubt(made, holdings, reading, known is None)
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
         made = replace(made, task=provisional(chosen, train.y))
     open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
     return replace(made, least=reading.min_count if open_ else 0)
+
+
+def _doubt(made: Dataset, holdings: Sequence[Holding], reading: Reading, open_: bool) -> None:
+    """Say what may be wrong with the data."""
+    raws = [part for holding in holdings for part in holding.parts]
+    if raws[0].kind == "table" and open_ and not reading.feature_columns:
+        doubts.ids_among_features(raws)
+    if reading.group_column:
+        doubts.small_groups(raws, reading.group_column)
+    if any(holding.test is not None for holding in holdings):
+        doubts.shared_subjects(made.train, made.test)
+        doubts.early_tests(made.train, made.test)
+        doubts.rows_in_both(made.train, made.test, made.inputs)
+    if made.train.group is not None and made.groups:
+        doubts.rows_of_several(doubts.by_group(made))
 
 
 def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:

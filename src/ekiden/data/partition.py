@@ -1,5 +1,6 @@
 """Divide a data set among clients by one of the partitions of the literature."""
 
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -7,11 +8,12 @@ from os import PathLike
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, Positive, checked
-from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.errors import DataWarning, UserError, at, unknown
 from ekiden.data.apart import Units
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.shares import Rows, divide, numpy, share_out
@@ -21,6 +23,7 @@ SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in 
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
 _FIRST = 50  # draws before we ask whether more are worth a try
 _NUMBERS = 5_000_000  # random numbers for the answer
+_SHOWN = 5  # groups in a message
 _SURE = 10  # times as many draws as one success needs on average
 
 
@@ -334,10 +337,33 @@ def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
     if isinstance(partition, Domains) and train.domain is not None and test.domain is not None:
         return train.domain, test.domain
     if isinstance(partition, Natural) and train.group is not None and test.group is not None:
-        known = np.isin(numpy(test.group), numpy(train.group)).all()
-        if known:
+        known = np.isin(numpy(test.group), numpy(train.group))
+        if known.all():
             return train.group, test.group
+        _unknown_groups(dataset, test.group[torch.from_numpy(~known)], everywhere=not known.any())
     return dataset.strata(train), dataset.strata(test)
+
+
+def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> None:
+    """Report or refuse test rows of groups that training does not have.
+
+    Raises:
+        UserError: only some test rows are of such groups.
+    """
+    owners = np.unique(numpy(unknown))
+    shown = [dataset.groups[owner] if dataset.groups else str(owner) for owner in owners[:_SHOWN]]
+    names = ", ".join(shown) + ", ..." * (len(owners) > _SHOWN)
+    if not everywhere:
+        raise UserError(
+            f"{len(unknown):,} test rows of {dataset.name} are of groups that training does not have ({names}): take "
+            "them out, measure them apart with `ekiden evaluate RUN --data`, or add training rows"
+        )
+    warnings.warn(
+        f"no group of the test part of {dataset.name} ({names}) is in training: its rows are divided among clients by "
+        "their labels",
+        DataWarning,
+        stacklevel=3,
+    )
 
 
 def _names(dataset: Dataset, partition: Partition, clients: int) -> list[str]:

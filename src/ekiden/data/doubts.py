@@ -1,0 +1,194 @@
+"""Say in one line what may be wrong with data that can be read: ids among the features, and samples that are twice."""
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ekiden.base.errors import DataWarning
+from ekiden.base.wording import counted
+from ekiden.data.inputs import Inputs, Table
+from ekiden.data.raw import Raw
+from ekiden.data.samples import Dataset, Samples
+
+_ID = re.compile(
+    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant)([\W_]?(id|no|nr|num|number|code|key))?"
+    r"|(record|case|visit|encounter|study|sample|row)[\W_]?(id|no|nr|num|number|key))$"
+)
+_FEW = 10  # different values that may be a category, whatever the name of the column
+_MANY = 30  # rows from which a value of its own in nearly every row is no chance
+_NEARLY = 0.95
+_SMALL = 20  # rows of a group that may be a patient, hardly a hospital
+_ROWS_DIFFER = 0.3  # share of different rows from which equal rows are no chance
+_LARGE = 1 << 28  # bytes of samples that are not compared
+_SHOWN = 5
+
+
+def tell(line: str) -> None:
+    """Show a line about the data to the user."""
+    warnings.warn(line, DataWarning, stacklevel=3)
+
+
+def ids_among_features(raws: Sequence[Raw]) -> None:
+    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text or number."""
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+
+    shared = [name for name in raws[0].images.column_names if all(name in raw.images.column_names for raw in raws)]
+    found = []
+    for name in shared:
+        columns = [raw.images[name] for raw in raws]
+        values = [pa.compute.unique(column).drop_null() for column in columns]
+        different = len({value for part in values for value in part.to_pylist()})
+        if different > _FEW and ((_named_id(name) and _may_be_id(columns)) or _is_number_of_row(columns, different)):
+            found.append(f"{name!r} ({different:,} different values)")
+    if found:
+        several = len(found) > 1
+        first = found[0].split("'")[1]
+        tell(
+            f"{'columns' if several else 'column'} {', '.join(found[:_SHOWN])} of {raws[0].source} "
+            f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: leave out ids "
+            f"(--drop-columns {first}), and name the column of patients, writers or devices by --subject-column"
+        )
+
+
+def _named_id(name: str) -> bool:
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return bool(_ID.search(parted.lower()))
+
+
+def _may_be_id(columns: Sequence[Any]) -> bool:
+    """Return whether values are texts or whole numbers."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    def whole(column: Any) -> bool:
+        if pa.types.is_floating(column.type):
+            values = column.drop_null().to_numpy()
+            return bool((values == np.floor(values)).all())
+        return not (pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type))
+
+    return all(map(whole, columns))
+
+
+def _is_number_of_row(columns: Sequence[Any], different: int) -> bool:
+    """Return whether nearly every row has its own text, or a number that counts rows."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    rows = sum(len(column) - column.null_count for column in columns)
+    if rows < _MANY or different < _NEARLY * rows:
+        return False
+    kind = columns[0].type
+    if pa.types.is_integer(kind):
+        low, high = (min(pa.compute.min(c).as_py() for c in columns), max(pa.compute.max(c).as_py() for c in columns))
+        return bool(high - low + 1 <= rows / _NEARLY)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def small_groups(raws: Sequence[Raw], column: str) -> None:
+    """Say that a column that makes many silos of few rows may be the column of subjects."""
+    groups = [raw.group for raw in raws if raw.group is not None]
+    if not groups:
+        return
+    _, sizes = np.unique(np.concatenate([g.astype(np.str_) for g in groups]), return_counts=True)
+    middle = int(np.median(sizes))
+    if len(sizes) >= _FEW and (middle < _SMALL or _named_id(column)):
+        tell(
+            f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} rows or fewer, and each "
+            "has rows in training and in the test: if it says whom a row is about (a patient, a device), name it by "
+            "--subject-column instead, which keeps all rows of one in one part"
+        )
+
+
+def shared_subjects(train: Samples, test: Samples) -> None:
+    """Say how many rows of a given test part are about subjects of training."""
+    if train.subject is None or test.subject is None:
+        return
+    both = np.isin(test.subject.cpu().numpy(), train.subject.cpu().numpy())
+    if both.any():
+        people = counted(len(np.unique(test.subject.cpu().numpy()[both])), "subject")
+        tell(
+            f"{both.sum():,} of {len(test):,} test rows are about {people} who are in training too, so the test is too "
+            "easy: take them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
+        )
+
+
+def early_tests(train: Samples, test: Samples) -> None:
+    """Say how many rows of a given test part are not later than training."""
+    if train.time is None or test.time is None:
+        return
+    early = int((test.time <= train.time.max()).sum())
+    if early:
+        tell(f"{early:,} of {len(test):,} test rows are not later than the last training row: check the test part")
+
+
+def rows_in_both(train: Samples, test: Samples, inputs: Inputs) -> None:
+    """Say how many test rows equal a training row."""
+    if train.x.nbytes + test.x.nbytes > _LARGE:
+        return
+    rows = fingerprints(train.x, inputs, b"")
+    known = set(rows)
+    equal = sum(row in known for row in fingerprints(test.x, inputs, b""))
+    if equal and len(known) >= _ROWS_DIFFER * len(rows):
+        tell(
+            f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
+            "are twice"
+        )
+
+
+def rows_of_several(held: Mapping[str, Sequence[bytes]]) -> None:
+    """Say how many rows several silos hold, from the fingerprints of their rows."""
+    own = {name: set(rows) for name, rows in held.items()}
+    if sum(map(len, own.values())) < _ROWS_DIFFER * sum(map(len, held.values())):
+        return
+    owners: dict[bytes, list[str]] = {}
+    for name, rows in own.items():
+        for row in rows:
+            owners.setdefault(row, []).append(name)
+    found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
+    pairs = [(n, a, b) for (a, b), n in found.most_common()]
+    if pairs:
+        shown = ", ".join(f"{a} and {b} {counted(n, 'row')}" for n, a, b in pairs[:_SHOWN])
+        more = f", and {len(pairs) - _SHOWN:,} more pairs" if len(pairs) > _SHOWN else ""
+        tell(
+            f"silos hold equal rows: {shown}{more}. A row that one silo trains on may be another's test: take out what "
+            "is twice"
+        )
+
+
+def by_group(dataset: Dataset) -> dict[str, list[bytes]]:
+    """Return fingerprints of the rows of each natural owner."""
+    found: dict[str, list[bytes]] = {name: [] for name in dataset.groups}
+    for part in (dataset.train, dataset.test):
+        if part.x.nbytes <= _LARGE and part.group is not None:
+            for owner, print_ in zip(part.group.tolist(), fingerprints(part.x, dataset.inputs, b""), strict=True):
+                found[dataset.groups[owner]].append(print_)
+    return found
+
+
+def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
+    """Return 8 bytes for each sample (n, ...), equal for equal samples and salts.
+
+    Rows of a table are compared by their columns' names and their categories' names, so that silos with other columns
+    first, or other categories, give the same for the same row.
+    """
+    rows = _named_values(x, inputs) if isinstance(inputs, Table) else x.reshape(len(x), -1).cpu().numpy()
+    rows = np.ascontiguousarray(rows)
+    if rows.dtype.kind == "f":
+        rows = np.where(np.isnan(rows), np.nan, rows + 0.0)  # one NaN, one zero
+    return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]
+
+
+def _named_values(x: Tensor, table: Table) -> NDArray[Any]:
+    """Return the values of rows in the order of their columns' names; categories as hashes of their names."""
+    values = x.double().cpu().numpy()
+    columns = {name: values[:, k] for k, name in enumerate(table.numeric)}
+    for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), table.numbers):
+        hashes = [int.from_bytes(blake2b(c.encode(), digest_size=6).digest()) for c in known]
+        columns[name] = np.array([0, *hashes], dtype=np.float64)[values[:, k].astype(np.int64)]
+    return np.stack([columns[name] for name in sorted(columns)], axis=1)

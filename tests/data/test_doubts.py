@@ -1,0 +1,151 @@
+"""What looks wrong in data is said in one line: ids among features, small silos, and samples that are twice."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+import ekiden
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.data.doubts import fingerprints
+from ekiden.data.tables import Table
+
+Rows = dict[str, Any]
+
+
+def visits(patients: int = 30, each: int = 10, seed: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(patients), each)
+    return {
+        "patient": who,
+        "v": rng.normal(size=len(who)),
+        "label": [["p", "q"][k // 3 % 2] for k in who],
+        "ward": [f"w{k % 3}" for k in who],
+    }
+
+
+def lines(rows: Any, **columns: Any) -> list[str]:
+    """Load rows, and return what was said about them."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ekiden.load(rows, **columns)
+    return [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("patient", np.repeat(np.arange(30), 10)),
+        ("patientId", [f"A{k // 10}" for k in range(300)]),
+        ("MRN", np.repeat(np.arange(30), 10).astype(float)),
+        ("stay_id", [f"s{k}" for k in range(300)]),
+        ("record no", np.arange(300)),
+        ("Unnamed: 0", np.arange(300)),
+        ("name", [f"Ms {k}" for k in range(300)]),
+    ],
+)
+def test_a_column_that_looks_like_an_id_is_named_before_it_is_a_feature(name: str, values: Any) -> None:
+    rows = {name: values} | {k: v for k, v in visits().items() if k != "patient"}
+    (line,) = lines(rows, group_column="ward")
+    assert f"{name!r} (" in line
+    assert f"--drop-columns {name}" in line
+    assert not lines(rows, group_column="ward", drop_columns=[name])
+    assert not lines(rows, group_column="ward", subject_column=name)
+    assert not lines(rows, group_column="ward", feature_columns=["v", name])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("age", np.random.default_rng(0).permutation(300) * 7),
+        ("dose", np.random.default_rng(0).normal(size=300)),
+        ("idle", np.arange(300) % 50),
+        ("person", ["a", "b", "c"] * 100),
+        ("visit", np.arange(300) % 12),
+        ("ID", np.random.default_rng(0).normal(size=300)),
+        ("seen", pandas.date_range("2020-01-01", periods=300)),
+    ],
+)
+def test_measurements_and_categories_are_not_taken_for_ids(name: str, values: Any) -> None:
+    rows = {name: values} | {k: v for k, v in visits().items() if k != "patient"}
+    assert not lines(rows, group_column="ward")
+
+
+def test_many_small_groups_point_to_subject_column() -> None:
+    (line,) = lines(visits(), group_column="patient", drop_columns=["ward"])
+    assert "--group-column patient makes 30 silos, half of them with 10 rows or fewer" in line
+    assert "--subject-column" in line
+    assert not lines(visits(), group_column="ward", drop_columns=["patient"])
+
+
+def files(folder: Path, train: Rows, test: Rows) -> str:
+    pandas.DataFrame(train).to_csv(folder / "train.csv", index=False)
+    pandas.DataFrame(test).to_csv(folder / "test.csv", index=False)
+    return str(folder)
+
+
+def test_subjects_and_times_of_a_given_test_part_are_compared(tmp_path: Path) -> None:
+    train, test = visits(), visits(5, 4, seed=1)
+    path = files(tmp_path, train, test)
+    (line,) = lines(path, subject_column="patient", group_column="ward")
+    assert line.startswith("20 of 20 test rows are about 5 subjects who are in training too")
+    test["patient"] = test["patient"] + 28
+    (line,) = lines(files(tmp_path, train, test), subject_column="patient", group_column="ward")
+    assert line.startswith("8 of 20 test rows are about 2 subjects")
+    test["patient"] = test["patient"] + 2
+    assert not lines(files(tmp_path, train, test), subject_column="patient", group_column="ward")
+    early = lines(files(tmp_path, train, test), time_column="patient", group_column="ward")
+    assert not early
+    test["patient"] = test["patient"] - 2
+    (line,) = lines(files(tmp_path, train, test), time_column="patient", group_column="ward")
+    assert line.startswith("8 of 20 test rows are not later than the last training row")
+
+
+def test_rows_that_are_in_training_and_in_a_given_test_part_are_counted(tmp_path: Path) -> None:
+    train, test = visits(), visits(5, 4, seed=1)
+    for name in ("patient", "v"):
+        test[name][:7] = train[name][40:47]
+    path = files(tmp_path, train, test)
+    (line,) = lines(path, drop_columns=["ward", "patient"])
+    assert line.startswith("7 of 20 test rows equal a training row")
+    coarse = {**train, "v": np.arange(300) % 4}, {**test, "v": np.arange(20) % 4}
+    assert not [line for line in lines(files(tmp_path, *coarse), drop_columns=["ward", "patient"]) if "equal" in line]
+
+
+def test_rows_that_several_silos_hold_are_counted() -> None:
+    one, two, three = (pandas.DataFrame(visits(6, 10, seed=k)).drop(columns="patient") for k in range(3))
+    two.loc[:4, "v"] = one.loc[10:14, "v"].to_numpy()
+    two.loc[:4, "ward"] = one.loc[10:14, "ward"].to_numpy()
+    silos = [one, two[["ward", "label", "v"]], three]  # the order of columns does not matter
+    with pytest.warns(DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows. A row"):
+        ekiden.federate(silos)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ekiden.federate([one, three])
+
+
+def test_fingerprints_depend_on_the_salt_and_on_names_not_on_codes() -> None:
+    import torch
+
+    one = Table(("a", "b"), ("c",), vocabularies=(("x", "y"),))
+    other = Table(("b", "a"), ("c",), vocabularies=(("w", "x", "y"),))
+    x = torch.tensor([[1.5, float("nan"), 2.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
+    y = torch.tensor([[float("nan"), 1.5, 3.0], [1.0, -0.0, 2.0]], dtype=torch.float64)
+    assert fingerprints(x, one, b"salt") == fingerprints(y, other, b"salt")
+    assert not set(fingerprints(x, one, b"salt")) & set(fingerprints(x, one, b"other"))
+
+
+def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_not(tmp_path: Path) -> None:
+    def rows(wards: str, n: int) -> Rows:
+        both = [(w, 100 * ord(w) + k, "pq"[k % 2]) for w in wards for k in range(n)]
+        return dict(zip(("ward", "v", "label"), map(list, zip(*both, strict=True)), strict=True))
+
+    data = ekiden.load(files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(12))}), group_column="ward")
+    assert [len(c.test) for c in ekiden.split(data, "natural").clients] == [12, 0]
+    both = files(tmp_path, rows("ns", 40), rows("nsx", 12) | {"v": list(range(36))})
+    data = ekiden.load(both, group_column="ward")
+    with pytest.raises(UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"):
+        ekiden.split(data, "natural")
