@@ -23,10 +23,10 @@ _ID = re.compile(
     r"|(record|case|visit|encounter|study|sample|row)[\W_]?(id|no|nr|num|number|key))$"
 )
 _FEW = 10  # different values that may be a category, whatever the name of the column
-_MANY = 30  # rows from which a value of its own in nearly every row is no chance
+_MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
-_ROWS_DIFFER = 0.3  # share of different rows from which equal rows are no chance
+_ROWS_DIFFER = 0.3  # share of different rows from which equal rows mean something
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
 
