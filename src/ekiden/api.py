@@ -132,9 +132,7 @@ def _prepared(
     check_model(worker, data)
     label = model if isinstance(model, str) else f"{type(model).__name__}"
     described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
-    if evaluate_on != "all":  # not written, as in runs of versions without a choice
-        described["evaluate_on"] = evaluate_on
-    described |= {"workers": workers, "evaluate_every": evaluate_every}
+    described |= {"workers": workers, "evaluate_every": evaluate_every, "evaluate_on": evaluate_on}
     if transport is None:
         parallel = workers > 1 if processes is None else processes
         transport = _Here(worker, workers if parallel else 0, absent or nobody)
@@ -373,28 +371,18 @@ def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = Tru
         "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
         "model_bytes": model_bytes(setup),
         **describe_model(setup),
-        **describe_samples(setup),
+        **describe_own_network(setup),
         **({"digests": found} if found else {}),
     }
 
 
-def describe_samples(setup: Setup) -> dict[str, Any]:
-    """Return the entries of a configuration that are only for those who use the model later."""
+def describe_own_network(setup: Setup) -> dict[str, Any]:
+    """Return the class and the layers of a network of the user's own, for those who use the model later."""
     if network_name(setup.build) is not None:
-        return {"sample_type": _sample_type(setup)}
+        return {}
     module = setup.build()
-    return {
-        "sample_type": _sample_type(setup),
-        "architecture": {
-            "class": f"{type(module).__module__}:{type(module).__qualname__}",
-            "layers": re.sub(r" at 0x[0-9a-f]+", "", repr(module)),
-        },
-    }
-
-
-def _sample_type(setup: Setup) -> str:
-    """Return the type of the samples as tensors: uint8, float32 or int64."""
-    return str(setup.dataset.train.x.dtype).removeprefix("torch.")
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
+    return {"architecture": {"class": f"{type(module).__module__}:{type(module).__qualname__}", "layers": layers}}
 
 
 def _as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -46,13 +46,12 @@ def test_names_with_and_without_hyphens(name: str) -> None:
     assert method_named(name).title() == name.lower().replace("-", "").replace("_", "")
 
 
-def test_former_and_internal_flags_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_internal_flags_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["run", "fedper", "--help"], ["run", "fedgram", "--on", "flower", "--help"]):
         with pytest.raises(SystemExit):
             call(args)
     text = capsys.readouterr().out
     assert "  --lr-decay FLOAT" in text
-    assert "--decay" not in text, "the former name of --lr-decay"
     assert "--revises" not in text, "what `ekiden forget` says"
 
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import FederatedData, UserError, run
-from ekiden.base.files import metadata_of, safetensors_chunks, write
 from ekiden.data import Samples, Subset
 from ekiden.engine.folder import read_config
 from ekiden.engine.identity import data_digests
@@ -95,26 +93,6 @@ def test_another_network_is_refused(blobs: FederatedData, tmp_path: Path) -> Non
     for other in (tiny(1), less_dropout, bent):
         with pytest.raises(UserError, match=r"\(the initial model differ\): .*seed torch before you make the model"):
             run(ONE, blobs, other, folder=tmp_path / "run")
-
-
-def test_an_older_folder_without_digests_goes_on(blobs: FederatedData, tmp_path: Path) -> None:
-    run(ONE, blobs, tiny(), folder=tmp_path / "run", stop_after=2)
-    older(tmp_path / "run")
-    result = run(ONE, blobs, tiny(), folder=tmp_path / "run")
-    assert result.metrics == run(ONE, blobs, tiny()).metrics
-    assert "digests" not in read_config(tmp_path / "run")
-    run(ONE, changed(blobs, "train", "x"), tiny(), folder=tmp_path / "run")  # nothing to compare with
-
-
-def older(folder: Path) -> None:
-    """Turn a run folder into one from before there were digests."""
-    config = json.loads((folder / "config.json").read_text())
-    for key in ("digests", "network", "classes", "input"):
-        del config[key]
-    (folder / "config.json").write_text(json.dumps(config))
-    state = (folder / "state.safetensors").read_bytes()
-    kept = {key: value for key, value in metadata_of(state).items() if key in ("format", "tree")}
-    write(folder / "state.safetensors", safetensors_chunks(safetensors.torch.load(state), kept))
 
 
 def test_digests_that_are_damaged_are_an_error(blobs: FederatedData, tmp_path: Path) -> None:

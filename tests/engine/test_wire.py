@@ -507,24 +507,3 @@ def test_what_is_read_lies_well_whatever_stands_before_it(name: str) -> None:
     for n in range(1, 20):
         found = wire.decode(wire.encode({name: torch.ones(n), "more": torch.ones(3)}), dict[str, Tensor])
         assert all(map(_lies_well, found.values()))
-
-
-class OfOldFolders(NamedTuple):
-    """A record under the name that it had when run folders were written."""
-
-    number: int
-
-
-@wire.recorded_as("OfOldFolders")
-class OfToday(NamedTuple):
-    """The same, renamed."""
-
-    number: int
-
-
-def test_a_renamed_record_reads_and_writes_what_it_did_before() -> None:
-    assert encode(OfToday(3)) == encode(OfOldFolders(3))
-    assert decode(encode(OfOldFolders(3)), OfToday) == OfToday(3)
-    assert decode(encode(OfOldFolders(3)), OfToday | None) == OfToday(3)
-    with pytest.raises(WireError):
-        decode(encode(Pair(torch.zeros(1), 3)), OfToday)

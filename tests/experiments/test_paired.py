@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import Classification, recorded
 from ekiden.experiments import experiment, ledger, selection, sweep
 from ekiden.experiments.experiment import Experiment
 from ekiden.experiments.paired import contrasts, difference
@@ -60,7 +61,15 @@ def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) 
             seed: {"step": 1, "accuracy": a / 100, "client_mean": a / 100, "client_mean_trained": a / 100}
             for seed, a in seeds.items()
         }
-        made.append(CellResult(cell, tuple(Summary(Path(), {"seed": s}, [row], 1.0) for s, row in rows.items())))
+        made.append(
+            CellResult(
+                cell,
+                tuple(
+                    Summary(Path(), {"seed": s, "task": recorded(Classification())}, [row], 1.0)
+                    for s, row in rows.items()
+                ),
+            )
+        )
     return made
 
 
@@ -111,7 +120,7 @@ def test_behind_names_every_case() -> None:
 def test_what_cannot_be_compared() -> None:
     found = parsed()
     elmy, _, seq = results(found, VALUES)[:3]
-    apart = CellResult(seq.cell, tuple(replace(run, config={"seed": 7}) for run in seq.runs[:1]))
+    apart = CellResult(seq.cell, tuple(replace(run, config=run.config | {"seed": 7}) for run in seq.runs[:1]))
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
     other = CellResult(replace(seq.cell, metric="client_mean"), seq.runs)
     assert difference(elmy, other, "FedSeq", 3) is None, "each client's own test data"

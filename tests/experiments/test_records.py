@@ -153,7 +153,7 @@ def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Pat
         (1, "{}", "line 1 is damaged"),
         (1, '{"format":9,"file":"","budget":"","experiment":""}', "has format 9"),
         (1, '{"format":9,"about":{}}', "has format 9"),
-        (1, '{"format":1,"file":3,"budget":"","experiment":""}', "line 1 is damaged"),
+        (1, '{"format":2,"file":3,"budget":"","experiment":""}', "line 1 is damaged"),
         (2, '{"run":', "line 2 is damaged"),
         (3, "[]", "line 3 is damaged"),
     ],
@@ -358,27 +358,13 @@ def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
     assert planned(there / "runs", other, file).runs()[0].state.changed == ("data is pets there, dogs in the file",)
 
 
-def test_records_made_before_there_were_digests_count(done: tuple[sweep.Sweep, Path], tmp_path: Path) -> None:
-    _, file = done
-    older = tmp_path / "older.jsonl"
-    head, *lines = (json.loads(line) for line in file.read_text().splitlines())
-    for line in lines:
-        assert line["config"]["digests"]["data"].keys() == {"client-0", "client-1", "client-2"}
-        for key in ("digests", "network", "classes", "input"):
-            del line["config"][key]
-        del line["config"]["sweep"]["data"]
-    older.write_text("".join(json.dumps(line) + "\n" for line in (head | {"file": "table.toml"}, *lines)))
-    assert [one.finished for one in planned(tmp_path / "runs", file=older).runs()] == [True, True, True, False]
-
-
-def test_a_record_made_before_the_selection_was_noted_counts_and_says_what_was_done() -> None:
+def test_a_record_says_what_local_training_returned() -> None:
     home = Path(__file__).parents[2] / "experiments"
     swept = sweep.plan_sweep(home / "fedelmy-table7.toml", "paper", Path("none"), home / "records/fedelmy-table7.jsonl")
     kept = {one.cell.label: one.result for one in swept.runs() if one.seed == 0 and one.cell.row == "FedOV"}
     found = kept["FedOV / PACS"]
     assert found is not None
-    assert found.config["training"]["select"] == "best"
-    assert "selection" not in found.config
+    assert (found.config["training"]["select"], found.config["selection"]) == ("best", "last")
     assert "select last" in about(found)
     assert "select=" not in label(found.config)
     assert "| FedOV (N models) | PACS | 58." in ledger.section(swept)

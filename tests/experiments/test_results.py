@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ekiden import api
 from ekiden.base.errors import UserError
+from ekiden.data.tasks import Classification, recorded
 from ekiden.experiments import experiment, export, judged, ledger, results, selection, sweep
 from ekiden.experiments.comparison import Comparison, Published
 from ekiden.experiments.experiment import Cell, Experiment
@@ -60,7 +61,12 @@ def parsed(budget: str = "paper") -> Experiment:
 
 def result(cell: Cell, *accuracies: float) -> CellResult:
     rows = [{"step": 1, "accuracy": a / 100, "client_mean": (a + 1) / 100} for a in accuracies]
-    return CellResult(cell, tuple(Summary(Path(), {"seed": i}, [row], 1.0) for i, row in enumerate(rows)))
+    return CellResult(
+        cell,
+        tuple(
+            Summary(Path(), {"seed": i, "task": recorded(Classification())}, [row], 1.0) for i, row in enumerate(rows)
+        ),
+    )
 
 
 def costing(found: CellResult) -> CellResult:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_in_an_experiment_file(source: Path, tmp_path: Path) -> None:
     assert command("sweep", str(file), "--out", str(tmp_path / "sweep"), "--cores", "1") == 0
     (folder,) = (p.parent for p in (tmp_path / "sweep").glob("*/model.safetensors"))
     plan = Plan(FedGram(features=f"run:{source}"), data="digits", clients=3)
-    assert read_config(folder)["hyperparameters"] == plan.method.settings()
+    assert read_config(folder)["hyperparameters"] == asdict(plan.method)
 
 
 def test_between_machines(trained: Path, tmp_path: Path) -> None:

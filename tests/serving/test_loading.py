@@ -15,10 +15,8 @@ from ekiden import FederatedData, Training, UserError, federate, load, load_mode
 from ekiden.data import Iid
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan
 from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer, FedSeq, Local
 from tests.conftest import Tiny
-from tests.engine.test_identity import older
 from tests.pages import DOCS, blocks, play
 
 PAGE = DOCS / "using-the-result.md"
@@ -103,29 +101,18 @@ def test_a_run_that_has_not_ended_says_so(digits: FederatedData, tmp_path: Path)
         load_model(tmp_path)
 
 
-def test_an_older_folder_is_loaded_by_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EKIDEN_DATA", raising=False)
-    plan: Plan[Any] = Plan(FedSeq(epochs=1), clients=2)
-    result = plan.run(tmp_path / "run", plan.federation())
-    now = load_model(tmp_path / "run")
-    older(tmp_path / "run")
-    then = load_model(tmp_path / "run")
-    x = plan.federation().dataset.test.x[:5]
-    with torch.no_grad():
-        assert torch.equal(now(x), then(x))
-    assert result.folder is not None
-    assert then.classes == now.classes
-
-
 def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_path: Path) -> None:
     run(FedPer(epochs=1, rounds=1), digits, training=Training(mean=(0.3,), std=(0.4,)), folder=tmp_path / "run")
-    wanted = {
+    wanted: dict[str, Any] = {
         "method": "fedper",
         "network": "mlp",
         "classes": list("0123456789"),
         "input": {"shape": [1, 8, 8], "mean": [0.3], "std": [0.4]},
     }
     config = read_config(tmp_path / "run")
+    assert {key: config[key] for key in wanted} == wanted
+    wanted |= {"closing_lap": False, "train": "all", "frozen": {}, "task": {"kind": "classification"}}
+    wanted |= {"inputs": {"kind": "images", "size": 0, "fit": "stretch", "window": []}}
     assert {key: config[key] for key in wanted} == wanted
     with safe_open(tmp_path / "run" / "personal" / "client-0.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["ekiden"]) == wanted

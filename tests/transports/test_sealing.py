@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import safetensors_chunks, with_digest, write
 from ekiden.base.refs import SERVER
 from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
@@ -465,7 +466,7 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(run / "model.safetensors")
     name = next(iter(tensors))
     tensors[name].view(-1)[0] += 1e-3
-    safetensors.torch.save_file(tensors, run / "model.safetensors")
+    write(run / "model.safetensors", with_digest(safetensors_chunks(tensors, {})))
     assert "model.safetensors is not the model that client-2 signed as 2-0-train" in wrong(*rows)
     with pytest.raises(UserError, match=r"is not what the silos signed: model\.safetensors is not the model"):
         call(["verify", str(run), "--keys", str(public_folder(tmp_path, public))])

@@ -14,7 +14,6 @@ import pytest
 
 from ekiden.base import files
 from ekiden.base.errors import UserError
-from ekiden.base.files import marked
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks
 from ekiden.engine.method import Method
@@ -265,22 +264,6 @@ def test_what_a_value_is_made_from_may_be_damaged_too(tmp_path: Path) -> None:
             far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False)
     request.write_bytes(whole)
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public, sealed=False), here(FEDSEQ))
-
-
-@pytest.mark.parametrize("digest", [False, True], ids=["no digest", "one digest"])
-def test_shelves_of_older_versions_are_read(digest: bool, tmp_path: Path) -> None:
-    """Without digests and requests, or with one digest of an outcome as a whole."""
-    nodes, public = sealed_in(tmp_path)
-    with killed(nodes, 2, 102):
-        far(FEDSEQ, nodes, tmp_path / "run", public)
-    for file in shelf_of(nodes, 101).glob("*.parcel"):
-        if file.name.startswith("request"):
-            file.unlink()
-        else:
-            data = file.read_bytes()
-            assert data[:8] == b"ekiden\0\3"
-            file.write_bytes(b"".join(marked([data[72:]])) if digest else data[72:])
-    assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
 
 
 def test_a_task_whose_stored_outcome_is_damaged_is_done_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import metadata_of, safetensors_chunks, with_digest, write
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
@@ -65,12 +66,14 @@ class Made:
         """Say that this is the model of the last state."""
         file = self.run / "state.safetensors"
         state, marks = read(file, tuple[type(self.method.start()), Marks])  # type: ignore[misc]
-        file.write_bytes(b"".join(wire.chunks((replace(state, model=model), marks))))
+        said = metadata_of(file.read_bytes())
+        changed = wire.chunks((replace(state, model=model), marks))
+        write(file, with_digest(changed, config=said["config"], written=said["written"]))
 
     def change_model(self, name: str = "model.safetensors") -> None:
         tensors = safetensors.torch.load_file(self.run / name)
         next(iter(tensors.values())).view(-1)[0] += 1e-3
-        safetensors.torch.save_file(tensors, self.run / name)
+        write(self.run / name, with_digest(safetensors_chunks(tensors, {"format": "pt"})))
 
     def copied(self, folder: Path) -> "Made":
         return replace(self, run=Path(shutil.copytree(self.run, folder / "run")))
@@ -242,9 +245,9 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
         tensors = safetensors.torch.load_file(file)
         name = file.relative_to(run).as_posix()
         for tensor in tensors:
-            safetensors.torch.save_file({**tensors, tensor: tensors[tensor] + 1}, file)
+            write(file, with_digest(safetensors_chunks({**tensors, tensor: tensors[tensor] + 1}, {})))
             yield name, tensor
-        safetensors.torch.save_file(tensors, file, {"format": "else"})
+        write(file, with_digest(safetensors_chunks(tensors, {"format": "else"})))
         yield name, "metadata"
         file.write_bytes(held)
 
@@ -396,7 +399,7 @@ def test_a_model_of_the_server_is_the_one_that_silos_measured(tmp_path: Path) ->
     assert made.model is not None
     other = made.model.with_params(made.model.params * 2)
     module = as_module(made.setup().build, other)
-    safetensors.torch.save_file(dict(module.state_dict()), made.run / "model.safetensors")
+    write(made.run / "model.safetensors", with_digest(safetensors_chunks(dict(module.state_dict()), {})))
     made.forge(other)
     assert "the models in the folder are not those that client-0 measured after step 1" in made.wrong()
 

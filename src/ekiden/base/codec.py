@@ -1,6 +1,6 @@
 """Convert plain values, as in JSON and TOML, to checked dataclasses, and back."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, TypeVar
@@ -45,16 +45,9 @@ def reading(what: str, reader: str = "the version of Ekiden that wrote it") -> I
         raise UserError(f"{what} cannot be read ({error}): use {reader}") from None
 
 
-def plain(record: Any, later: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields of a dataclass as plain values.
-
-    Args:
-        record: the dataclass.
-        later: fields that older files do not have; with their default value they are left out.
-    """
-    usual = {f.name: f.default for f in fields(record) if f.name in later}
-    kept = {name: value for name, value in asdict(record).items() if name not in usual or value != usual[name]}
-    return {name: _as_read(value) for name, value in kept.items()}
+def plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain values."""
+    return {name: _as_read(value) for name, value in asdict(record).items()}
 
 
 def _as_read(value: Any) -> Any:

@@ -18,8 +18,6 @@ _BLANK = "0" * 32
 """placeholder for the digest while it is computed"""
 _MARK = b"ekiden\0\2"
 """first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
-_OLDER = {"format", "tree"}
-"""metadata of files without a digest"""
 
 DTYPES = {
     torch.float64: "F64",
@@ -80,19 +78,15 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
 
 
 def intact(data: bytes) -> bytes:
-    """Return the `data` of a safetensors file as they were written. Files of older versions have no digest and pass.
-
-    Other files pass too; the reader of safetensors files refuses them.
+    """Return the `data` of a safetensors file with a digest as they were written.
 
     Raises:
-        Damaged: a byte was changed, or it is truncated.
+        Damaged: a byte was changed, it is truncated, or it has no digest.
     """
     name = f'"{_DIGEST}":"'.encode()
     at = data.find(name, 8, 8 + int.from_bytes(data[:8], "little"))
     if at < 0:
-        if metadata_of(data).keys() - _OLDER:  # the name of the digest's entry was changed
-            raise Damaged("changed since it was written")
-        return data
+        raise Damaged("changed since it was written: it has no digest")
     start, end = at + len(name), at + len(name) + len(_BLANK)
     found = hashlib.blake2b(data[:start], digest_size=len(_BLANK) // 2)
     found.update(_BLANK.encode())
@@ -126,14 +120,14 @@ def marked(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def verified(data: bytes) -> memoryview:
-    """Return what `marked` was given. Files of older versions have no digest and pass.
+    """Return what `marked` was given.
 
     Raises:
         Damaged: a byte was changed.
     """
     start = len(_MARK) + len(_BLANK) // 2
     if not data.startswith(_MARK):
-        return memoryview(data)
+        raise Damaged("changed since it was written: it has no digest")
     content = memoryview(data)[start:]
     if hashlib.blake2b(content, digest_size=len(_BLANK) // 2).digest() != data[len(_MARK) : start]:
         raise Damaged("changed since it was written: its digest differs")

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
@@ -14,15 +13,10 @@ from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
     PrimitiveTypeInfo,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
 )
 
-from ekiden.base.checks import hints_of
 from ekiden.base.errors import UserError, unknown
 from ekiden.cli.helping import Boxes, flags, page
-from ekiden.engine.method import Method
 
 T = TypeVar("T")
 _HELP = {"-h", "--help"}
@@ -146,22 +140,6 @@ def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         return tuple(one.instance_from_str([text]) for text in texts)
 
     return _spec("*", read)
-
-
-@_READING.struct_rule
-def _renamed(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Accept the former names of a method's flags."""
-    kind: Any = info.type
-    if not (isinstance(kind, type) and issubclass(kind, Method) and kind.renamed):
-        return None
-    former = {new: (f"--{old.replace('_', '-')}",) for old, new in kind.renamed.items()}
-    hints = hints_of(kind)
-
-    def spec(name: str) -> StructFieldSpec:
-        also = tyro.conf.arg(aliases=former.get(name))
-        return StructFieldSpec(name, Annotated[hints[name], also], getattr(info.default, name))  # type: ignore[arg-type]
-
-    return StructConstructorSpec(kind, tuple(spec(field.name) for field in fields(kind)))
 
 
 def _of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any]:

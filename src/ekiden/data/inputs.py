@@ -57,7 +57,7 @@ def terms(inputs: Inputs) -> str:
     """Return what parties must agree on, as text; "" for plain inputs. A tokenizer's digest stands for its path."""
     if isinstance(inputs, Tokens) and inputs.digest:
         inputs = replace(inputs, tokenizer="model")
-    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says the same, as in older runs
+    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says the same
         return ""
     return "" if is_plain(inputs) else json.dumps(to_json(inputs), sort_keys=True)
 

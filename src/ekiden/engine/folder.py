@@ -38,35 +38,23 @@ from ekiden.engine.store import read
 from ekiden.engine.transport import Transfer
 
 S = TypeVar("S", bound=State)
-FORMAT = 1
-# Folders of older runs do not have these.
-_LATER: dict[str, type | tuple[type, ...]] = {
-    "digests": dict,
-    "network": (str, type(None)),
-    "classes": list,
-    "input": dict,
-    "train": str,
-    "pretrained": str,
-    "frozen": dict,
-    "inputs": dict,
-    "task": dict,
-    "steps": int,
-    "revisions": list,
-    "sample_type": str,
-    "architecture": dict,
-}
+FORMAT = 2
 # also in the headers of model files
 _ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
-_BESIDE = {"ekiden", "sweep", "selection", "revisions", "sample_type", "architecture"}
+_BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("method", "dataset", "model"), str),
-    **dict.fromkeys(("hyperparameters", "training", "hardware", "clients"), dict),
-    **dict.fromkeys(("seed", "model_bytes"), int),
+    **dict.fromkeys(("method", "selection", "dataset", "model", "train", "pretrained"), str),
+    **dict.fromkeys(("hyperparameters", "training", "hardware", "clients", "input", "inputs", "task", "frozen"), dict),
+    **dict.fromkeys(("seed", "steps", "model_bytes"), int),
+    "closing_lap": bool,
+    "network": (str, type(None)),
+    "classes": list,
 }
+_OPTIONAL: dict[str, type | tuple[type, ...]] = {"digests": dict, "revisions": list, "architecture": dict}
 
 
 @dataclass
@@ -101,7 +89,7 @@ class RunFolder:
     """A run folder, held by this process until `close`.
 
     Attributes:
-        written: `Transport.written` of the state that was loaded; None if an older version wrote it.
+        written: `Transport.written` of the state that was loaded; None if the transport does not know it.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
@@ -269,7 +257,7 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
         )
     if missing := _NEEDED.keys() - config.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
-    kinds = _NEEDED | {key: kind for key, kind in _LATER.items() if key in config}
+    kinds = _NEEDED | {key: kind for key, kind in _OPTIONAL.items() if key in config}
     if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
         raise UserError(f"{path / 'config.json'} has wrong {', '.join(wrong)}: {_DAMAGED}")
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
@@ -308,7 +296,7 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
             "again"
         ) from None
     said = metadata_of(file.read_bytes())
-    if said.get(_CONFIG, config) != config:
+    if said.get(_CONFIG) != config:
         raise UserError(f"{path / 'config.json'} was changed after the run began: restore it from a backup")
     return state, marks, json.loads(said[_WRITTEN]) if _WRITTEN in said else None
 
@@ -354,9 +342,8 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
-    keys = (wanted.keys() | found.keys()) - _BESIDE
-    keys -= {key for key in _LATER if key not in found}
-    different = sorted(k for k in keys if found.get(k) != wanted.get(k) and k != "digests")
+    keys = (wanted.keys() | found.keys()) - _BESIDE - {"digests"}
+    different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     different += identity.unlike(found.get("digests", {}), wanted.get("digests", {}))
     if different:
         seed = "; seed torch before you make the model" if "the initial model" in different else ""

@@ -61,7 +61,10 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Say which digests in a run folder differ from those wanted; those that one side lacks are not compared."""
+    """Say which digests in a run folder differ from those wanted; those that one side lacks are not compared.
+
+    A run between machines has none of the data.
+    """
     different = []
     if "data" in found and "data" in wanted:
         there, here = found["data"], wanted["data"]

@@ -1,15 +1,13 @@
 """What a federated method is: hyperparameters, an outer loop, and tasks that clients do."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from torch import nn
 
 from ekiden.base.checks import Checked
-from ekiden.base.codec import plain
-from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.data import tasks
 from ekiden.data.samples import Dataset
@@ -141,15 +139,6 @@ class Method(Checked, ABC):
     averages: ClassVar[bool] = True
     """Whether it may combine several models value by value. False if one model is handed on, or clients train apart."""
 
-    later: ClassVar[tuple[str, ...]] = ()
-    """Fields added after the method had run folders. With its default value, such a field is not in a run folder."""
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Former names of fields -> today's. Run folders and agreements use the former; flags and experiment files may."""
-
-    removed: ClassVar[Mapping[str, Any]] = {}
-    """Former fields -> the value that the method always has now. Run folders and agreements keep them."""
-
     extra_outputs: ClassVar[int] = 0
     """Outputs of the clients' network beyond one for each class, for example one for "unknown". M includes them."""
 
@@ -208,24 +197,6 @@ class Method(Checked, ABC):
     def changes_network(self) -> bool:
         """Whether the result needs another network than the clients' own."""
         return type(self).result_network is not Method.result_network
-
-    def settings(self) -> dict[str, Any]:
-        """Return the hyperparameters as run folders and agreements hold them."""
-        former = {new: old for old, new in self.renamed.items()}
-        values = {former.get(name, name): value for name, value in plain(self, self.later).items()}
-        return values | dict(self.removed)
-
-    @classmethod
-    def current(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return hyperparameters, as `settings` gave them, under today's names.
-
-        Raises:
-            UserError: one that was removed has another value than the method uses now.
-        """
-        for name, value in cls.removed.items():
-            if values.get(name, value) != value:
-                raise UserError(f"{cls.title()} no longer has {name} = {values[name]!r}, it is always {value!r}")
-        return {cls.renamed.get(name, name): value for name, value in values.items() if name not in cls.removed}
 
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
         """The method, its network and the file of its values, where a hyperparameter names a finished run.

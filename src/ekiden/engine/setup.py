@@ -7,7 +7,7 @@ import torch
 from ekiden.base.errors import UserError
 from ekiden.data import inputs
 from ekiden.data.samples import FederatedData, Subset
-from ekiden.data.tasks import Classification, recorded
+from ekiden.data.tasks import recorded
 from ekiden.engine import networks
 from ekiden.engine.method import Size
 from ekiden.engine.networks import network_name
@@ -21,30 +21,27 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     return {
         "network": network_name(setup.build),
         **_describe_parts(setup),
-        **({} if dataset.task == Classification() else {"task": recorded(dataset.task)}),
+        "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
         "input": {
             "shape": list(dataset.shape),
             "mean": [float(value) for value in dataset.mean],
             "std": [float(value) for value in dataset.std],
         },
-        # not written, as in runs of versions that had no others
-        **({} if inputs.is_plain(dataset.inputs) else {"inputs": inputs.to_json(dataset.inputs)}),
+        "inputs": inputs.to_json(dataset.inputs),
     }
 
 
 def _describe_parts(setup: Setup) -> dict[str, Any]:
-    """Return what is trained, its pretrained values, and a digest of the rest; empty if all is trained from scratch."""
+    """Return what is trained, the file with its first values, and a digest of the frozen part."""
     prepared = networks.prepared(setup.build)
-    found: dict[str, Any] = {}
-    if prepared and prepared.train != "all":
-        found["train"] = prepared.train
-    if prepared and prepared.pretrained:
-        found["pretrained"] = prepared.pretrained
     module = setup.build()
-    if digest := frozen.digest(module):
-        found["frozen"] = {"digest": digest, "values": frozen.size(module)}
-    return found
+    digest = frozen.digest(module)
+    return {
+        "train": prepared.train if prepared else "all",
+        "pretrained": prepared.pretrained if prepared else "",
+        "frozen": {"digest": digest, "values": frozen.size(module)} if digest else {},
+    }
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:

@@ -43,7 +43,7 @@ class Store:
             private_type: of the client's state.
             step: steps that are done.
             written: the number of steps after which the client's state was last written, 0 if never. That file must
-                exist. None if the run does not say, as in older folders; then the newest file is read.
+                exist. None if the transport does not know it; then the newest file is read.
         """
         self._folder = folder
         self._type_of = type_of

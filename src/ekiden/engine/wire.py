@@ -287,19 +287,9 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
     raise WireError("payload holds a value of a type that was not announced: refused")
 
 
-def recorded_as(name: str) -> Callable[[R], R]:
-    """Give a dataclass the `name` that it keeps in run folders and messages, whatever the class is called."""
-
-    def named(record: R) -> R:
-        record.__recorded_as__ = name  # type: ignore[attr-defined]
-        return record
-
-    return named
-
-
 def _record_name(record: Any) -> str:
     """Return the name of a dataclass in payloads."""
-    return str(vars(record).get("__recorded_as__", record.__name__)) if isinstance(record, type) else ""
+    return record.__name__ if isinstance(record, type) else ""
 
 
 def _field_names(record: type) -> Sequence[str]:

@@ -43,8 +43,7 @@ class Budget:
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
         """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
         scaled = []
-        for given, factor in self.factors.items():
-            name = plan.method.renamed.get(given, given)
+        for name, factor in self.factors.items():
             full = getattr(plan.method, name, 0)
             used = max(1, round(full * factor))
             if full > used:
@@ -59,10 +58,7 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     Raises:
         UserError: a budget scales something that is not a whole-numbered hyperparameter of any of them, or raises it.
     """
-    scalable = set[str]()
-    for kind in kinds:
-        whole = {name for name, hint in settings.hyperparameters(kind).items() if hint is int}
-        scalable |= whole | {former for former, name in kind.renamed.items() if name in whole}
+    scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
     found = {PAPER: Budget()}
     for name, entry in table(values, "budget").items():
         with at(f"budget.{name}"):

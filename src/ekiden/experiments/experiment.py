@@ -309,8 +309,7 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     known = settings.common() | settings.hyperparameters(kind)
     for layer in layers:
-        for given, value in layer.items():
-            name = kind.renamed.get(given, given)
+        for name, value in layer.items():
             if name in known and name != "metric":  # `_cell` reads that
                 merged[name] = value
             elif name not in _ROW and ("method" in layer or name not in settings.known_anywhere()):

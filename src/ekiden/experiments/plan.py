@@ -24,11 +24,6 @@ from ekiden.methods import ClosingLap, name_of, plan_of
 from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
-_LATER = (
-    *("without", "silos", "pretrained", "train", "task", "metric", "closing_lap", "tune"),
-    *("keep_trained", "evaluate_on"),
-)
-"""Fields that folders of older runs do not have."""
 TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 
 
@@ -190,13 +185,10 @@ class Plan(Checked, Generic[M]):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         name = name_of(type(self.method))
-        values = plain(self, _LATER) | {"method": name, "hyperparameters": self.method.settings()}
-        if code := outside.digests((name, self.model, self.data, self.metric)):
-            values["code"] = code
-        values["reading"] = self.reading.chosen()
-        if not values["reading"]:  # not written, as in runs of versions without a choice
-            del values["reading"]
-        return values
+        values = plain(self) | {"method": name, "hyperparameters": plain(self.method)}
+        values |= {"reading": self.reading.chosen()}
+        code = outside.digests((name, self.model, self.data, self.metric))
+        return values | ({"code": code} if code else {})
 
 
 def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName = "auto") -> Dataset:

@@ -19,7 +19,7 @@ from ekiden.engine.folder import check_config
 from ekiden.experiments.portable import portable
 from ekiden.experiments.summary import COUNTED, Summary
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".jsonl"
 _HINT = "give a file that `ekiden sweep --records` made"
 _ENVIRONMENT = ("python", "torch", "gpu")  # only what the ledger prints about the machine

@@ -36,7 +36,7 @@ def hyperparameters(kind: type[Method]) -> dict[str, Any]:
 @cache
 def known_anywhere() -> frozenset[str]:
     """Return the names of all settings of all methods."""
-    return frozenset(common()) | {name for kind in METHODS for name in (*hyperparameters(kind), *kind.renamed)}
+    return frozenset(common()) | {name for kind in METHODS for name in hyperparameters(kind)}
 
 
 def is_grid(name: str, value: object) -> bool:

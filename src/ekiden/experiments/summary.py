@@ -16,12 +16,12 @@ from ekiden.base.errors import UserError, at
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.base.wording import counted
-from ekiden.data.tasks import Classification, Metric, Scores, Task, task_of
+from ekiden.data.tasks import Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method
-from ekiden.methods import hyperparameters, known, method_of
+from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -138,17 +138,17 @@ def _result(done: Sequence[Summary], *, alone: bool) -> str:
 
 def divergence(run: Summary) -> str:
     """Return one line about a run whose training diverged; empty for other runs."""
-    classes = run.config.get("classes", ())  # missing in older folders, whose metrics do not show divergence
-    if not run.last.get("diverged") or "classes" not in run.config:
+    if not run.last.get("diverged"):
         return ""
     task = task_in(run.config)
-    line = evaluation.divergence(run.last, task.guess(task.outputs(classes)), run.config["training"]["lr"])
+    guess = task.guess(task.outputs(run.config["classes"]))
+    line = evaluation.divergence(run.last, guess, run.config["training"]["lr"])
     return f"{run.folder}: {line}" if line else ""
 
 
 def task_in(config: Mapping[str, Any]) -> Task:
     """Return what the labels of a run mean."""
-    return task_of(config["task"]) if "task" in config else Classification()
+    return task_of(config["task"])
 
 
 def headline(run: Summary) -> Metric:
@@ -160,7 +160,7 @@ def headline(run: Summary) -> Metric:
 def metric_named(config: Mapping[str, Any], name: str) -> Metric:
     """Return a metric of a run's task. A metric of the user's own is known only by its name and direction."""
     known = {metric.name: metric for metric in task_in(config).metrics}
-    higher = bool(config.get("task", {}).get("higher", True))
+    higher = bool(config["task"].get("higher", True))
     return known.get(name) or Metric(name, _unmeasurable, higher=higher, share=False)
 
 
@@ -267,12 +267,12 @@ def label(config: dict[str, Any]) -> str:
     kind = known(config["method"])
     usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = hyperparameters(config) | plain(settings_in(config)[0]) | hardware
+    given = config["hyperparameters"] | plain(settings_in(config)[0]) | hardware
     if selection(config) != given["select"]:  # if the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
-    told = [f"{k}={v}" for k, v in chosen.items()] + ["closing lap"] * bool(config.get("closing_lap"))
+    told = [f"{k}={v}" for k, v in chosen.items()] + ["closing lap"] * config["closing_lap"]
     name = f"{name} ({', '.join(told)})" if told else name
     return f"{name}{_budget(config)}{_revised(config)}"
 
@@ -294,7 +294,7 @@ def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 def selection(config: dict[str, Any]) -> str:
     """Return what local training returned in a run. It differs from `--select` if the method decides it."""
     method, select = _method(config), config["training"]["select"]
-    return str(config.get("selection", select)) if method is None else method.selection(select)
+    return str(config["selection"]) if method is None else method.selection(select)
 
 
 def _method(config: dict[str, Any]) -> Method | None:
@@ -317,7 +317,7 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k not in ("seed", "hyperparameters")}
-    others = [hyperparameters(config), bool(config.get("closing_lap")), revised(config)]
+    others = [config["hyperparameters"], config["closing_lap"], revised(config)]
     return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 

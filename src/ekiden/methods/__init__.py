@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ekiden.base.codec import made, reading
+from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset
@@ -159,8 +159,7 @@ def written(method: Method) -> dict[str, Any]:
     """What a run folder says about a method; `method_of` reads it."""
     lap = isinstance(method, ClosingLap)
     inner = method.method if isinstance(method, ClosingLap) else method
-    said = {"method": name_of(type(inner)), "hyperparameters": inner.settings()}
-    return said | {"closing_lap": True} if lap else said
+    return {"method": name_of(type(inner)), "hyperparameters": plain(inner), "closing_lap": lap}
 
 
 def method_of(said: Mapping[str, Any]) -> Method:
@@ -171,25 +170,19 @@ def method_of(said: Mapping[str, Any]) -> Method:
     """
     kind = method_named(said["method"])
     with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
-        method = made(kind, kind.current(said["hyperparameters"]))
-    return ClosingLap(method) if said.get("closing_lap") else method
+        method = made(kind, said["hyperparameters"])
+    return ClosingLap(method) if said["closing_lap"] else method
 
 
 def among(method: Method, clients: Sequence[str]) -> Method:
     """Return a method whose order names other clients as one for `clients`: who is new to it comes last."""
     if isinstance(method, ClosingLap):
         return replace(method, method=among(method.method, clients))
-    order = method.settings().get("order")
+    order = plain(method).get("order")
     if not isinstance(order, str) or order in ("given", "reversed", "random"):
         return method
     named = [name for name in order.split(",") if name in clients]
     return replace(method, **{"order": ",".join([*named, *(name for name in clients if name not in named)])})
-
-
-def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters in a run folder's configuration under today's names; unchanged for unknown methods."""
-    kind, values = known(config["method"]), config["hyperparameters"]
-    return dict(values) if kind is None else kind.current(values)
 
 
 def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
@@ -205,9 +198,7 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
     """
     named = method_named(str(values.get("method")))
     with reading("the plan", reader):
-        given = values.get("hyperparameters")
-        given = named.current(given) if isinstance(given, Mapping) else given
-        own = {"method": made(named, given, "hyperparameters")}
+        own = {"method": made(named, values.get("hyperparameters"), "hyperparameters")}
         return made(kind, {k: v for k, v in values.items() if k != "hyperparameters"} | own)
 
 
@@ -289,7 +280,6 @@ __all__ = [
     "SFedKD",
     "among",
     "check_needs",
-    "hyperparameters",
     "known",
     "method_named",
     "method_of",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -56,12 +56,6 @@ class Average(OneShot):
     clip_update: NonNegative = 0.0
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "weights": "weighting",
-        "statistics": "running_variances",
-        "head": "combine_heads",
-    }
 
     def __post_init__(self) -> None:
         """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""

@@ -1,9 +1,9 @@
 """Co-Boosting: synthetic samples and the weights of the ensemble that teaches on them improve each other."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -94,12 +94,6 @@ class CoBoosting(Method):
     """length of the generator's input z"""
     generator_width: Count = 64
     """channels of the generator"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "batch": "distill_batch_size",
-        "width": "generator_width",
-        "distill_decay": "distill_weight_decay",
-    }
 
     needs = CLASSES | NUMBERS
 

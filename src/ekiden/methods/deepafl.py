@@ -1,7 +1,7 @@
 """DeepAFL: deep analytic federated learning."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
@@ -15,7 +15,6 @@ from ekiden.base.seeds import derive
 from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network, fresh, trial
@@ -24,7 +23,6 @@ from ekiden.training.weights import Weights
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-@recorded_as("Sums")
 @dataclass(frozen=True, eq=False)
 class LeastSquaresSums:
     """Sums over a client's samples, for a least-squares problem with inputs a and targets y.
@@ -52,7 +50,6 @@ class LeastSquaresSums:
             raise UserError("sums hold values that are not finite: check this client's data")
 
 
-@recorded_as("Kept")
 class KeptSolutions(NamedTuple):
     """What a client keeps.
 
@@ -134,8 +131,6 @@ class DeepAFL(Method):
     """σ of the random features"""
     scale: Positive = 1.0
     """factor of R_0, for features that are much smaller or larger than 1"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"hidden": "random_features"}
 
     private: ClassVar[type[KeptSolutions]] = KeptSolutions
 

@@ -1,8 +1,8 @@
 """DENSE: data-free one-shot federated learning by a generator and distillation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +68,6 @@ class DENSE(Method):
     """channels of the generator"""
     student: Literal["fresh", "average"] = "fresh"
     """the student's start: the common initial model, or the mean of the clients' models"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"batch": "distill_batch_size", "width": "generator_width"}
 
     needs = VECTORS | NUMBERS
 

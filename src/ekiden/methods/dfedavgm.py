@@ -1,8 +1,7 @@
 """DFedAvgM: decentralised federated averaging with momentum."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -44,8 +43,6 @@ class DFedAvgM(PersonalMethod):
     """θ, momentum of the heavy ball"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""

@@ -1,8 +1,7 @@
 """DFedSAM: decentralised federated learning with sharpness-aware local steps and several gossip steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
@@ -42,8 +41,6 @@ class DFedSAM(PersonalMethod):
     """ρ, radius of the ascent step, whatever --rho says"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""

@@ -1,6 +1,6 @@
 """DisPFL: decentralised personalised models, each with a sparse mask of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, cos, pi, prod
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -71,7 +71,6 @@ class DisPFL(PersonalMethod):
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay", "layers": "sparsity_distribution"}
     private: ClassVar[type[Masks]] = Masks
 
     def check(self, clients: Sequence[str]) -> None:

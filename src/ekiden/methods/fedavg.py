@@ -1,15 +1,14 @@
 """FedAvg: federated averaging."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import ParallelMethod
 from ekiden.methods.blocks.robust import Rule
@@ -28,7 +27,6 @@ from ekiden.methods.blocks.rounds import (
 from ekiden.training.weights import Weights
 
 
-@recorded_as("Server")
 @dataclass(frozen=True)
 class ServerOptimizer(State):
     """The memory of the server's optimiser: v, or m and v of Adam."""
@@ -81,9 +79,6 @@ class FedAvg(ParallelMethod):
     clip_update: NonNegative = 0.0
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"server": "server_optimizer"}
-    removed: ClassVar[Mapping[str, Any]] = {"server_tau": 1e-3}
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Model, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import (
     After,
@@ -46,7 +45,6 @@ class Memory(NamedTuple):
     gradient: Tensor
 
 
-@recorded_as("Update")
 class DriftingReply(NamedTuple):
     """What a client sends back: its model θ_i, and the change of its gradient memory times its relative size."""
 
@@ -143,7 +141,7 @@ class FedDC(ParallelMethod):
         at = ClientRound(client, training, self.epochs, model, sent, own, size)
         trained, learned = visit(self, at, model)
         (_, slope), closing = self.close(at, learned)
-        # The drift in `close` is the same except for rounding: this order of the sum is that of earlier versions.
+        # The drift in `close` is the same except for rounding.
         client.state = Memory(at.kept(0) + trained.params - model.params, slope.params)
         return DriftingReply(trained, closing.changes[0] if self.gradient_correction else None)
 

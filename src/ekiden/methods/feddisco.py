@@ -1,6 +1,6 @@
 """FedDisco: averaging with weights that know how skewed each client's labels are."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -71,8 +71,6 @@ class FedDisco(ParallelMethod):
     """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"measure": "discrepancy"}
 
     exchange: ClassVar[Exchange] = Exchange(numbers=2)
     host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "discrepancy")

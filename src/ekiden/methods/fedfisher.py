@@ -1,8 +1,8 @@
 """FedFisher: the server goes down the quadratic that the clients' Fisher information makes of their losses."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
@@ -26,7 +25,6 @@ Gradient = Callable[[Tensor], Tensor]
 """Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)."""
 
 
-@recorded_as("Informed")
 class BlockInformed(NamedTuple):
     """What a client sends.
 
@@ -72,8 +70,6 @@ class FedFisher(OneShot):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting", "step": "server_lr", "form": "curvature"}
 
     needs = CLASSES
 

@@ -1,9 +1,9 @@
 """FedLPA: the mean of the product of the clients' layer-wise posteriors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,8 +70,6 @@ class FedLPA(OneShot):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     needs = CLASSES
 

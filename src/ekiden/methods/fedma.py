@@ -1,8 +1,8 @@
 """FedMA: federated matched averaging."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -11,7 +11,6 @@ from ekiden.base.checks import Count, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Matching, Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -32,7 +31,6 @@ class FirstLayer(NamedTuple):
     counts: Annotated[Tensor, OwnSamples]
 
 
-@recorded_as("Kept")
 class KeptLayers(NamedTuple):
     """What a client keeps.
 
@@ -93,8 +91,6 @@ class FedMA(Method):
     """prior mean of biases; the prior mean of weights is 0"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700, "estimate": False}
 
     private: ClassVar[type[KeptLayers]] = KeptLayers
     needs = CLASSES

@@ -9,7 +9,6 @@ from torch import Tensor
 from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import (
     After,
@@ -48,7 +47,6 @@ class Progress(NamedTuple):
     a: float
 
 
-@recorded_as("Server")
 @dataclass(frozen=True)
 class ServerMomentum(State):
     """The state with the server's momentum."""

@@ -1,6 +1,6 @@
 """FedPer: a shared extractor, a classifier for each client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -48,7 +48,6 @@ class FedPer(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     splits_model: ClassVar[bool] = True
 
     def check(self, clients: Sequence[str]) -> None:

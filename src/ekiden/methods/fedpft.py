@@ -1,7 +1,7 @@
 """FedPFT: Gaussian mixtures of frozen features travel, and a head is trained on features drawn from them."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -15,7 +15,6 @@ from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
 from ekiden.training.fit import Diverged
@@ -31,7 +30,6 @@ class Own(NamedTuple):
     mixtures: Mixtures
 
 
-@recorded_as("Joint")
 class JointMixtures(NamedTuple):
     """What a client of the chain hands on; it covers all clients so far."""
 
@@ -82,12 +80,6 @@ class FedPFT(Method):
     """features in a mini-batch"""
     order: str = "given"
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "head_batch": "head_batch_size",
-        "head_decay": "head_weight_decay",
-        "form": "topology",
-    }
 
     splits_model: ClassVar[bool] = True
     needs = CLASSES

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -17,7 +17,6 @@ from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
@@ -28,7 +27,6 @@ from ekiden.training.weights import Weights, mean
 Form = Literal["linear", "per-class", "mlp", "ridge"]
 
 
-@recorded_as("Held")
 class HeldOut(NamedTuple):
     """What a client keeps.
 
@@ -43,7 +41,6 @@ class HeldOut(NamedTuple):
     answers: Tensor
 
 
-@recorded_as("Trained")
 class TrainedAggregator(NamedTuple):
     """What a client sends in a round.
 
@@ -56,7 +53,6 @@ class TrainedAggregator(NamedTuple):
     weight: float
 
 
-@recorded_as("Sums")
 class RegressionSums(NamedTuple):
     """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models answer.
 
@@ -138,12 +134,6 @@ class FENS(Method):
     """λ of the ridge; 0: the one with the least generalised cross-validation"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "server": "server_optimizer",
-        "aggregator_batch": "aggregator_batch_size",
-        "penalty": "ridge",
-    }
 
     private: ClassVar[Any] = HeldOut
     needs = CLASSES

@@ -1,8 +1,8 @@
 """Fisher merging: an average of models in which each weight counts as much as its client's data determine it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Labels, diagonal, refuse
@@ -21,7 +20,6 @@ from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 
 
-@recorded_as("Informed")
 class DiagonalInformed(NamedTuple):
     """What a client sends.
 
@@ -63,8 +61,6 @@ class FisherMerging(OneShot):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     needs = CLASSES
 

@@ -1,6 +1,6 @@
 """Local: every client for itself, the lower yardstick."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,8 +31,6 @@ class Local(PersonalMethod):
     """E, epochs per round"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""

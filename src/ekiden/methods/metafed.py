@@ -1,6 +1,6 @@
 """MetaFed: knowledge handed round a ring, then distilled into a personal model at each client."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -45,8 +45,6 @@ class MetaFed(Method):
     trust: NonNegative = 0.5
     """threshold_2, accuracy from which on a teacher that is no better than the client still teaches (0.4 for VLCS and
     PACS)"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"threshold": "distill_above", "weight": "distill_weight"}
 
     needs_validation: ClassVar[bool] = True
     private: ClassVar[Any] = bool  # flag_i, whether the client distils

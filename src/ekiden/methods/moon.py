@@ -1,6 +1,6 @@
 """MOON: model-contrastive federated learning."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -78,8 +78,6 @@ class MOON(ParallelMethod):
     clip_update: NonNegative = 0.0
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"pool": "earlier_models"}
 
     private: ClassVar[Any] = list[Weights]
     exchange: ClassVar[Exchange] = Exchange(keeps=True)

@@ -1,9 +1,9 @@
 """OT fusion: align the neurons of the models by optimal transport, then average."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +63,6 @@ class OTFusion(OneShot):
     """the classifier: averaged, or each row averaged over the clients with more than one sample of its class"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"target": "reference", "head": "combine_heads"}
-    removed: ClassVar[Mapping[str, Any]] = {"correction": 0.0}
 
     @property
     def needs(self) -> frozenset[Need]:

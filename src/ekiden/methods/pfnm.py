@@ -1,8 +1,7 @@
 """PFNM: probabilistic federated neural matching."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -51,8 +50,6 @@ class PFNM(OneShot):
     """prior mean of biases; the prior mean of weights is 0"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    removed: ClassVar[Mapping[str, Any]] = {"popularity": 1.0, "atoms": 700}
 
     needs = CLASSES
 

@@ -1,8 +1,8 @@
 """RegMean: layer by layer, the weights whose outputs are nearest to those of every client's model on its own data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,8 +58,6 @@ class RegMean(OneShot):
     """p_k, factor of G_k as a mean over samples: 1/N, or n_k/n as in the sum over all samples"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
 
     def check_network(self, model: Size) -> None:
         """Refuse a network if the inputs of a linear or convolutional layer cannot be measured."""

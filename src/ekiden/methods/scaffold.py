@@ -10,7 +10,6 @@ from torch import Tensor
 from ekiden.base.checks import Count, Fraction, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import (
     After,
@@ -38,7 +37,6 @@ from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
-@recorded_as("Update")
 class ControlledReply(NamedTuple):
     """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺ - c_i."""
 

@@ -1,8 +1,8 @@
 """SFedKD: a chain in many rounds, taught by complementary models of the round before."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,8 +80,6 @@ class SFedKD(Method):
     """c, share of the clients in a round's sequence; at least one client"""
     order: str = "random"
     """order of the clients: random (a new one in each round), given, reversed, or names separated by commas"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"target": "target_weight", "others": "others_weight"}
 
     needs = CLASSES
 

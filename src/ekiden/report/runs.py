@@ -15,7 +15,7 @@ from ekiden.engine.folder import settings_in
 from ekiden.experiments.results import CellResult, unmeasured
 from ekiden.experiments.summary import Summary, headline, metric_of, revised, summarise, value_of
 from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
-from ekiden.methods import hyperparameters, known
+from ekiden.methods import known
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ def _alike(config: Mapping[str, Any]) -> str:
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
     plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
     fields = [config[k] for k in ("method", "training", "dataset", "model")]
-    fields += [hyperparameters(config), _machine(config), bool(config.get("closing_lap"))]
+    fields += [config["hyperparameters"], _machine(config), config["closing_lap"]]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -270,8 +270,8 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    lap = {"closing_lap": bool(config.get("closing_lap"))}
-    return {**hyperparameters(config), **config["training"], **_machine(config), **lap}
+    lap = {"closing_lap": config["closing_lap"]}
+    return {**config["hyperparameters"], **config["training"], **_machine(config), **lap}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

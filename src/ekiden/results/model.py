@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, from_json
-from ekiden.data.tasks import Classification, Task, task_of
+from ekiden.data.inputs import Inputs, Table, Tokens, from_json
+from ekiden.data.tasks import Task, task_of
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 """The module that a run was started with, or a function that makes one; its values do not matter."""
@@ -88,21 +88,17 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
 
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
-    """Return the kind of a run's samples; older folders do not name it, so it follows from their shape."""
-    if "inputs" in about:
-        return from_json(about["inputs"])
-    shape = about["input"]["shape"]
-    pictures = len(shape) == 3 and shape[0] in (1, 3)
-    return Images() if about.get("sample_type", "uint8" if pictures else "float32") == "uint8" else Arrays()
+    """Return the kind of a run's samples."""
+    return from_json(about["inputs"])
 
 
 def task_in(about: Mapping[str, Any]) -> Task:
     """Return what a run's labels mean."""
-    return task_of(about["task"]) if "task" in about else Classification()
+    return task_of(about["task"])
 
 
 def not_finished(config: Mapping[str, Any], step: int) -> str:
     """Return a line about a run that stopped before its end; empty for other runs."""
-    if step >= config.get("steps", step):  # runs between machines end with a result, or without
+    if step >= config["steps"]:
         return ""
     return f"the run stopped after step {step} of {config['steps']}: this is its model so far"

@@ -231,7 +231,7 @@ class Result:
     @property
     def _steps(self) -> int:
         """The number of steps of the run; the configuration of runs between machines does not have it."""
-        return int(self.config.get("steps", self.state.step))
+        return int(self.config["steps"])
 
     def __repr__(self) -> str:
         """Say in three or four lines what was run, how far it is, and its result."""

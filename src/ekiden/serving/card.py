@@ -10,7 +10,6 @@ from ekiden.base.wording import counted
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.experiments.summary import size
-from ekiden.methods import hyperparameters
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
 
@@ -155,9 +154,9 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 
 def _training(result: Result) -> list[str]:
     config = result.config
-    settings = {**hyperparameters(config), **config["training"], "seed": config["seed"]}
+    settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
-    lap = " It ended with a closing lap: the classifier was refitted exactly." if config.get("closing_lap") else ""
+    lap = " It ended with a closing lap: the classifier was refitted exactly." if config["closing_lap"] else ""
     changes = [change for made in config.get("revisions", []) for change in made.items()]
     revised = "".join(f" {what} {who}." for what, who in changes)
     return [

@@ -15,11 +15,8 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.modules import as_module, read_model
-from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, builder, of_method
-from ekiden.engine.setup import describe_model
+from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, of_method
 from ekiden.engine.transport import Transfer
-from ekiden.engine.worker import Setup
-from ekiden.experiments.plan import stored
 from ekiden.methods import method_of
 from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped
 from ekiden.results.result import Models, Result
@@ -83,7 +80,7 @@ class _Opened:
 
     Attributes:
         folder: its path.
-        config: its configuration, with entries that older folders lack.
+        config: its configuration.
         method: the method of the run.
         build: makes networks that the models fit.
     """
@@ -99,11 +96,10 @@ class _Opened:
         with at(str(folder)):
             outside.refuse_changed(config.get("plan", {}).get("code", {}))
             method = method_in(config)
-            config = _complete(config, method, folder)
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
         made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"], task)
-        own = _Same(made, config.get("frozen", {}).get("digest", ""))
+        own = _Same(made, config["frozen"].get("digest", ""))
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def models(self) -> Models:
@@ -117,17 +113,6 @@ class _Opened:
 
     def _personal(self, files: list[str]) -> tuple[Any, ...]:
         return tuple(read_model(self.folder, name, self.build.own) for name in files)
-
-
-def _complete(config: dict[str, Any], method: Method, folder: Path) -> dict[str, Any]:
-    """Complete what the configuration says about network and inputs; for an older run, from its data."""
-    config = {"steps": method.steps(len(config["clients"])), **config}
-    if "input" in config:
-        return config
-    plan = stored(folder)
-    data = plan.federation()
-    build = builder(plan.model, data, plan.seed, plan.method, plan.train, plan.pretrained)
-    return config | describe_model(Setup(plan.method, build, data.dataset, plan.training, seed=plan.seed))
 
 
 @dataclass(frozen=True)
@@ -150,12 +135,12 @@ def _own(
     seed, name = config["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
-        build = NamedNetwork(name, shape, outputs, seed, from_json(config["inputs"]) if "inputs" in config else None)
+        build = NamedNetwork(name, shape, outputs, seed, from_json(config["inputs"]))
     elif given is None:
         return _Unknown(config["model"])
     else:
         build = GivenNetwork(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return Prepared(build, config.get("pretrained", ""), config.get("train", "all"), seed)
+    return Prepared(build, config["pretrained"], config["train"], seed)
 
 
 @dataclass(frozen=True)

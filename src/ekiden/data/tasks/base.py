@@ -188,7 +188,7 @@ class Task(Checked, ABC):
 
     @property
     def measures_all(self) -> bool:
-        """Whether a run ends with all metrics. A plain classification does not, as in older runs."""
+        """Whether a run ends with all metrics. A plain classification does not, as torchmetrics starts slowly."""
         return bool(self.metric) or self.kind != "classification"
 
 

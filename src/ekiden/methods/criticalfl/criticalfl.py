@@ -1,8 +1,8 @@
 """CriticalFL: hear more peers while learning is in a critical period."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
@@ -10,14 +10,12 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, requir
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import OwnSamples, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.criticalfl.critical import CriticalPeriods, Squares, due, resize
 from ekiden.training.weights import Weights, mean
 
 
-@recorded_as("Trained")
 class CountedModel(NamedTuple):
     """A model and the number of samples that it was trained on."""
 
@@ -77,8 +75,6 @@ class CriticalFL(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
-    removed: ClassVar[Mapping[str, Any]] = {"zero_padded": False}
     private: ClassVar[type[float]] = float
 
     def check(self, clients: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """CriticalFL as published: a server that selects more clients while learning is in a critical period."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,8 +93,6 @@ class CriticalFLServer(Method):
     """rounds between checks; the first check is before round 2"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
-
-    removed: ClassVar[Mapping[str, Any]] = {"zero_padded": False}
 
     skips: ClassVar[bool] = True  # a round has fewer replies
 

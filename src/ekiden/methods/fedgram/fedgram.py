@@ -1,6 +1,6 @@
 """FedGram: the exact classifier of fixed features, from sums that clients hand on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, cast
 
@@ -68,15 +68,7 @@ class FedGram(FixedFeatures):
     """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
     own generalised cross-validation"""
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "penalty": "ridge",
-        "shape": "topology",
-        "pool": "pooling",
-        "threshold": "soft_threshold",
-    }
-
     skips: ClassVar[bool] = True  # a hop is left out
-    later: ClassVar[tuple[str, ...]] = ("personal", "bandwidth", "bilinear", "candidates", "bits", "samples")
 
     @property
     def only_classes(self) -> bool:

@@ -1,9 +1,8 @@
 """FedOV: one-shot learning by a vote of models that know what they do not know."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +57,6 @@ class FedOV(OneShot):
     """k, how many models vote on a sample; 0: all"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"radius": "attack_radius"}
 
     needs = CLASSES | NUMBERS
 

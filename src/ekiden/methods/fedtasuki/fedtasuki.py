@@ -1,6 +1,6 @@
 """FedTasuki: one-shot sequential learning that distils from the received model, weighted by sample counts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
@@ -15,7 +15,6 @@ from ekiden.base.settings import Training
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.methods.fedtasuki import class_means
@@ -25,7 +24,6 @@ from ekiden.training.layout import Layer
 from ekiden.training.weights import Weights
 
 
-@recorded_as("Handoff")
 class TeacherHandoff(NamedTuple):
     """What a client hands to the next one.
 
@@ -102,12 +100,6 @@ class FedTasuki(Method):
     """T, passes over all clients (shots); 1: one-shot"""
     order: str = "given"
     """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "weight": "distill_weighting",
-        "form": "divergence",
-        "average": "average_iterates",
-    }
 
     skips: ClassVar[bool] = True  # a hop is left out
 

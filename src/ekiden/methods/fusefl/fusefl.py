@@ -1,7 +1,7 @@
 """FuseFL: networks that are fused block by block."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -13,7 +13,6 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
@@ -26,7 +25,6 @@ from ekiden.training.weights import Weights, mean
 STEPS = 64  # widths that are tried, as shares of the network's
 
 
-@recorded_as("Kept")
 class KeptBlocks(NamedTuple):
     """What a client keeps.
 
@@ -89,12 +87,6 @@ class FuseFL(Method):
     """number of virtual features of each class on which the classifier is calibrated, once each"""
     calibration_lr: Positive = 0.01
     """learning rate of the calibration (plain SGD, batches of 128)"""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "width": "hidden_width",
-        "classifier": "combine_heads",
-        "samples": "calibration_samples",
-    }
 
     private: ClassVar[type[KeptBlocks]] = KeptBlocks
     needs = CLASSES

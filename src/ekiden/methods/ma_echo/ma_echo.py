@@ -1,9 +1,9 @@
 """MA-Echo: one-shot aggregation through null-space projections."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,9 +99,6 @@ class MAEcho(Method):
     """m/N, share of the clients drawn for each round; at least one client"""
     decentralised: bool = False
     """every client sends its model to every other and aggregates by itself; the server reads nothing"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"alpha": "weighting", "norm": "normalise", "head": "combine_heads"}
-    removed: ClassVar[Mapping[str, Any]] = {"relax": "running", "damping": 0.5}
 
     def __post_init__(self) -> None:
         require(self.form == "released" or self.step <= 1, "step", self.step, "at most 1 in the paper's form")

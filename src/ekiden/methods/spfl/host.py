@@ -51,7 +51,6 @@ def host_named(text: str) -> Host:
         hints["anchor"] = Anchor
     for part in filter(None, given.split(",")):
         setting, _, value = part.partition("=")
-        setting = kind.renamed.get(setting, setting)
         if setting not in hints:
             raise unknown(f"setting of host {name}", setting, hints)
         values[setting] = _value(setting, hints[setting], value)

@@ -1,6 +1,6 @@
 """SPFL: sequential updates with parallel aggregation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -13,7 +13,6 @@ from ekiden.base.refs import Ref
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
-from ekiden.engine.wire import recorded_as
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import ClientRound, Closing, ServerRound, Vectors, visit
 from ekiden.methods.blocks.rounds import (
@@ -60,7 +59,6 @@ class Opening(NamedTuple):
     sent: Vectors
 
 
-@recorded_as("Kept")
 class KeptInChains(NamedTuple):
     """What a client keeps.
 
@@ -120,8 +118,6 @@ class SPFL(Method):
     """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
-
-    renamed: ClassVar[Mapping[str, str]] = {"order": "chain_order"}
 
     private: ClassVar[Any] = KeptInChains
 

@@ -1,6 +1,6 @@
 """UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, cast
 
@@ -102,7 +102,6 @@ class UAPDFL(PersonalMethod):
     lr_decay: Fraction = 0.95
     """factor of the learning rate η after each round"""
 
-    renamed: ClassVar[Mapping[str, str]] = {"decay": "lr_decay"}
     private: ClassVar[type[Heard]] = Heard
     splits_model: ClassVar[bool] = True
     needs = CLASSES | NUMBERS

@@ -7,6 +7,7 @@ import torch
 
 from ekiden import models
 from ekiden._version import __version__
+from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
@@ -35,7 +36,7 @@ def agree(
         run=run_id,
         version=__version__,
         method=plan.method.title(),
-        hyperparameters=plan.method.settings(),
+        hyperparameters=plain(plan.method),
         training=asdict(plan.training),
         model=model,
         dataset=one.dataset,

@@ -172,7 +172,7 @@ class Agreement:
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""
-        return json.dumps(plain(self, _LATER), separators=(",", ":"), sort_keys=True)
+        return json.dumps(plain(self), separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
         """Return the method with its hyperparameters.
@@ -183,7 +183,7 @@ class Agreement:
         kind = method_named(self.method)
         default = kind()
         values: dict[str, Any] = {}
-        for name, given in kind.current(self.hyperparameters).items():
+        for name, given in self.hyperparameters.items():
             present = getattr(default, name, _ABSENT)
             value = tuple(given) if isinstance(present, tuple) and isinstance(given, list) else given
             if present is _ABSENT or not _same_kind(value, present):
@@ -300,8 +300,6 @@ NO_CODE = (
     "package (entry point ekiden.models), or use --model hf:FOLDER"
 )
 _ABSENT = object()
-_LATER = ("closing_lap", "train", "pretrained", "values", "inputs", "task", "revises")
-"""fields that are missing from the terms of older runs"""
 
 
 def _same_kind(value: object, example: object) -> bool:

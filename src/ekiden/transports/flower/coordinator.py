@@ -59,7 +59,7 @@ class Remote(Transport):
             note: stores the records of the chain of custody.
             void: for each client, the steps in which it was missing.
             held: numbers of training samples, as silos reported them; those of other silos are not compared.
-            written: places of the tasks that left each silo's private state; None if the run does not know them.
+            written: places of the tasks that left each silo's private state.
         """
         self._courier = courier
         self._method = setup.method
@@ -70,7 +70,7 @@ class Remote(Transport):
         self._note = note
         self._setup = setup
         self._held = held or {}
-        self._written = written
+        self._written = written or {}
         self._states: dict[str, str] = {}  # of silos that did a task in this step
         private = sealing.new_private() if agreed.sealed else None
         self._key = sealing.public_of(private) if agreed.sealed else ""
@@ -166,8 +166,7 @@ class Remote(Transport):
             if record is not None:
                 self._note(record)
         self._done = []
-        if self._written is not None:
-            self._written = {**self._written, **self._states}
+        self._written = {**self._written, **self._states}
         self._states = {}
         self._live = live
         self._last = {}
@@ -178,9 +177,9 @@ class Remote(Transport):
         self._records = {ref: record for ref, record in self._records.items() if ref in live}
         return work
 
-    def written(self) -> Mapping[str, str] | None:
+    def written(self) -> Mapping[str, str]:
         """Return the places of the tasks that left the private states, for the silos that have one."""
-        return None if self._written is None else {name: place for name, place in self._written.items() if place}
+        return {name: place for name, place in self._written.items() if place}
 
     def settle(self) -> None:
         """Let silos drop what only the state before needed; the next request tells them."""
@@ -231,7 +230,7 @@ class Remote(Transport):
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
         absent = self._absences if self._full else [(step, client) for step in self._void.get(client, ())]
-        state = None if self._written is None else self._states.get(client, self._written.get(client, ""))
+        state = self._states.get(client, self._written.get(client, ""))
         ask = Ask(kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent)))
         return replace(ask, **changes)
 

@@ -35,8 +35,7 @@ class Ask:
         call: number of the task among those of this client in this step.
         task: name of the task.
         key: key of the requested value.
-        state: place (step and call) of the task that left the private state to start from; empty if there is none,
-            None if the coordinator does not know it.
+        state: place (step and call) of the task that left the private state to start from; empty if there is none.
         settled: number of steps of the run that are final.
         keep: keys of the values from those steps that are still needed.
         absent: which clients were missing in which step; what they did there does not count. All absences if the
@@ -59,7 +58,7 @@ class Ask:
     call: int = 0
     task: str = ""
     key: str = ""
-    state: str | None = None
+    state: str = ""
     settled: int = 0
     keep: tuple[str, ...] = ()
     absent: tuple[tuple[int, str], ...] = ()

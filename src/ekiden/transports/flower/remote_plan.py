@@ -88,8 +88,7 @@ class RemotePlan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        values = plain(self, ("closing_lap", "train", "pretrained", "revises"))
-        return values | {"method": self.method.title(), "hyperparameters": self.method.settings()}
+        return plain(self) | {"method": self.method.title(), "hyperparameters": plain(self.method)}
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:

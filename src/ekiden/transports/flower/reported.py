@@ -77,7 +77,6 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     for name, value in expected.items():
         if not same(config.get(name), value):
             yield f"config.json says {name} {_short(config.get(name))}, the terms that silos signed {_short(value)}"
-    yield from _closing_lap(config, signed, "")
     if set(config["clients"]) != set(signed.terms.clients):
         yield f"config.json says clients {', '.join(config['clients'])}, the terms {', '.join(signed.terms.clients)}"
     for hop in signed.hops:
@@ -88,24 +87,15 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    if not same(said := plan.get("revises", ""), signed.terms.revises):
-        yield f"config.json says remote_plan.revises {_short(said)}, the terms {_short(signed.terms.revises)}"
-    wanted: dict[str, Any] = {name: terms[name] for name in _SIGNED}
+    wanted: dict[str, Any] = {name: terms[name] for name in (*_SIGNED, "train", "pretrained", "revises")}
     wanted["clients"] = ",".join(signed.terms.clients)
     for name, value in wanted.items():
         if not same(plan.get(name), value):
             yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
-    yield from _closing_lap(plan, signed, "remote_plan.")
     if plan.get("model") not in ("auto", signed.terms.model):
         yield f"config.json says remote_plan.model {_short(plan.get('model'))}, the terms {signed.terms.model}"
     if plan.get("absent") not in get_args(Absent) or (plan.get("absent") == "skip") != signed.terms.skips:
         yield f"config.json says remote_plan.absent {_short(plan.get('absent'))}, the terms skips {signed.terms.skips}"
-
-
-def _closing_lap(said: Mapping[str, Any], signed: Signed, where: str) -> Iterator[str]:
-    """Yield where config.json and the terms differ about a closing lap; a missing entry means that there is none."""
-    if not same(said.get("closing_lap", False), lap := signed.terms.closing_lap):
-        yield f"config.json says {where}closing_lap {_short(said.get('closing_lap'))}, the terms {lap}"
 
 
 def samples(signed: Signed) -> Iterator[str]:
@@ -373,7 +363,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_SIGNED = ("method", "hyperparameters", "training", "seed", "sealed")
+_SIGNED = ("method", "hyperparameters", "training", "closing_lap", "seed", "sealed")
 _NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")

@@ -147,6 +147,7 @@ def _config(
         "sealed": agreed.sealed,
         "model": agreed.model,
         **written(plan.whole),
+        "steps": plan.whole.steps(len(plan.names)),
         "training": asdict(plan.training),
         "selection": plan.method.selection(plan.training.select),
         "hardware": {},

@@ -235,7 +235,7 @@ class Shelf:
     def _states(self) -> list[Place]:
         """Return the places of the kept tasks that changed the client's state.
 
-        Shelves of older versions have no list; there, the places are those whose files are here.
+        If the list is missing or damaged, they are those whose files are here.
         """
         try:
             words = bytes(verified((self._folder / _STATES).read_bytes())).decode().split()
@@ -267,9 +267,8 @@ class Shelf:
     def _load(self, path: Path) -> tuple[Done, Encoded]:
         try:
             data = path.read_bytes()
-            if not data.startswith(_MARK):  # of an older version
-                done, value = unpack(verified(data), Done)
-                return done, Encoded.of(bytes(value))
+            if not data.startswith(_MARK):
+                raise Damaged("changed since it was written: it has no digest")
             content = memoryview(data)[len(_MARK) + 2 * _SUM :]
             done, rest = unpack(content, Done)
             found = Encoded.of(bytes(rest))

@@ -122,15 +122,14 @@ class SiloTasks:
         """
         place = (ask.step, ask.call)
         made = self.shelf.last(place, void)
-        if ask.state is not None:
-            known = place_of(ask.state) if ask.state else None
-            later = known is not None and (known >= place or known[0] in void)
-            if later or (made is not None and (known is None or known < made)):
-                raise UserError(
-                    f"the coordinator names another private state ({ask.state or 'none'}) than "
-                    f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
-                )
-            made = known  # if it is newer than `made`, the silo has lost that state
+        known = place_of(ask.state) if ask.state else None
+        later = known is not None and (known >= place or known[0] in void)
+        if later or (made is not None and (known is None or known < made)):
+            raise UserError(
+                f"the coordinator names another private state ({ask.state or 'none'}) than "
+                f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+            )
+        made = known  # if it is newer than `made`, the silo has lost that state
         try:
             return self.shelf.private(made)
         except LostValue as lost:

@@ -77,7 +77,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     initial = custody.digest(wire.chunks(first))
     config = read_config(folder)
     wrong += [
-        *reported.settings(config, signed, _follows(setup)),
+        *reported.settings(config, signed, _follows(setup, len(agreed.clients))),
         *_other_keys(agreed, trusted),
         *_unsigned(records, measured, agreed),
         *_broken(records, initial),
@@ -98,9 +98,10 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     return Verdict(signed.hops, tuple(wrong), tuple(unproven), ended and plan is not None)
 
 
-def _follows(setup: Setup) -> dict[str, Any]:
+def _follows(setup: Setup, clients: int) -> dict[str, Any]:
     """Return what config.json must say because of the signed terms."""
     return {
+        "steps": setup.method.steps(clients),
         "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),
         **describe_model(setup),
