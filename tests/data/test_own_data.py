@@ -503,7 +503,8 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     path = csv(tmp_path / "slices.csv", rows)
     with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by --pixel-window LOW HIGH"):
         load(path, image_column="file")
-    data = load(path, image_column="file", pixel_window=(0, 1000))
+    with pytest.warns(ekiden.DataWarning, match="5 of 10 images in .* the middle one is read"):
+        data = load(path, image_column="file", pixel_window=(0, 1000))
     assert {int(x.max()) for x in data.train.x} == {128, 255}
     assert data.classes == ("middle", "top")
     with pytest.raises(UserError, match="it has 3 slices, so there is no slice 3"):

@@ -316,7 +316,7 @@ def test_domain_folders_below_train_and_test(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
-    fails(tmp_path, "must hold images in class folders")
+    fails(tmp_path, "holds no image: it has no files")
     write_folder(tmp_path / "mixed", {"cat": 1, "photo/cat": 1})
     fails(tmp_path / "mixed", "found 2 images at 2 levels")
     (tmp_path / "flat").mkdir()
@@ -380,9 +380,8 @@ def test_other_modes(tmp_path: Path) -> None:
         write(tmp_path / "test.parquet", {"image": [image], "label": [0]})
         return load(str(tmp_path)).train.x
 
-    assert torch.equal(
-        one(png(np.concatenate([pixels, noise(1, (4, 4, 1))[0]], axis=2))), chw([pixels])
-    )  # alpha dropped
+    opaque = np.full((4, 4, 1), 255, np.uint8)
+    assert torch.equal(one(png(np.concatenate([pixels, opaque], axis=2))), chw([pixels]))
     assert torch.equal(one(deep.getvalue())[0, 0], torch.from_numpy(noise(1, (4, 4))[0]))  # upper bits kept
     assert set(one(png(noise(1, (4, 4))[0], "1")).flatten().tolist()) == {0, 255}
     assert one(png(noise(1, (4, 4))[0], "LA")).shape == (1, 1, 4, 4)

@@ -78,7 +78,11 @@ PREDICT = [
     ("a text file", "predict digits notes.txt", "notes.txt is not a file that this model takes"),
     ("text that is called an image", "predict digits mixed", "mixed/b.png cannot be decoded"),
     ("an empty image", "predict digits zero.png", "zero.png cannot be decoded"),
-    ("a colour image for a grey model", "predict digits colour.png", "colour.png is in colour"),
+    (
+        "a colour image for a grey model",
+        "predict digits colour.png",
+        "colour.png: it is in colour, but the model",
+    ),
     ("text that is called Parquet", "predict digits fake.parquet", "fake.parquet cannot be read as Parquet"),
     (
         "a table without images",

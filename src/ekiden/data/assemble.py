@@ -64,7 +64,9 @@ def assemble(
     ]
     sides = _sides(holdings, pieces, chosen)
     known = inputs if like is None else like.inputs
-    x, inputs = encode([[raw for raw, _ in side] for side in sides], reading, size, known)
+    x, inputs = encode(
+        [[raw for raw, _ in side] for side in sides], reading, size, known, () if like is None else like.shape
+    )
     train, test = (
         Samples(
             tensor,

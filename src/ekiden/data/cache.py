@@ -9,8 +9,9 @@ import json
 import os
 import re
 import tempfile
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
@@ -26,7 +27,7 @@ from ekiden.data.tasks import recorded, task_of
 LARGE = 1 << 28
 """images of at least this number of bytes stay on the disk"""
 _PIECE = 1 << 24  # bytes read or written at a time
-VERSION = 2  # of the decoder and of the format; after a new number, old files are not used
+VERSION = 3  # of the decoder and of the format; after a new number, old files are not used
 
 
 def folder() -> Path:
@@ -50,7 +51,8 @@ def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
 def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
     """Return the decoded data set from its cache file, or else build it and store it.
 
-    A damaged file is built again. A folder that cannot be written to is not an error.
+    A damaged file is built again. A folder that cannot be written to is not an error. What `build` warned of is said
+    each time.
 
     Args:
         name: beginning of the file's name.
@@ -58,13 +60,23 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         build: makes the data set; only samples and names of classes and domains are stored.
     """
     path = folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
-    dataset = _load(path)
-    if dataset is None:
-        dataset = build()
+    found = _load(path)
+    if found is None:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", DataWarning)
+            dataset = build()
+        said = [str(one.message) for one in seen if issubclass(one.category, DataWarning)]
+        found = dataset, said
         with contextlib.suppress(OSError):
-            _store(path, dataset)
+            _store(path, dataset, said)
             if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= LARGE:
-                return _load(path) or dataset
+                found = _load(path) or found
+        for one in seen:
+            if not issubclass(one.category, DataWarning):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    dataset, said = found
+    for line in said:
+        warnings.warn(line, DataWarning, stacklevel=2)
     return dataset
 
 
@@ -89,7 +101,7 @@ def room(shape: tuple[int, ...]) -> Tensor:
         ) from None
 
 
-def _store(path: Path, dataset: Dataset) -> None:
+def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
     tensors = {
         f"{part}.{field}": tensor.contiguous()
         for part, samples in (("train", dataset.train), ("test", dataset.test))
@@ -103,6 +115,7 @@ def _store(path: Path, dataset: Dataset) -> None:
         "groups": dataset.groups,
         "task": recorded(dataset.task),
         "least": dataset.least,
+        "said": said,
         "sum": _sum(_pieces(tensors[name]) for name in sorted(tensors)),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +148,8 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 _DTYPES = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.float64: "F64"}
 
 
-def _load(path: Path) -> Dataset | None:
+def _load(path: Path) -> tuple[Dataset, list[str]] | None:
+    """Return the data set in a file, and what was said about it."""
     if not path.is_file():
         return None
     try:
@@ -168,7 +182,8 @@ def _load(path: Path) -> Dataset | None:
         more = {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
         if "task" in names:
             more["task"] = task_of(_tuples(names["task"]))
-        return Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
+        dataset = Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
+        return dataset, names["said"]
     except Exception:  # whatever is wrong with it, it can be built from its sources
         return None
 

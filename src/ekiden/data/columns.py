@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.wording import row_text
 from ekiden.data import times
-from ekiden.data.medical import split
+from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
 

@@ -1,12 +1,13 @@
 """Decode images to uint8 tensors."""
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from ekiden.base.checks import Checked, CountOrZero
-from ekiden.base.errors import UserError
-from ekiden.data import medical
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.wording import counted
+from ekiden.data import medical, raster
+from ekiden.data.picture import Loaded, Look
 from ekiden.data.raw import Raw
 
 CHUNK = 128  # images that a thread decodes at a time
@@ -24,6 +27,8 @@ _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill onl
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, ...]], Tensor]
 """makes a uint8 tensor of this shape, whose values are written later"""
+_Item: TypeAlias = tuple[Raw, int]
+"""a part of a source and the place of an image in it"""
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,74 @@ class Images(Checked):
             then the middle is cut out.
         window: the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and largest
             value of the file's type.
+        colour: the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are repeated.
+            grey: one; colours become their luminance (Rec. 601).
     """
 
     size: CountOrZero = 0
     fit: Literal["stretch", "crop"] = "stretch"
     window: tuple[float, ...] = ()
+    colour: Literal["auto", "rgb", "grey"] = "auto"
 
-    def encode(self, raw: Any) -> Tensor:
+    def encode(self, raw: Any, shape: tuple[int, ...] = (), notes: "Notes | None" = None) -> Tensor:
         """Return (n, C, H, W) uint8 for files, encoded bytes or opened images.
 
+        Args:
+            raw: the images.
+            shape: shape of the samples that a model takes; () if there is no model.
+            notes: as in `decode`.
+
         Raises:
-            UserError: one cannot be decoded, or they differ in size.
+            UserError: one cannot be decoded, they differ in size, or the model takes grey images and one has colours.
         """
         images = list(raw)
-        return decode([[Raw("the images given", images, np.zeros(len(images), dtype=np.int64))]], self)[0]
+        given = Raw("the images given", images, np.zeros(len(images), dtype=np.int64))
+        return decode([[given]], self, shape=shape, notes=notes)[0]
+
+
+@dataclass
+class Notes:
+    """What the user should know about how images were read.
+
+    Attributes:
+        files: number of images.
+        several: number of pages of those that have several.
+        doubts: what files leave open, and how many do.
+        blank: number of images with values that are not a number.
+        silos: lines about silos that differ from the others.
+    """
+
+    files: int = 0
+    several: list[int] = field(default_factory=list)
+    doubts: Counter[str] = field(default_factory=Counter)
+    blank: int = 0
+    silos: list[str] = field(default_factory=list)
+
+    def look(self, looks: Iterable[Look]) -> None:
+        """Add what headers say."""
+        for seen in looks:
+            self.files += 1
+            self.several += [seen.pages] if seen.pages > 1 else []
+            self.doubts.update([seen.doubt] if seen.doubt else [])
+
+    def warn(self, source: str) -> None:
+        """Say it, in one line for each kind."""
+        lines = list(self.silos)
+        if self.several:
+            pages = max(self.several)
+            lines.append(
+                f"{len(self.several)} of {counted(self.files, 'image')} in {source} have several pages, frames or "
+                f"slices (up to {pages}); the middle one is read (number {pages // 2} of {pages}, counted from 0): "
+                f"name another after #, as in FILE#0"
+            )
+        if self.blank:
+            lines.append(
+                f"{self.blank} of {counted(self.files, 'image')} in {source} have pixels that are not a number (NaN); "
+                "these are black"
+            )
+        lines += [f"{n} of {counted(self.files, 'image')} in {source} {what}" for what, n in self.doubts.items()]
+        for line in lines:
+            warnings.warn(line, DataWarning, stacklevel=2)
 
 
 def memory(shape: tuple[int, ...]) -> Tensor:
@@ -57,103 +116,178 @@ def memory(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8)
 
 
-def decode(sides: Sequence[Sequence[Raw]], images: Images, room: Room = memory) -> list[Tensor]:
+def decode(
+    sides: Sequence[Sequence[Raw]],
+    images: Images,
+    room: Room = memory,
+    *,
+    shape: tuple[int, ...] = (),
+    notes: Notes | None = None,
+) -> list[Tensor]:
     """Decode all images of a data set, in order.
 
-    All get one size and one number of channels: grey images become RGB if any image is RGB, alpha is dropped, and
-    16-bit grey is cut to its upper 8 bits unless there is a window.
+    Each image becomes what a viewer shows: turned as its EXIF orientation says, and on white where it is transparent.
+    Colour profiles and gamma are not applied. All get one size and one number of channels, see `Images`. Grey values
+    of 16 bits are cut to their upper 8 bits unless there is a window.
 
     Args:
         sides: what the sources hold for training and, if there is a test part, for the test.
         images: how they come to one size (bilinear with antialias).
         room: makes the tensors that they are written into.
+        shape: shape of the samples that a trained model takes: images get its size and its channels. () without one.
+        notes: collects what the user should know; without it, this is said by warnings.
 
     Returns:
         For each side (n, C, H, W) uint8, C = 1 or 3.
 
     Raises:
-        UserError: an image cannot be decoded, the images differ in size and no size is given, or 16-bit images use a
-            small part of their range and no window is given.
+        UserError: an image cannot be decoded, the images differ in size and no size is given, 16-bit images of a silo
+            use a small part of their range and no window is given, or the model takes grey images and one has colours.
     """
+    told = Notes() if notes is None else notes
+    if not images.size and len(shape) == 3 and shape[1] == shape[2]:  # all images of the run were of this size
+        images = replace(images, size=shape[1])
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]
-        looks = list(pool.map(lambda item: _look(*item), chain(*each)))
-        channels = max(c for c, _ in looks)
-        sizes = {size for _, size in looks}
-        if not images.size and len(sizes) > 1:
-            some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
-            raise UserError(
-                f"images in {sides[0][0].source} differ in size ({some}): give one size for all with --size."
-            )
-        width, height = (images.size, images.size) if images.size else next(iter(sizes))
-        out, levels = [], []
-        for items in each:
-            pixels = room((len(items), channels, height, width))
-            chunks = [
-                (items[start : start + CHUNK], pixels[start : start + CHUNK]) for start in range(0, len(items), CHUNK)
-            ]
-            levels += list(pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images), chunks))
+        items = list(chain(*each))
+        looks = list(pool.map(_look, items))
+        told.look(looks)
+        channels = _channels(images, looks, shape)
+        width, height = (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
+        strict = channels == 1 and images.colour == "auto"  # then no image may have colours
+        out, levels = [], list[int | None]()
+        for side in each:
+            pixels = room((len(side), channels, height, width))
+            chunks = [(side[at : at + CHUNK], pixels[at : at + CHUNK]) for at in range(0, len(side), CHUNK)]
+            for found, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
+                levels += found
+                told.blank += blank
             out.append(pixels)
-    deep = [level for level in levels if level is not None]
-    if deep and max(deep) < _FEW << 8 and not images.window:
-        raise UserError(
-            f"images in {sides[0][0].source} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
-            f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 "
-            f"{max(deep)}"
-        )
+    if not shape:
+        _check_levels(_by_silo(items), levels, images)
+        told.silos += _unlike(_by_silo(each[0]), looks, levels, channels, images)  # these places come first
+    if notes is None:
+        first, *others = dict.fromkeys(raw.source for side in sides for raw in side)
+        told.warn(f"{first} and {counted(len(others), 'other')}" if others else first)
     return out
 
 
-def _look(raw: Raw, row: int) -> tuple[int, tuple[int, int]]:
-    """Return channels and size (width, height) of one image, from its header if that has them."""
-    image = _opened(raw, row)
-    seen = (1 if _is_grey(image) else 3), image.size
-    if image is not raw.images[row]:
-        image.close()
-    return seen
+def _channels(images: Images, looks: Sequence[Look], shape: tuple[int, ...]) -> int:
+    if images.colour != "auto":
+        return 3 if images.colour == "rgb" else 1
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return shape[0]
+    return 3 if any(seen.colour for seen in looks) else 1
 
 
-def _chunk(items: Sequence[tuple[Raw, int]], into: Tensor, images: Images) -> int | None:
-    """Write the pixels of these images, and return the largest value of those of more than 8 bits."""
-    deepest = None
+def _one_size(looks: Sequence[Look], source: str) -> tuple[int, int]:
+    sizes = {seen.size for seen in looks}
+    if len(sizes) > 1:
+        some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
+        raise UserError(f"images in {source} differ in size ({some}): give one size for all with --size.")
+    return next(iter(sizes))
+
+
+def _by_silo(items: Sequence[_Item]) -> dict[Hashable, list[int]]:
+    """Return the places of the images of each silo: of each source, or of each group in it."""
+    silos: dict[Hashable, list[int]] = {}
     for place, (raw, row) in enumerate(items):
-        pixels, deep = _pixels(raw, row, images)
-        deepest = deep if deepest is None else max(deepest, deep or 0)
+        owner = raw.source if raw.group is None else f"group {raw.group[row]} of {raw.source}"
+        silos.setdefault(owner, []).append(place)
+    return silos
+
+
+def _check_levels(silos: dict[Hashable, list[int]], levels: Sequence[int | None], images: Images) -> None:
+    """Refuse a silo whose images of 16 bits would keep only a few grey levels."""
+    if images.window:
+        return
+    for silo, places in silos.items():
+        deep = [level for place in places if (level := levels[place]) is not None]
+        if deep and max(deep) < _FEW << 8:
+            raise UserError(
+                f"images in {silo} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
+                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 "
+                f"{max(deep)}"
+            )
+
+
+def _unlike(
+    silos: dict[Hashable, list[int]],
+    looks: Sequence[Look],
+    levels: Sequence[int | None],
+    channels: int,
+    images: Images,
+) -> list[str]:
+    """Return lines about silos in which all images are grey, or have 16 bits, while those of others are not."""
+    lines = []
+    grey = [silo for silo, places in silos.items() if not any(looks[place].colour for place in places)]
+    if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
+        lines.append(
+            f"all images in {_first(grey)} are grey, and others have colour: grey values are repeated in three "
+            "channels; --colour grey makes all images grey"
+        )
+    deep = [silo for silo, places in silos.items() if all(levels[place] is not None for place in places)]
+    flat = [silo for silo, places in silos.items() if all(levels[place] is None for place in places)]
+    if deep and flat:
+        lines.append(
+            f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 bits are kept, so "
+            "check that white is white in both"
+        )
+    return lines
+
+
+def _first(silos: Sequence[Hashable]) -> str:
+    return f"{silos[0]} and {counted(len(silos) - 1, 'other')}" if len(silos) > 1 else str(silos[0])
+
+
+def _look(item: _Item) -> Look:
+    """Return what the header of one image says."""
+    try:
+        source = _source(item)
+        seen = medical.look(source) if medical.is_medical(source) else raster.look(source)
+        if not min(seen.size):
+            raise UserError("it has no pixels: leave it out")
+        return seen
+    except Exception as error:  # the many decoders raise errors of many kinds
+        raise _named(item, error) from error
+
+
+def _chunk(items: Sequence[_Item], into: Tensor, images: Images, strict: bool) -> tuple[list[int | None], int]:
+    """Write the pixels of these images.
+
+    Returns:
+        The largest value of each image that has more than 8 bits, otherwise None; and the number of images with NaN.
+    """
+    levels, blank = list[int | None](), 0
+    for place, item in enumerate(items):
+        try:
+            source = _source(item)
+            loaded = medical.load(source) if medical.is_medical(source) else raster.load(source)
+            image, level, holes = _plain(loaded, images.window)
+            pixels = np.array(_sized(_in_channels(image, into.shape[1], strict), images))
+        except Exception as error:
+            raise _named(item, error) from error
+        levels.append(level)
+        blank += holes
+        pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
         into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
-    return deepest
+    return levels, blank
 
 
-def _opened(raw: Raw, row: int) -> Image.Image:
-    item = raw.images[row]
-    try:
-        if item is None:
-            raise ValueError("no bytes")
-        if isinstance(item, Image.Image):
-            return item
-        if medical.is_medical(item):
-            return medical.image(item)
-        return Image.open(BytesIO(item) if isinstance(item, bytes) else item)
-    except UserError as error:
-        raise UserError(f"the image in {raw.where(row)}: {error}") from error
-    except Exception as error:  # the many decoders of Pillow raise errors of many kinds
-        raise _broken(raw, row, error) from error
+def _source(item: _Item) -> Any:
+    raw, row = item
+    if raw.images[row] is None:
+        raise ValueError("no bytes")
+    return raw.images[row]
 
 
-def _broken(raw: Raw, row: int, error: Exception) -> UserError:
-    return UserError(f"the image in {raw.where(row)} cannot be decoded ({error}): replace or remove it")
-
-
-def _pixels(raw: Raw, row: int, images: Images) -> tuple[Pixels, int | None]:
-    """Return the pixels (H, W, C) of one image, and its largest value if it has more than 8 bits."""
-    image = _opened(raw, row)
-    try:
-        plain, deep = _plain(image, images.window)
-        pixels: NDArray[Any] = np.array(_sized(plain, images))
-    except UserError as error:
-        raise UserError(f"the image in {raw.where(row)}: {error}") from error
-    except Exception as error:
-        raise _broken(raw, row, error) from error
-    return (pixels if pixels.ndim == 3 else pixels[:, :, None]), deep
+def _named(item: _Item, error: Exception) -> UserError:
+    """Return a line that names the image."""
+    raw, row = item
+    if isinstance(error, UserError):
+        return UserError(f"the image in {raw.where(row)}: {error}")
+    what = " ".join((str(error) or type(error).__name__).split())
+    return UserError(f"the image in {raw.where(row)} cannot be decoded ({what[:200]}): replace or remove it")
 
 
 def _sized(image: Image.Image, images: Images) -> Image.Image:
@@ -168,28 +302,57 @@ def _sized(image: Image.Image, images: Images) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode.startswith("I") or image.mode in ("L", "1", "LA", "La", "F")
+def _in_channels(image: Image.Image, channels: int, strict: bool) -> Image.Image:
+    """Return the image as grey if there is one channel.
+
+    Raises:
+        UserError: `strict`, and it has colours.
+    """
+    if channels == 3 or image.mode == "L":
+        return image
+    grey = image.convert("L")
+    if strict and (np.asarray(image) != np.asarray(grey)[:, :, None]).any():
+        raise UserError(
+            "it is in colour, but the model was trained on grey images: convert it to grey, or train with --colour grey"
+        )
+    return grey
 
 
-def _plain(image: Image.Image, window: tuple[float, ...]) -> tuple[Image.Image, int | None]:
-    """Return the image as 8-bit grey or RGB, and its largest value if it has 16 bits."""
+def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int | None, bool]:
+    """Return the image as 8-bit grey or RGB, its largest value if it has 16 bits, and whether it holds NaN."""
+    image, levels = loaded.image, loaded.levels
     if image.mode in ("L", "RGB"):
-        return image, None
-    deep = image.mode.startswith("I") or image.mode == "F"
-    if deep and window:
-        low, high = window
-        scaled = (np.asarray(image).astype(np.float64) - low) * (255 / (high - low))
-        return Image.fromarray(np.rint(scaled).clip(0, 255).astype(np.uint8)), None
-    if image.mode == "F":
-        values = np.asarray(image)
-        low, high = float(values.min()), float(values.max())
-        if low < 0 or high > 255 or 0 < high <= 1:
+        if levels == 256:
+            return image, None, False
+        if window:
             raise UserError(
-                f"its pixels go from {low:g} to {high:g}: say which values become black and white by --pixel-window "
-                "LOW HIGH"
+                "its colours have 16 bits, of which the upper 8 are read, so there is no window to apply: convert it "
+                "to 8 bits"
             )
-    if image.mode.startswith("I"):  # 16 bits; Pillow would clip at 255 instead of scaling
-        values = np.asarray(image).astype(np.int64)
-        return Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8)), int(values.max())
-    return image.convert("L" if image.mode in ("1", "LA", "La", "F") else "RGB"), None
+        return image, 256 * int(np.asarray(image).max(initial=0)), False
+    values = np.asarray(image)
+    if levels == 1 << 16 and not window:  # Pillow would clip at 255 instead of scaling
+        values = values.astype(np.int64)
+        return Image.fromarray((values >> 8).astype(np.uint8)), int(values.max()), False
+    values = values.astype(np.float64)
+    holes = np.isnan(values)
+    if holes.all():
+        raise UserError("its pixels are not numbers (NaN): leave it out")
+    low, high = window or (0, levels - 1 if levels is not None and levels <= 256 else 255)
+    if not window and levels is None:
+        _check_range(values, loaded)
+    values[holes] = low
+    scaled = (values - low) * (255 / (high - low))
+    return Image.fromarray(np.rint(scaled).clip(0, 255).astype(np.uint8)), None, bool(holes.any())
+
+
+def _check_range(values: NDArray[np.float64], loaded: Loaded) -> None:
+    """Refuse measurements outside the grey levels from 0 to 255."""
+    least, most = float(np.nanmin(values)), float(np.nanmax(values))
+    if least >= 0 and most <= 255 and not 0 < most <= 1:
+        return
+    own = ", as in --pixel-window {:g} {:g} (what the file shows)".format(*loaded.window) if loaded.window else ""
+    raise UserError(
+        f"its pixels go from {least:g} to {most:g}: say which values become black and white by --pixel-window LOW HIGH"
+        f"{own}"
+    )

@@ -15,7 +15,11 @@ from ekiden.data.reading import Reading
 
 
 def encode(
-    sides: Sequence[Sequence[Raw]], reading: Reading, size: int | None, known: Inputs | None
+    sides: Sequence[Sequence[Raw]],
+    reading: Reading,
+    size: int | None,
+    known: Inputs | None,
+    shape: tuple[int, ...] = (),
 ) -> tuple[list[Tensor], Inputs]:
     """Return the samples of the training side and of the test side, and what they are.
 
@@ -24,6 +28,7 @@ def encode(
         reading: how they were read.
         size: side of images in pixels.
         known: what samples become, if the silos have agreed on that.
+        shape: shape of the samples that a trained model takes; () without one.
 
     Raises:
         UserError: the samples of two sources differ in shape, or cannot be decoded.
@@ -32,7 +37,7 @@ def encode(
     match raws[0].kind:
         case "images":
             images = known if isinstance(known, Images) else reading.images(size)
-            return decode(sides, images, cache.room), images
+            return decode(sides, images, cache.room, shape=shape), images
         case "tokens":
             tokens = (
                 known

@@ -1,5 +1,6 @@
 """Read undecoded images from Parquet files and from folders of class folders."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,15 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from ekiden.base.errors import UserError
+from ekiden.base.wording import counted
+from ekiden.data import medical, raster
 from ekiden.data.columns import Columns, from_table
+from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}) | {
-    ".dcm",
-    ".dicom",
-    ".nii",
-}
-
+SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
@@ -55,13 +54,30 @@ def files(part: Path) -> Iterator[tuple[str, Path]]:
     """
     if part.is_file():
         yield "", part
-        yield from ((name, part.parent / name) for name in _beside(part))
+        yield from ((name, split(part.parent / name)[0]) for name in _beside(part))
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
-        suffix = file.suffix.lower() if not file.name.lower().endswith(".nii.gz") else ".nii"
-        if suffix in SUFFIXES and not any(p.startswith(".") for p in inside.parts):
+        if not any(p.startswith(".") for p in inside.parts) and is_image(file):
             yield inside.as_posix(), file
+
+
+def is_image(file: Path) -> bool:
+    """Return whether a file is an image, by its extension or, for DICOM, by its first bytes."""
+    suffix = file.suffix.lower()
+    return suffix in raster.SUFFIXES or (suffix not in READABLE and medical.is_medical(file))
+
+
+def no_image(folder: Path) -> str:
+    """Return what a folder holds in which there is no image, for a message."""
+    there = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    if not there:
+        return "it has no files"
+    kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)
+    return (
+        f"the extensions of its {counted(len(there), 'file')} ({', '.join(kind for kind, _ in kinds)}) are none of "
+        f'{", ".join(sorted(SUFFIXES))}, and no file is DICOM by its header, "DICM" at byte 128'
+    )
 
 
 def _beside(table: Path) -> list[str]:
@@ -83,7 +99,7 @@ def _beside(table: Path) -> list[str]:
     except (pa.ArrowException, OSError, KeyError):
         return []
     names = {row["path"] for row in rows if row and row.get("path")}
-    return sorted(name for name in names if (table.parent / name).is_file())
+    return sorted(name for name in names if split(table.parent / name)[0].is_file())
 
 
 def read(part: Path, columns: Columns) -> Raw:
@@ -97,6 +113,8 @@ def read(part: Path, columns: Columns) -> Raw:
 
 def _folder(root: Path) -> Raw:
     found = list(files(root))
+    if not found:
+        raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
     levels = {name.count("/") for name, _ in found}
     if levels not in ({1}, {2}):
         raise UserError(
@@ -134,8 +152,8 @@ def check_class_folders(parts: Sequence[Path]) -> None:
                 inside = found.relative_to(part).parts
                 if found.name not in known and not any(name.startswith((".", "__")) for name in inside):
                     raise UserError(
-                        f"the folder {found} holds no image ({', '.join(sorted(SUFFIXES)[:5])}, ...), so "
-                        f"{found.name!r} would be empty: put images there, or remove the folder"
+                        f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} would be empty: put "
+                        "images there, or remove the folder"
                     )
 
 

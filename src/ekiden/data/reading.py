@@ -45,6 +45,8 @@ class Reading(Checked):
     """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts out the middle"""
     pixel_window: tuple[float, ...] = ()
     """LOW HIGH: pixel values that become black and white, for images of more than 8 bits"""
+    colour: Literal["auto", "rgb", "grey"] = "auto"
+    """channels of images: rgb has three, grey has one, auto has three if any image has colour"""
     tokenizer: str = ""
     """how texts become tokens: words (silos need not agree on them), or a folder with the tokenizer.json of a model;
     by default the tokenizer of --model hf:FOLDER, else words"""
@@ -101,7 +103,7 @@ class Reading(Checked):
         """Return what images become."""
         if self.fit == "crop" and not size:
             raise UserError("--fit crop needs --size, the size to cut out")
-        return Images(size or 0, self.fit, self.pixel_window)
+        return Images(size or 0, self.fit, self.pixel_window, self.colour)
 
 
 def reading(columns: dict[str, Any]) -> Reading:

@@ -12,7 +12,7 @@ import numpy as np
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
-from ekiden.data import cache, frames, medical, whose
+from ekiden.data import cache, frames, whose
 from ekiden.data.assemble import assemble, augmented
 from ekiden.data.columns import from_table
 from ekiden.data.decode import decode
@@ -23,6 +23,7 @@ from ekiden.data.holdout import divided
 from ekiden.data.inputs import Images
 from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
+from ekiden.data.picture import split
 from ekiden.data.raw import Raw, class_codes, owners
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData, Samples
@@ -270,7 +271,7 @@ def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[Holding]) 
             for image in raw.images:
                 if isinstance(image, Path):
                     yield str(image.relative_to(part) if part.is_dir() else image.name)
-                    yield medical.split(image)[0]
+                    yield split(image)[0]
 
 
 def _contents(parts: list[Path]) -> Iterator[str | Path]:

@@ -1,7 +1,7 @@
 """Read files as samples for a trained model, in batches, so that any number of files fits into memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import arrays, frames, medical
+from ekiden.data import arrays, frames
 from ekiden.data import files as images
 from ekiden.data.columns import images_in
+from ekiden.data.decode import Notes
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
 from ekiden.data.named import NAMED
+from ekiden.data.picture import split
 
 _COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
 _TEXTS = frozenset({".txt", ".md"})
@@ -68,12 +70,11 @@ class SampleReader:
 
     def _is_one(self, file: Path) -> bool:
         """Return whether a file is one sample."""
-        suffix = file.suffix.lower()
         match self.inputs:
             case Images():
-                return suffix in images.SUFFIXES or medical.is_medical(file)
+                return images.is_image(split(file)[0])
             case Tokens():
-                return suffix in _TEXTS
+                return file.suffix.lower() in _TEXTS
             case _:
                 return False
 
@@ -82,17 +83,22 @@ class SampleReader:
 
         Raises:
             UserError: a file is broken, or its samples do not fit the model; the message names the file.
+
+        Warns:
+            DataWarning: at the end, what should be known about how images were read.
         """
+        notes = Notes()
         single: list[Path] = []
         for file in files:
             if not self.holds_many(file):
                 single.append(file)
             if self.holds_many(file) or len(single) == self.batch:
-                yield from self._alone(single)
+                yield from self._alone(single, notes)
                 single = []
             if self.holds_many(file):
-                yield from self._array(file) if file.suffix.lower() in arrays.SUFFIXES else self._table(file)
-        yield from self._alone(single)
+                yield from self._array(file) if file.suffix.lower() in arrays.SUFFIXES else self._table(file, notes)
+        yield from self._alone(single, notes)
+        notes.warn("the files given")
 
     @property
     def _many(self) -> tuple[str, ...]:
@@ -113,26 +119,27 @@ class SampleReader:
         return self._is_one(file) or self.holds_many(file)
 
     def _in(self, path: Path) -> list[Path]:
-        if not (medical.split(path)[0] if isinstance(self.inputs, Images) else path).exists():
+        if not (split(path)[0] if isinstance(self.inputs, Images) else path).exists():
             raise UserError(f"there is no file or folder {path}: name {self._wanted}")
         if path.is_dir():
             below = sorted(file for file in path.rglob("*") if self._takes(file) and file.is_file())
             below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
             if not below:
-                raise UserError(f"{path} holds nothing to predict: this model takes {self._wanted}")
+                why = f" ({images.no_image(path)})" if isinstance(self.inputs, Images) else ""
+                raise UserError(f"{path} holds nothing to predict{why}: this model takes {self._wanted}")
             return below
         if not self._takes(path):
             raise UserError(f"{path} is not a file that this model takes: name {self._wanted}")
         return [path]
 
-    def _alone(self, files: Sequence[Path]) -> Iterator[Batch]:
+    def _alone(self, files: Sequence[Path], notes: Notes) -> Iterator[Batch]:
         """Yield batches of files that are one sample each."""
         if not files:
             return
         raw: list[Any] = list(files)
         if isinstance(self.inputs, Tokens):
             raw = [_text(file) for file in files]
-        x = self._encoded(raw, [str(file) for file in files])
+        x = self._encoded(raw, [str(file) for file in files], notes)
         yield Batch([str(file) for file in files], [None] * len(files), x)
 
     def _array(self, file: Path) -> Iterator[Batch]:
@@ -161,7 +168,7 @@ class SampleReader:
         except (ValueError, OSError, EOFError) as error:
             raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
 
-    def _table(self, file: Path) -> Iterator[Batch]:
+    def _table(self, file: Path, notes: Notes) -> Iterator[Batch]:
         """Yield the rows of a Parquet or CSV file."""
         start = 0
         for part in _parts(file, self.batch, self._wants()):
@@ -175,7 +182,7 @@ class SampleReader:
                     raw = _lists(part, self._wants()[0], names)
                 case _:
                     raw = part
-            x = self._encoded(raw, names)
+            x = self._encoded(raw, names, notes)
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
 
@@ -185,35 +192,26 @@ class SampleReader:
             return *self.inputs.numeric, *self.inputs.categorical
         return (self.column or _COLUMNS[kind(self.inputs)],)
 
-    def _encoded(self, raw: Any, names: Sequence[str]) -> Tensor:
+    def _encoded(self, raw: Any, names: Sequence[str], notes: Notes) -> Tensor:
         """Return samples as tensors; if one cannot be encoded, the error names it."""
         try:
-            return self._fitting(self._encode(raw), names)
+            return self._fitting(self._encode(raw, notes), names)
         except UserError:
             if not isinstance(raw, list):
                 raise
             for item, name in zip(raw, names, strict=True):
                 try:
-                    self._fitting(self._encode([item]), [name])
+                    self._fitting(self._encode([item], Notes()), [name])
                 except UserError as error:
                     if isinstance(item, Path):  # the message already names it
                         raise
                     raise UserError(f"{name} cannot be used: {error}") from None
             raise
 
-    def _encode(self, raw: Any) -> Tensor:
-        inputs = self.inputs
-        if not isinstance(inputs, Images):
-            return inputs.encode(raw)
-        if not inputs.size and self.shape[1] == self.shape[2]:  # all images of the run were of this size
-            inputs = replace(inputs, size=self.shape[1])
-        x, channels = inputs.encode(raw), self.shape[0]
-        if x.shape[1] == 1:  # as in training, grey images are copied to three channels
-            return x.expand(-1, channels, -1, -1)
-        if channels == 1 and not (x == x[:, :1]).all():
-            where = f"{raw[0]} is" if isinstance(raw[0], Path) else "the image is"
-            raise UserError(f"{where} in colour, but the model was trained on grey images: convert it to grey")
-        return x[:, :channels]
+    def _encode(self, raw: Any, notes: Notes) -> Tensor:
+        if isinstance(self.inputs, Images):
+            return self.inputs.encode(raw, self.shape, notes)
+        return self.inputs.encode(raw)
 
     def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:
         if tuple(x.shape[1:]) != self.shape and not isinstance(self.inputs, Tokens):
