@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base import rounding
+from ekiden.base import modular, rounding
 from ekiden.base.errors import UserError
 from ekiden.base.rounding import Rounded, Rounding, rounded, size
 from ekiden.base.sums import Sums, TargetSums, measure, measure_targets
@@ -47,9 +47,9 @@ def test_three_features_by_hand() -> None:
 
 @given(st.integers(12, 31), st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=50))
 def test_numbers_come_back_modulo_a_power_of_two(b: int, numbers: list[int]) -> None:
-    packed = rounding._pack(torch.tensor(numbers), b)
+    packed = modular.pack(torch.tensor(numbers), b)
     assert len(packed) == -(-b * len(numbers) // 8)
-    assert rounding._unpack(packed, b, len(numbers)).tolist() == [number % 2**b for number in numbers]
+    assert modular.unpack(packed, b, len(numbers)).tolist() == [number % 2**b for number in numbers]
 
 
 def test_many_products_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

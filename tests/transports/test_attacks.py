@@ -174,7 +174,7 @@ def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
     from ekiden.transports.flower.contents import Contents
 
     contents = Contents(Encoded.of(b"arguments"), {})
-    assert contents.digest("one", "train", None) != contents.digest("other", "train", None)
+    assert contents.digest("one", Ask("task"), None) != contents.digest("other", Ask("task"), None)
 
 
 MISSING: list[tuple[tuple[int, str], ...]] = [(), ((1, "client-1"), (2, "client-2")), ((2, "client-2"),)]

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.modular import Packed, Shared, pack, unpack
 
 LEAST = 12
 """fewest bits of a product"""
@@ -53,9 +53,9 @@ class Rounded:
     """
 
     squares: Tensor
-    products: Tensor
-    bits: int
-    unit: int
+    products: Annotated[Tensor, Packed("bits")]
+    bits: Annotated[int, Shared]
+    unit: Annotated[int, Shared]
     parts: int
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Rounded:
                 "clients, or some samples of the largest"
             )
         blocks = zip(self._counts(), other._counts(), strict=True)
-        products = [_pack(own + others, self.bits) for own, others in blocks]
+        products = [pack(own + others, self.bits) for own, others in blocks]
         return Rounded(squares.int(), torch.cat(products), self.bits, self.unit, self.parts + other.parts)
 
     def matrix(self, total: Tensor, samples: int) -> Tensor:
@@ -133,7 +133,7 @@ class Rounded:
         """Products in units as int64 on the CPU, by blocks."""
         left = self.width * (self.width - 1) // 2
         for part in torch.split(self.products.cpu(), _BLOCK // 8 * self.bits):
-            yield _unpack(part, self.bits, min(left, _BLOCK))
+            yield unpack(part, self.bits, min(left, _BLOCK))
             left -= _BLOCK
 
 
@@ -149,7 +149,7 @@ def rounded(gram: Tensor, rounding: Rounding) -> Rounded:
     bits, unit = rounding
     above = torch.ones_like(gram, dtype=torch.bool).triu(1)
     counts = (gram[above].cpu().long() + unit // 2).div(unit, rounding_mode="floor")
-    packed = [_pack(block, bits) for block in torch.split(counts, _BLOCK)]
+    packed = [pack(block, bits) for block in torch.split(counts, _BLOCK)]
     return Rounded(squares.int(), torch.cat(packed), bits, unit, 1)
 
 
@@ -160,16 +160,3 @@ def size(width: int, bits: int) -> int:
 
 def _bytes(width: int, bits: int) -> int:
     return -(-bits * (width * (width - 1) // 2) // 8)
-
-
-def _pack(counts: Tensor, bits: int) -> Tensor:
-    """Pack whole numbers modulo 2^bits, the highest bit first; the last byte is filled up with zeros."""
-    big = (counts & ((1 << bits) - 1)).numpy().astype(">u4").view(np.uint8).reshape(-1, 4)
-    return torch.from_numpy(np.packbits(np.unpackbits(big, axis=1)[:, FULL - bits :]))
-
-
-def _unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    flags = np.unpackbits(packed.numpy(), count=count * bits).reshape(count, bits)
-    full = np.zeros((count, FULL), dtype=np.uint8)
-    full[:, FULL - bits :] = flags
-    return torch.from_numpy(np.packbits(full, axis=1).view(">u4").reshape(-1).astype(np.int64))

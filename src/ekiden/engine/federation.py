@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from math import isfinite
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, get_type_hints, overload
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.modular import Masked
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
@@ -17,6 +18,7 @@ from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
+from ekiden.engine.summing import opened
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
@@ -109,6 +111,10 @@ class Fed:
 
         Refs among `args` (also inside tuples, lists and dataclasses) move from their owners to `client`.
         """
+        return self._call(task, client, args)
+
+    def _call(self, task: Callable[..., T], client: str, args: tuple[Any, ...], among: tuple[str, ...] = ()) -> Ref[T]:
+        """Ask `client` to do `task`; `among` are all who give a part to the sum that it is for, if it is for one."""
         if client not in self.clients:
             raise unknown("client", client, self.clients)
         name = task.__name__
@@ -119,7 +125,7 @@ class Fed:
             self._note(Transfer(self._step, SERVER, client, name, carried))
         call = self._calls.get(client, 0)
         self._calls[client] = call + 1
-        request = Request(self._step, call, client, name, args)
+        request = Request(self._step, call, client, name, args, among)
         self._transport.submit(request)
         return Ref(client, request.key)
 
@@ -178,6 +184,10 @@ class Fed:
         In a chain each client gets the sum so far as its last argument (None for the first client), and returns it with
         its own part added (`Client.added`). A run continues without a missing client if each step calls one client.
 
+        Between machines the parts are masked. A sum from client to client is then one of all clients of the run. One
+        that the server adds up is of `clients`; if some do not answer, nothing of it can be opened, so the others are
+        asked again.
+
         Args:
             task: a function of the method marked `@on_client`.
             clients: who takes part; a chain goes through them in this order.
@@ -196,15 +206,30 @@ class Fed:
             raise UserError("a sum needs at least one client")
         if at == "clients":
             for client in clients:
-                plus = self.call(task, client, *args, plus)
+                plus = self._call(task, client, (*args, plus), self.clients)
             return plus
+        while True:
+            total, missing = self._added_up(task, clients, args)
+            if total is None:
+                raise _no_answer(clients)
+            if not isinstance(total, Masked):
+                return total
+            if not missing:
+                return opened(total, get_type_hints(task)["return"])
+            clients = [client for client in clients if client not in missing]
+
+    def _added_up(
+        self, task: Callable[..., Any], clients: Sequence[str], args: tuple[Any, ...]
+    ) -> tuple[wire.Addable | None, list[str]]:
+        """Return the sum of what `clients` give to the server, and who did not answer."""
         total: wire.Addable | None = None
-        for ref in [self.call(task, client, *args, None) for client in clients]:
-            for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
+        missing = []
+        for ref in [self._call(task, client, (*args, None), tuple(clients)) for client in clients]:
+            parts = self.get([ref], at_least=0)  # one at a time: a sum may be large
+            missing += [] if parts else [ref.owner]
+            for part in parts:
                 total = part if total is None else total.plus(part)
-        if total is None:
-            raise _no_answer(clients)
-        return total
+        return total, missing
 
     def sample(self, k: int) -> tuple[str, ...]:
         """Draw `k` clients for this step, uniformly without replacement; they are in the order of `clients`."""

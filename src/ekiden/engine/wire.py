@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import DTYPES, safetensors_chunks
+from ekiden.base.modular import Masked
 from ekiden.base.refs import Ref
 
 R = TypeVar("R", bound=type)
@@ -42,7 +43,9 @@ class Addable(Protocol):
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield all tensors, numbers and texts of a payload, in order."""
+    """Yield all tensors, numbers and texts of a payload, in order; of a masked sum, those of the payload."""
+    if isinstance(value, Masked):
+        value = (value.numbers, value.shared)
     if _is_record(value):
         for _, part in _fields(value):
             yield from leaves(part)
@@ -123,6 +126,15 @@ def chunks(value: Any) -> Iterator[bytes | memoryview]:
     return safetensors_chunks(named, {"format": FORMAT, "tree": json.dumps(tree, separators=(",", ":"))})
 
 
+def read_tree(tree: Any, tensors: Mapping[str, Tensor], expected: Any) -> Any:
+    """Return the value of type `expected` that a JSON tree and the tensors named in it describe.
+
+    Raises:
+        WireError: they describe no such value.
+    """
+    return _Reader(dict(tensors)).read(tree, expected)
+
+
 def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], Any] | None = None) -> Any:
     """Return the value of type `expected` that `data` holds.
 
@@ -181,7 +193,7 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
         return {"tensor": len(tensors) - 1}
     if _is_record(value):
         parts = {name: _describe(part, tensors) for name, part in _fields(value)}
-        return {"record": _record_name(type(value)), "fields": parts}
+        return {"record": record_name(type(value)), "fields": parts}
     if isinstance(value, (list, tuple)):
         return [_describe(part, tensors) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, (str, int)) for k in value):
@@ -202,6 +214,8 @@ class _Reader:
             raise WireError("payload nested too deeply: refused")
         if self._fetch is not None and isinstance(node, dict) and node.get("record") == "Ref":
             return self._fetch(self._record(node, Ref))
+        if isinstance(node, dict) and node.get("record") == Masked.__name__ and _addable(expected):
+            expected = Masked
         self._depth += 1
         if get_origin(expected) in (Union, types.UnionType):
             expected = _member(node, get_args(expected))
@@ -246,9 +260,9 @@ class _Reader:
         parts = node.get("fields")
         if (
             not isinstance(record, type)
-            or node.get("record") != _record_name(record)
+            or node.get("record") != record_name(record)
             or not isinstance(parts, dict)
-            or set(parts) != set(_field_names(record))
+            or set(parts) != set(field_names(record))
         ):
             raise _other(record)
         hints = get_type_hints(record)
@@ -262,6 +276,12 @@ class _Reader:
 _LEAVES = (None, type(None), bool, int, str, float, Tensor)
 
 
+def _addable(kind: Any) -> bool:
+    """Return whether a masked sum can stand in place of a value of this type."""
+    union = get_origin(kind) in (Union, types.UnionType)
+    return any(hasattr(get_origin(one) or one, "plus") for one in (get_args(kind) if union else (kind,)))
+
+
 def _other(expected: Any) -> WireError:
     return WireError(f"payload does not hold the {getattr(expected, '__name__', expected)} that was announced: refused")
 
@@ -270,7 +290,7 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
     """Return the one member of a union that `node` can be."""
     for kind in kinds:
         record = get_origin(kind) or kind
-        name = _record_name(record)
+        name = record_name(record)
         if isinstance(node, dict):
             fits = (
                 node.get("record") == name
@@ -287,12 +307,12 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
     raise WireError("payload holds a value of a type that was not announced: refused")
 
 
-def _record_name(record: Any) -> str:
+def record_name(record: Any) -> str:
     """Return the name of a dataclass in payloads."""
     return record.__name__ if isinstance(record, type) else ""
 
 
-def _field_names(record: type) -> Sequence[str]:
+def field_names(record: type) -> Sequence[str]:
     if dataclasses.is_dataclass(record):
         return [f.name for f in dataclasses.fields(record)]
     return typing.cast(Sequence[str], getattr(record, "_fields", ()))

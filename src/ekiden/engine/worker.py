@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
+from ekiden.base.modular import Masked
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import ClientData, Dataset, Subset
@@ -31,6 +32,17 @@ REMEMBERED = 8 * 10**9
 """most bytes that `Client.remember` keeps in a process"""
 Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
+
+
+class Masks(Protocol):
+    """Masks for the parts that one task gives to sums."""
+
+    def added(self, before: Any, own: Any) -> Any:
+        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total.
+
+        Raises:
+            UserError: the client does not give this part.
+        """
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,7 @@ class Client:
         most_epochs: float = float("inf"),
         trained: list[Weights] | None = None,
         remembered: dict[tuple[str, str], Tensor] | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.name = data.name
         self.data = data
@@ -133,6 +146,7 @@ class Client:
         self._epochs_left = most_epochs
         self._trained = trained
         self._remembered = {} if remembered is None else remembered
+        self._masks = masks
         self.last_trained: Weights | None = None
 
     @property
@@ -304,7 +318,18 @@ class Client:
         self.work.forward += passes * len(subset)
 
     def added(self, before: A | None, own: A) -> A:
-        """Return the client's `own` part added to the sum of the clients before it, if there is one."""
+        """Return the client's `own` part added to the sum of the clients before it, if there is one.
+
+        Between machines it is masked: until all clients of the sum have given their parts, nobody can read any of it.
+        So a task does nothing else with `before`.
+
+        Raises:
+            UserError: the parts do not fit together, or the client does not give its part.
+        """
+        if self._masks is not None:
+            return self._masks.added(before, own)  # type: ignore[no-any-return]  # the task does nothing else with it
+        if isinstance(before, Masked):
+            raise UserError(f"{self.name} received a masked sum, and nothing is masked here: refused")
         return own if before is None else before.plus(own)
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
@@ -364,13 +389,16 @@ class Worker:
             setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
         )
 
-    def execute(self, job: Job, journal: Journal | None = None, digest: str = "") -> Outcome:
+    def execute(
+        self, job: Job, journal: Journal | None = None, digest: str = "", masks: Masks | None = None
+    ) -> Outcome:
         """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 
         Args:
             job: what to do.
             journal: where the task saves its progress, so that it can continue after a crash.
             digest: distinguishes jobs of other arguments in the journal.
+            masks: masks of what the task adds to sums; None: they are not masked.
 
         Raises:
             UserError: the task is not one that clients run, or it failed for a reason the user can fix.
@@ -386,7 +414,7 @@ class Worker:
         private = wire.placed(job.private, self._feed.device)
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
         data = self.clients[job.client]
-        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered)
+        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks)
         value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}

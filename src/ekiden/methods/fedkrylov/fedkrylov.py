@@ -165,7 +165,7 @@ class FedKrylov(FixedFeatures):
             sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
         own = OpeningSums(ShortColumns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
         classes = isinstance(client.task, Classification)
-        return client.added(before and before.checked(phi.shape[1], y.shape[1], classes), own)
+        return own if before is None else before.checked(phi.shape[1], y.shape[1], classes).plus(own)
 
     def _multiplied(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
         """Return the sums of a later lap with the client's own; keep the directions."""
@@ -182,7 +182,7 @@ class FedKrylov(FixedFeatures):
             x = block.float() - centre
             sums += x.T @ (x @ u)
         own = Multiplied(ShortColumns.of(sums), self._held(client, model, kept))
-        return client.added(before and before.checked(own), own)
+        return own if before is None else before.checked(own).plus(own)
 
     def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""

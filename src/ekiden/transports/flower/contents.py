@@ -36,9 +36,11 @@ class Contents:
     arguments: Encoded
     values: Mapping[tuple[str, str], Encoded]
 
-    def digest(self, terms: str, task: str, private: Any) -> str:
+    def digest(self, terms: str, ask: Ask, private: Any) -> str:
         """Return a digest of the request, its terms and the private state before it; sealing does not change it."""
-        asked = (terms, task, self.arguments.digest, *((name, value.digest) for name, value in self.values.items()))
+        members = [(member.name, member.key) for member in ask.members]
+        given = [(name, value.digest) for name, value in self.values.items()]
+        asked = (terms, ask.task, self.arguments.digest, *given, *members)
         return custody.digest([repr(asked).encode(), *wire.chunks(private)])[:32]
 
 

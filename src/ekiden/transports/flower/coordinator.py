@@ -99,6 +99,7 @@ class Remote(Transport):
             if request.client in self._last:
                 self._finish(self._last[request.client])
             reader = self._reader(request.client, request.step)
+            members = self._members_of(request)
         except ClientMissing as missing:
             self._running[result] = Message(request.client, "task", b"", "", answer=missing)
             return
@@ -107,7 +108,8 @@ class Remote(Transport):
             self._order(ref, reader)
         values = [self._fetch(ref, reader) for ref in foreign]
         parts = tuple(ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
-        ask = self._ask("task", request.client, step=request.step, call=request.call, task=request.task, parts=parts)
+        place = {"step": request.step, "call": request.call, "task": request.task}
+        ask = self._ask("task", request.client, **place, parts=parts, members=members)
         arguments, locks = self._sealer.seal(Encoded.of(wire.encode(request.args)), arguments_key(ask), (reader,))
         readers = self._readers(result, server=request.task in self._read_by_server)
         lock = locks[0] if locks else None
@@ -267,6 +269,10 @@ class Remote(Transport):
         """Return a silo as a reader; wait until it introduces itself."""
         found = self._courier.sealing_key(client, wait=True) if self._agreed.sealed else None
         return Reader(client, step, *(found or ("", "")))
+
+    def _members_of(self, request: Request) -> tuple[Reader, ...]:
+        """Return all who give a part to the sum to which a task adds one, with the keys for their masks."""
+        return tuple(self._reader(client, 0) for client in request.among) if self._agreed.sealed else ()
 
     def _readers(self, ref: Ref[Any], *, server: bool = False) -> tuple[Reader, ...]:
         """Return who is going to use a value, as far as that is known."""

@@ -45,6 +45,7 @@ class Ask:
         lock: lock of the arguments, or of the models to measure.
         eager: send the value with the answer.
         readers: parties for which to seal the value.
+        members: all silos that give a part to the sum to which the task adds this silo's, with their keys.
         results: number of models to measure that are the run's result, not a client's own; they come first.
         clients: number of clients of the run, on which the network of a result may depend.
         records: records of the chain of custody, one for each model to measure: its owner signs that it is the run's
@@ -67,6 +68,7 @@ class Ask:
     lock: Lock | None = None
     eager: bool = False
     readers: tuple[Reader, ...] = ()
+    members: tuple[Reader, ...] = ()
     results: int = 0
     clients: int = 0
     records: tuple[str, ...] = ()

@@ -279,6 +279,27 @@ def _signed(statement: bytes, wrapped: bytes) -> bytes:
     return b"\n".join((statement, wrapped.hex().encode()))
 
 
+def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
+    """Return a function that gives the next bytes of a stream (ChaCha20) that two parties share, for one purpose.
+
+    Args:
+        own: this party's private key.
+        other: the other's public key.
+        text: what the stream is for.
+
+    Raises:
+        WireError: `other` is not a key.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # noqa: PLC0415
+
+    try:
+        key = _shared(own, other, text)
+    except ValueError:
+        raise wire.WireError(f"{other[:80]!r} is not a key for masks: refused") from None
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda length: cipher.update(bytes(length))
+
+
 def _shared(own: Any, other: str, statement: bytes) -> bytes:
     """Return the common key of two parties, for one lock."""
     from cryptography.hazmat.primitives import hashes  # noqa: PLC0415

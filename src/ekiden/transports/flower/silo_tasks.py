@@ -17,7 +17,9 @@ from ekiden.transports.flower import arguments, custody, policy
 from ekiden.transports.flower.arguments import GivenArguments
 from ekiden.transports.flower.contents import Contents, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken
+from ekiden.transports.flower.masking import PartMasks
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.sealing import Party
 from ekiden.transports.flower.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
 from ekiden.transports.flower.taking_part import Agreed
 
@@ -55,13 +57,13 @@ class SiloTasks:
         void = [step for step, client in ask.absent if client == self.run.file.name] if self.run.terms.skips else []
         private = self._private(ask, void)  # first: a lost state may need values that are dropped below
         self.shelf.settle(ask.settled, keep.__contains__, void)
-        digest = contents.digest(self.run.terms.digest, ask.task, private)
+        digest = contents.digest(self.run.terms.digest, ask, private)
         found = self.shelf.find(place, ask.task, digest)
         if found is None:
             self.run.admission.check_disk()
             self.shelf.discard(place)
             job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
-            outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16])
+            outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16], self._masks(ask))
             value = Encoded.of(wire.encode(outcome.value))
             done = self._done(job, digest, contents, given, outcome, value)
             if outcome.private is not private:
@@ -159,14 +161,15 @@ class SiloTasks:
             ask, body = unpack(request, Ask)
             contents = opened(ask, body, self.run.sealer, ask.absent if self.run.plan_without(ask.absent) else ())
             private = self._private(ask, void)
-            if contents.digest(self.run.terms.digest, ask.task, private) != asked.digest:
+            if contents.digest(self.run.terms.digest, ask, private) != asked.digest:
                 raise hopeless
             given = self._arguments(ask.task, contents, own)
         except wire.WireError:
             raise hopeless from None
         self.run.admission.check_disk()
         job = Job(ask.step, ask.call, name, ask.task, given.args, private)
-        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), asked.digest[:16])
+        journal = FolderJournal(self.shelf.journal)
+        outcome = self.run.worker.execute(job, journal, asked.digest[:16], self._masks(ask))
         value = Encoded.of(wire.encode(outcome.value))
         if value.digest != asked.given:
             raise hopeless
@@ -227,6 +230,13 @@ class SiloTasks:
             backward=outcome.work.backward,
         )
         return custody.record(hop, self.run.sign).line()
+
+    def _masks(self, ask: Ask) -> PartMasks | None:
+        """Return the masks of what a task adds to sums; None if the run seals nothing."""
+        party, fewest = self.run.sealer, self.run.file.limits.min_clients
+        if not isinstance(party, Party):
+            return None
+        return PartMasks(party, ask.members, fewest, f"{ask.step}-{ask.task}", self.run.admission.folder)
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded.

@@ -1,0 +1,132 @@
+"""Mask what a silo gives to a sum: only the sum of all silos can be read.
+
+Each pair of silos derives a stream of random numbers from its X25519 keys of the run. The silo that comes first in the
+list of members adds the stream to its part, the other one subtracts it, both modulo a power of two. So all streams
+cancel in the sum of all parts. Of any other sum, and of a single part, every number is uniform for those who lack the
+keys of one pair. There are no shares of keys and no phase in which masks are shown: if a silo drops out, nothing of the
+sum was opened, and it is repeated among the others.
+
+Pairwise masks: Keith Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning. CCS 2017.
+https://eprint.iacr.org/2017/281. With fewer pairs: James Bell et al.: Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead. CCS 2020. https://eprint.iacr.org/2020/704. In a chain: Thomas Sandholm et al.: SAFE: Secure
+Aggregation with Failover and Encryption. 2021. https://arxiv.org/abs/2108.05475.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import write_once
+from ekiden.base.modular import Masked
+from ekiden.engine import wire
+from ekiden.engine.summing import opened, summands
+from ekiden.transports.flower import custody, sealing
+from ekiden.transports.flower.sealing import Party, Reader
+
+_BLOCK = 1 << 20
+"""numbers that are masked at a time"""
+Words = list["np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class PartMasks:
+    """Masks for what a silo gives to the sums of one task.
+
+    Attributes:
+        party: the silo, with its key of the run.
+        members: all who give a part, with their keys.
+        fewest: fewest members of a sum. Two lists of members must differ by this number of silos, too.
+        name: name of a sum that begins with this task.
+        folder: the run's folder at the silo, where it keeps which masks it has used.
+    """
+
+    party: Party
+    members: tuple[Reader, ...]
+    fewest: int
+    name: str
+    folder: Path
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the list of members and their keys."""
+        return custody.digest([json.dumps([[m.name, m.key] for m in self.members]).encode()])
+
+    def added(self, before: Any, own: Any) -> Any:
+        """Return the sum `before` with the silo's `own` part under its mask; if complete, the total.
+
+        Raises:
+            UserError: the silo does not give this part.
+        """
+        self._check_members()
+        if before is not None and not isinstance(before, Masked):
+            raise UserError(f"{self.party.name} received a sum that is not masked: refused")
+        part, name = summands(own), before.sum if before else self.name
+        self._use(name, custody.digest(wire.chunks(own)))
+        masks = [w.copy() for w in part.words]
+        check = np.array([part.check], dtype="<u8")
+        for other in self.members:
+            if other.name != self.party.name:
+                self._mask(other, name, [*masks, check])
+        hidden = part._replace(words=masks).tensors()
+        about = (name, self.digest, [self.party.name])
+        mine = Masked(part.form, hidden, part.bits, part.shared, int(check[0]), *about)
+        total = mine if before is None else before.plus(mine)
+        return opened(total, type(own)) if len(total.given) == len(self.members) else total
+
+    def _mask(self, other: Reader, name: str, words: Words) -> None:
+        """Put the stream of one pair on numbers, in place."""
+        names = [m.name for m in self.members]
+        adds = names.index(self.party.name) < names.index(other.name)
+        pair = (self.party.name, other.name) if adds else (other.name, self.party.name)
+        text = json.dumps([self.party.run, self.party.terms, self.digest, name, *pair], separators=(",", ":"))
+        stream = sealing.stream(self.party.private, other.key, b"ekiden mask\n" + text.encode())
+        for part in words:
+            for start in range(0, len(part), _BLOCK):
+                block = part[start : start + _BLOCK]
+                noise = np.frombuffer(stream(block.nbytes), dtype=block.dtype)
+                if adds:
+                    block += noise
+                else:
+                    block -= noise
+
+    def _check_members(self) -> None:
+        """Refuse a list of members that could show the part of a silo.
+
+        Raises:
+            UserError: says what is wrong with it.
+        """
+        me, names = self.party.name, [m.name for m in self.members]
+        if not names:
+            raise UserError(f"{me} gives its part to a sum only under masks, and the request names no members: refused")
+        if names.count(me) != 1 or len(set(names)) != len(names):
+            raise UserError(f"a sum of {', '.join(names)[:200]} is refused: {me} must be there once, as all others")
+        if len(names) < self.fewest:
+            raise UserError(
+                f"a sum of {len(names)} silos, {me} allows {self.fewest} or more (limits.min_clients in its silo.toml)"
+            )
+        for member in self.members:
+            if not sealing.vouched(member, self.party.run, self.party.silos):
+                raise UserError(
+                    f"the key of {member.name[:80]!r} for masks is not signed by a silo of the run: {me} gives nothing"
+                )
+        own = next(m for m in self.members if m.name == me)
+        if own.key != sealing.public_of(self.party.private):
+            raise UserError(f"the list of members names another key of {me} than it has: refused")
+
+    def _use(self, name: str, part: str) -> None:
+        """Note that the masks of a sum are used for a part with this digest.
+
+        Raises:
+            UserError: they were used for another one, whose difference from this one would show.
+        """
+        file = self.folder / f"mask-{custody.digest([self.digest.encode(), name.encode()])[:32]}"
+        if write_once(file, part.encode()) != part.encode():
+            raise UserError(
+                f"{self.party.name} has given another part to sum {name}: the same masks are never used twice; start "
+                "a new run"
+            )
