@@ -240,14 +240,14 @@ def test_each_silo_must_use_its_range(tmp_path: Path) -> None:
 
 def test_a_grey_silo_and_a_deep_one_are_named(tmp_path: Path) -> None:
     forms: dict[str, Callable[[Pixels], NDArray[Any]]] = {
-        "colours": lambda x: x,
+        "colour": lambda x: x,
         "grey": lambda x: x[:, :, 0],
         "deep": lambda x: x[:, :, 0].astype(np.uint16) * 257,
     }
-    for silo, form in forms.items():
+    for place, (silo, form) in enumerate(forms.items()):
         (tmp_path / silo / "a").mkdir(parents=True)
         for k in range(5):
-            shown = pixels(100 * len(silo) + k, 4, 4)
+            shown = pixels(100 * place + k, 4, 4)
             Image.fromarray(form(shown)).save(tmp_path / silo / "a" / f"{k}.png")
     with pytest.warns(DataWarning) as seen:
         data = ekiden.data.join([str(tmp_path / silo) for silo in forms])
