@@ -321,3 +321,23 @@ def test_convolutions_refuse_features(name: str) -> None:
 def test_default_network(dataset: str, shape: tuple[int, ...], name: str) -> None:
     assert models.default_for(dataset, shape) == name
     assert models.build(name, shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 4), (3, 33, 50), (2, 7, 5)])
+def test_the_u_net_gives_classes_to_each_pixel(shape: tuple[int, ...]) -> None:
+    network = new("unet", shape, 4)
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1))
+    assert network(x).shape == (2, 4, *shape[1:])
+    assert torch.equal(network(x), network.head(network.features(x)))
+    network(x).square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
+    assert list(network._modules) == ["features", "head"]
+    assert not list(network.buffers())
+
+
+def test_the_u_net_refuses_what_it_cannot_take() -> None:
+    assert sum(p.numel() for p in new("unet", (3, 32, 32), 2).parameters()) == 118_930
+    with pytest.raises(UserError, match=r"unet needs images of at least 4x4 pixels, but .* \(3, 3, 8\)"):
+        models.build("unet", (3, 3, 8), 2)
+    with pytest.raises(UserError, match="unet needs images"):
+        models.build("unet", (12,), 2)

@@ -163,7 +163,7 @@ def builder(
             )
         build = Made(model, seed)
     else:
-        name = models.default_for(dataset.name, shape, dataset.inputs) if model == "auto" else model
+        name = models.default_for(dataset.name, shape, dataset.inputs, dataset.task) if model == "auto" else model
         build = NamedNetwork(name, shape, classes, seed, dataset.inputs)
     training_part.check(train, method.title(), averages=method.averages)
     return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed, dataset.task)

@@ -68,9 +68,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":
-            other = (
-                "a causal language model, --model hf:FOLDER" if task.kind == "language-modelling" else "another --model"
-            )
+            kinds = {"language-modelling": "a causal language model, --model hf:FOLDER", "segmentation": "--model unet"}
+            other = kinds.get(task.kind, "another --model")
             needs = f"{task.kind} with these data needs {wanted[1:]}"
             raise UserError(f"the model gives {found} per sample, but {needs}: choose {other}")
         raise UserError(

@@ -8,7 +8,8 @@ from torch import nn
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
-from ekiden.models import pretrained
+from ekiden.data.tasks import Segmentation, Task
+from ekiden.models import pixels, pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
 from ekiden.models.signal import SHORTEST, cnn_signal
@@ -59,6 +60,9 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "cnn_signal": (cnn_signal, 0),
 }
 
+# Networks that give classes to pixels: builder and smallest side of an image.
+_OF_PIXELS: dict[str, tuple[_Builder, int]] = {"unet": (pixels.unet, pixels.SMALLEST)}
+
 # The papers' networks for these data sets, except ResNet-18.
 _DEFAULTS = {
     "digits": "mlp",
@@ -82,7 +86,7 @@ _READ = {Table: "rows of a table", Tokens: "texts", Images: "images", Arrays: "a
 
 def names() -> tuple[str, ...]:
     """Names of all networks, those of other packages last."""
-    return (*_NETWORKS, *_SPECIAL, *outside.installed("ekiden.models"))
+    return (*_NETWORKS, *_SPECIAL, *_OF_PIXELS, *outside.installed("ekiden.models"))
 
 
 def described() -> dict[str, tuple[str, str]]:
@@ -90,8 +94,10 @@ def described() -> dict[str, tuple[str, str]]:
     takes = {name: _TAKES[kind] for name, (kind, _) in _SPECIAL.items()}
     builders: dict[str, Callable[..., nn.Module]] = {name: builder for name, (builder, _) in _NETWORKS.items()}
     builders |= {name: builder for name, (_, builder) in _SPECIAL.items()}
+    builders |= {name: builder for name, (builder, _) in _OF_PIXELS.items()}
     for name, (_, smallest) in _NETWORKS.items():
         takes[name] = f"images from {smallest}x{smallest} pixels" if smallest > 1 else "images"
+    takes |= {name: f"images from {least}x{least} pixels, segmentation" for name, (_, least) in _OF_PIXELS.items()}
     takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(("mlp", "mlp_ma_echo"), "numbers")
     return {name: (takes[name], (builders[name].__doc__ or "").split("\n")[0]) for name in builders}
 
@@ -138,6 +144,13 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
                 f"{', '.join(fitting(shape, inputs))}"
             )
         return special(inputs, classes)
+    if name in _OF_PIXELS:
+        of_pixels, least = _OF_PIXELS[name]
+        if len(shape) != 3 or min(shape[1:]) < least:
+            raise UserError(
+                f"{name} needs images of at least {least}x{least} pixels, but these samples have shape {shape}"
+            )
+        return of_pixels(shape, classes)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
     if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
@@ -165,17 +178,22 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
 
 
-def default_for(dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None = None) -> str:
+def default_for(
+    dataset_name: str, shape: tuple[int, ...], inputs: Inputs | None = None, task: Task | None = None
+) -> str:
     """Return the network to take if the user names none.
 
     Args:
         dataset_name: a named data set gets the papers' network for it, if its images are large enough.
         shape: of one sample; decides for other data.
         inputs: what the samples are.
+        task: what the labels mean.
 
     Returns:
         One of `names()`.
     """
+    if isinstance(task, Segmentation) and len(shape) == 3:
+        return "unet"
     if isinstance(inputs, Table | Tokens):
         return "table_mlp" if isinstance(inputs, Table) else "text_mean"
     if isinstance(inputs, Arrays) and len(shape) == 2 and shape[1] >= SHORTEST:

@@ -11,6 +11,7 @@ from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
+from ekiden.data.tasks import task_of_terms
 from ekiden.engine import identity
 from ekiden.engine.method import Method
 from ekiden.engine.outline import outline
@@ -31,7 +32,8 @@ def agree(
     """
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
-    model = models.default_for(one.dataset, one.shape, inputs) if plan.model == "auto" else plan.model
+    task = task_of_terms(one.task)
+    model = models.default_for(one.dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
     agreed = Agreement(
         run=run_id,
         version=__version__,
