@@ -152,7 +152,8 @@ def test_a_model_takes_rows_and_texts_as_they_are(tmp_path: Path) -> None:
         "ward": ["n", "s", "e"] * 30,
         "label": ["no", "yes", "no"] * 30,
     }
-    run("fedseq", {"north": rows, "south": rows}, folder=tmp_path / "t", training=Training(max_steps=1))
+    south = {**rows, "age": rng.normal(50, 9, 90).tolist()}
+    run("fedseq", {"north": rows, "south": south}, folder=tmp_path / "t", training=Training(max_steps=1))
     model = load_model(tmp_path / "t")
     assert torch.equal(model(rows), model(model.inputs.encode(rows)))
     assert open_run(tmp_path / "t").clients == ("north", "south")

@@ -26,7 +26,7 @@ _FEW = 10  # different values that may be a category, whatever the name of the c
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
-_ROWS_DIFFER = 0.3  # share of different rows from which equal rows mean something
+_ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
 
