@@ -6,7 +6,7 @@ from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, Traits, on_client
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Client
 from ekiden.training.objective import Objective, Penalty, Work, cross_entropy
@@ -36,6 +36,7 @@ __all__ = [
     "State",
     "Task",
     "Training",
+    "Traits",
     "UserError",
     "Weights",
     "Work",

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from ekiden.authoring import Client, Count, Fed, Method, Size, State, Weights, mean, on_client
+from ekiden.authoring import Client, Count, Fed, Method, Size, State, Traits, Weights, mean, on_client
 
 memory = {}
 
@@ -134,12 +134,12 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
     "private state without private": (
         {FIT: "client.state = model\n        " + FIT},
         conformance.keeps_what_it_declares,
-        "train: it keeps a Weights there, but the class has no `private = TYPE`",
+        "train: it keeps a Weights there, but the class has no `traits = Traits(private=TYPE)`",
     ),
     "private state of another type": (
         {
             FIT: "client.state = model\n        " + FIT,
-            "    epochs: Count": "    private = torch.Tensor\n    epochs: Count",
+            "    epochs: Count": "    traits = Traits(private=torch.Tensor)\n    epochs: Count",
         },
         conformance.keeps_what_it_declares,
         "train: it keeps a Weights there, but the class says Tensor",

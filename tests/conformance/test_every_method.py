@@ -182,8 +182,8 @@ def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -
     names = [c.name for c in blobs.clients]
     found = outline(setup, names)
     values = [row for row in result.ledger if row.task == "get"]
-    assert (found is None) == bool(values) or kind.pools_data
-    if found is not None and not kind.pools_data:
+    assert (found is None) == bool(values) or kind.traits.pools_data
+    if found is not None and not kind.traits.pools_data:
         assert list(found.requests) == asked
         assert found.result == live_refs(result.state)
         given: list[Ref[Any]] = [Ref(request.client, request.key) for request in asked]
@@ -191,7 +191,7 @@ def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -
         assert sorted(moved) == sorted((row.target, row.step, row.source) for row in result.ledger)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in METHODS if kind.skips], ids=lambda kind: kind.title())
+@pytest.mark.parametrize("kind", [kind for kind in METHODS if kind.traits.skips], ids=lambda kind: kind.title())
 def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedData, tmp_path: Path) -> None:
     present = plain(kind)
     lost = next(row.target for row in present.ledger if row.step == 1 and row.target != SERVER)

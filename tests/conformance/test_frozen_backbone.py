@@ -52,7 +52,7 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
     own = Prepared(GivenNetwork(backbone()), "", part, 3)
     size = Size.of(Network(of_method(own, method, (4,), 3, 3, Classification())()), (4,))
     assert result.bytes == method.moved(result.state, len(few.clients), size)
-    if type(method).own_network is Method.own_network and not method.extra_outputs:
+    if type(method).own_network is Method.own_network and not method.traits.extra_outputs:
         assert len(size.network.params) == PARTS[part]
         assert not len(size.network.buffers)
     models = [m for m in (result.weights, *result.personal) if m is not None]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.engine.drive import told
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.training.objective import Work
@@ -439,7 +439,7 @@ def test_nobody_else_can_be_called(blobs: FederatedData) -> None:
 class Slices(Method):
     """Tasks that give, keep and are given views of larger tensors."""
 
-    private: ClassVar[Any] = Tensor
+    traits = Traits(private=Tensor)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         yield s

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -28,7 +28,7 @@ from ekiden.base.refs import Ref
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import Method, State, Traits, on_client
 from ekiden.engine.modules import read_model
 from ekiden.engine.store import FolderJournal, Store, read
 from ekiden.engine.transport import Transfer
@@ -213,7 +213,7 @@ class Counting(Method):
     epochs: int = 1
     rounds: int = 2
 
-    private: ClassVar[Any] = int
+    traits = Traits(private=int)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.steps(len(fed.clients)):

@@ -249,7 +249,9 @@ def test_methods_without_one_model_of_their_network_are_refused(method: Method, 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
 def test_every_method_has_a_lap_or_says_why_not(kind: type[Method]) -> None:
     method = kind()
-    fits = method.one_model and not (method.joins_models or method.changes_network or method.extra_outputs)
+    fits = method.one_model and not (
+        method.traits.joins_models or method.changes_network or method.traits.extra_outputs
+    )
     if fits and kind.own_network is Method.own_network:
         assert ClosingLap(method).steps(4) == method.steps(4) + 5
         assert Plan(method, closing_lap=True).whole == ClosingLap(method)

@@ -95,7 +95,7 @@ def test_a_method_that_trains_beats_its_own_start(kind: type[Method], name: str)
         if task.kind != "classification":
             assert set(last["metrics"]) == {metric.name for metric in task.metrics}
             clients = {client.name for client in problem.data.clients}
-            assert set(last["groups"]["client"]) == clients or kind().pools_data
+            assert set(last["groups"]["client"]) == clients or kind.traits.pools_data
         if last["loss"] < 0.995 * before:
             return
     raise AssertionError(f"loss {last['loss']:.3f} where it began with {before:.3f}")

@@ -67,7 +67,7 @@ def cases() -> dict[str, Case]:
         found[f"training {name}"] = simulated(FedSeq(epochs=3), training=training)
     for name, options in RUNS.items():
         for method in (FedAvg(rounds=3, epochs=1), FedPer(rounds=3, epochs=1)):
-            if method.skips or "absent" not in options:
+            if method.traits.skips or "absent" not in options:
                 found[f"run {name}, {method.title()}"] = simulated(method, **options)
     for i, with_images in enumerate(IMAGE_METHODS):
         found[f"images {i} {with_images.title()}"] = simulated(with_images, images(), Picture)

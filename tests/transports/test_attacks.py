@@ -621,7 +621,7 @@ def test_every_method_runs_within_the_default_limits() -> None:
 
     limits = Limits()
     for kind in METHODS:
-        if not kind.pools_data:
+        if not kind.traits.pools_data:
             assert kind().steps(10) <= limits.steps, kind.title()
 
 

@@ -50,7 +50,7 @@ from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, w
 from tests.transports.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
-KINDS: list[type[Method]] = [*(m for m in METHODS if not m.pools_data), Toy]
+KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data), Toy]
 every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
 # One of each shape; the others are slow, since all are compared with one process below.
 SHAPES = ("fedseq", "fedgram", "metafed", "fedavg", "scaffold", "dfedavgm", "average", "fedper", "toy")

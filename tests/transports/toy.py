@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.training.weights import Weights, mean
 
@@ -44,7 +44,7 @@ class Toy(Method):
     rounds: int = 2
     epochs: int = 1
 
-    private: ClassVar[Any] = Memory
+    traits = Traits(private=Memory)
 
     def start(self) -> Kept:
         return Kept()

@@ -103,7 +103,7 @@ def _moves(method: type[Method]) -> str:
 
 
 def _ends_with(method: type[Method]) -> str:
-    if method.joins_models:
+    if method.traits.joins_models:
         return "all models"
     return "one model" if method().one_model else "personal"
 

@@ -69,7 +69,7 @@ def ledger_equals_the_cost(subject: Subject) -> None:
 
 
 def keeps_what_it_declares(subject: Subject) -> None:
-    """`client.state` has the type that the class declares as `private`."""
+    """`client.state` has the type that `Traits.private` of the class declares."""
     with suppress(Exception):
         _ = subject.watched
     for task, why in subject.seen.misfits.items():

@@ -114,7 +114,7 @@ def _tasks(seen: Seen) -> Iterator[None]:
         measured = Work()
         outcome = execute(worker, job, *journal)
         seen.passes.append(Passes(job.task, outcome.work, replace(measured)))
-        if job.task not in seen.misfits and (why := _misfit(outcome.private, worker.setup.method.private)):
+        if job.task not in seen.misfits and (why := _misfit(outcome.private, worker.setup.method.traits.private)):
             seen.misfits[job.task] = why
         return outcome
 
@@ -128,7 +128,7 @@ def _misfit(private: Any, kind: Any) -> str:
         return ""
     keeps = f"it keeps a {type(private).__name__} there, but the class"
     if kind is None:
-        return f"{keeps} has no `private = TYPE`"
+        return f"{keeps} has no `traits = Traits(private=TYPE)`"
     try:
         wire.decode(wire.encode(private), kind)
     except wire.WireError as error:

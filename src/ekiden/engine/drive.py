@@ -146,7 +146,7 @@ def stepped(
                 note(transfer)
             after = state.next()
             empty = after.step >= total and not method.complete(after)
-            if empty or not (skip and method.skips):  # a run does not end without a result
+            if empty or not (skip and method.traits.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
             steps = loop(fed, after)  # the loop starts again from the state, as after a resume

@@ -1,5 +1,6 @@
 """What a federated method is: hyperparameters, an outer loop, and tasks that clients do."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from torch import nn
 
 from ekiden.base.checks import Checked
+from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.data import tasks
 from ekiden.data.samples import Dataset
@@ -42,11 +44,11 @@ class HasModel(Protocol):
 
 
 CLASSES: frozenset[Need] = frozenset({"classes"})
-"""In `Method.needs`: one class for each sample"""
+"""In `Traits.needs`: one class for each sample"""
 VECTORS: frozenset[Need] = frozenset({"vectors"})
-"""In `Method.needs`: one vector of outputs for each sample"""
+"""In `Traits.needs`: one vector of outputs for each sample"""
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
-"""In `Method.needs`: inputs that are numbers, because the method makes or mixes inputs"""
+"""In `Traits.needs`: inputs that are numbers, because the method makes or mixes inputs"""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -110,6 +112,40 @@ def on_client(task: Task) -> Task:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a method declares about itself, in `Method.traits`.
+
+    Attributes:
+        private: type of `client.state`, for methods whose clients keep something between steps.
+        skips: whether a run can continue without a missing client: with fewer replies in a round, or with a hop left
+            out.
+        pools_data: whether all data are brought to one place first: a yardstick for simulation, not a federated method.
+        needs_validation: whether every client must have validation data.
+        splits_model: whether extractor and classifier are treated differently, so that the network must declare its
+            head.
+        joins_models: whether the result is not one model but the clients' N models, which answer together.
+        averages: whether it may combine several models value by value. False if one model is handed on, or clients
+            train apart.
+        extra_outputs: outputs of the clients' network beyond one for each class, for example one for "unknown". M
+            includes them.
+        needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing. A
+            run with other data is refused before anything is written.
+        one_model: whether a run ends with a global model and without personal ones.
+    """
+
+    private: Any = None
+    skips: bool = False
+    pools_data: bool = False
+    needs_validation: bool = False
+    splits_model: bool = False
+    joins_models: bool = False
+    averages: bool = True
+    extra_outputs: int = 0
+    needs: frozenset[Need] = frozenset()
+    one_model: bool = True
+
+
+@dataclass(frozen=True)
 class Method(Checked, ABC):
     """A federated method: a frozen dataclass of the paper's hyperparameters.
 
@@ -118,29 +154,25 @@ class Method(Checked, ABC):
     annotations when it is made; see `ekiden.base.checks`.
     """
 
-    private: ClassVar[Any] = None
-    """Type of `client.state`, for methods whose clients keep something between steps."""
+    traits: ClassVar[Traits] = Traits()
+    """What the method declares about itself."""
 
-    pools_data: ClassVar[bool] = False
-    """Whether all data are brought to one place first: a yardstick for simulation, not a federated method."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse tasks and hyperparameters whose names mean something else in a method.
 
-    skips: ClassVar[bool] = False
-    """Whether a run can continue without a missing client: with fewer replies in a round, or with a hop left out."""
-
-    splits_model: ClassVar[bool] = False
-    """Whether extractor and classifier are treated differently, so that the network must declare its head."""
-
-    needs_validation: ClassVar[bool] = False
-    """Whether every client must have validation data."""
-
-    joins_models: ClassVar[bool] = False
-    """Whether the result is not one model but the clients' N models, which answer together."""
-
-    averages: ClassVar[bool] = True
-    """Whether it may combine several models value by value. False if one model is handed on, or clients train apart."""
-
-    extra_outputs: ClassVar[int] = 0
-    """Outputs of the clients' network beyond one for each class, for example one for "unknown". M includes them."""
+        Raises:
+            UserError: names the class and the task or field.
+        """
+        super().__init_subclass__(**kwargs)
+        fields = {name for name, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)}
+        tasks = {name for name, value in vars(cls).items() if getattr(value, "__on_client__", False)}
+        inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
+        for name in sorted(fields | tasks):
+            what = "task" if name in tasks else "field"
+            if hasattr(Method, name):
+                raise UserError(f"{cls.__name__} has a {what} called {name}, which has a meaning in Method: rename it")
+            if name in tasks and name in fields | inherited:
+                raise UserError(f"{cls.__name__} has a task and a field that are both called {name}: rename one")
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: tasks.Task) -> nn.Module:
         """Return the network of all parties, made from the one that the user chose; by default the same network.
@@ -181,17 +213,13 @@ class Method(Checked, ABC):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing.
-
-        A run with other data is refused before anything is written. A class attribute is enough: `needs = CLASSES |
-        NUMBERS`.
-        """
-        return frozenset()
+        """`Traits.needs`, unless it depends on the hyperparameters."""
+        return self.traits.needs
 
     @property
     def one_model(self) -> bool:
-        """Return whether a run ends with a global model and without personal ones."""
-        return True
+        """`Traits.one_model`, unless it depends on the hyperparameters."""
+        return self.traits.one_model
 
     @property
     def changes_network(self) -> bool:

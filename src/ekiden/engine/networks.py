@@ -165,7 +165,7 @@ def builder(
     else:
         name = models.default_for(dataset.name, shape, dataset.inputs, dataset.task) if model == "auto" else model
         build = NamedNetwork(name, shape, classes, seed, dataset.inputs)
-    training_part.check(train, method.title(), averages=method.averages)
+    training_part.check(train, method.title(), averages=method.traits.averages)
     return of_method(Prepared(build, pretrained, train, seed), method, shape, classes, seed, dataset.task)
 
 
@@ -178,8 +178,8 @@ def of_method(
     task: Task,
 ) -> Callable[[], nn.Module]:
     """Return `build`, or a function that makes the parties' network of `method` from it."""
-    if method.extra_outputs:
-        build = Widened(build, method.extra_outputs, seed)
+    if method.traits.extra_outputs:
+        build = Widened(build, method.traits.extra_outputs, seed)
     if type(method).own_network is Method.own_network:
         return build
     return OfMethod(build, method, shape, classes, seed, task)

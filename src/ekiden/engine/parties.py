@@ -29,7 +29,7 @@ def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedDa
 
 def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
     """Return the clients that take part: all of them, or the one place that all data are brought to."""
-    return _pool(data) if method.pools_data else data.clients
+    return _pool(data) if method.traits.pools_data else data.clients
 
 
 def check_clients(clients: Sequence[ClientData], method: Method) -> None:
@@ -48,7 +48,7 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
             raise UserError(f"two clients are called {client.name!r}: give each its own name")
         if not len(client.train):
             raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
-        if method.needs_validation and not len(client.val):
+        if method.traits.needs_validation and not len(client.val):
             raise UserError(
                 f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
             )

@@ -51,9 +51,9 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         UserError: it cannot take the samples, its number of outputs is not that of the classes, it does not declare the
             head that the method needs, or the method cannot treat it.
     """
-    dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.extra_outputs
+    dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
     bench = worker.bench("check")
-    if worker.setup.method.splits_model:
+    if worker.setup.method.traits.splits_model:
         _ = worker.network.head
     try:
         x, y = bench.feed.batch(

@@ -115,7 +115,7 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     """
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
-    pooled = other.cell.plan is not None and other.cell.plan.method.pools_data
+    pooled = other.cell.plan is not None and other.cell.plan.method.traits.pools_data
     return (
         Difference(points, label, len(points) == seeds, pooled)
         if points and ours.cell.measured == other.cell.measured

@@ -160,7 +160,7 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
-        if result.runs and not (result.cell.plan and result.cell.plan.method.pools_data):
+        if result.runs and not (result.cell.plan and result.cell.plan.method.traits.pools_data):
             task = result.cell.column if experiment.methods_in_rows else result.cell.row
             groups.setdefault((task, result.cell.measured), []).append(result)
     return {
@@ -173,7 +173,7 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
     """Return a cell's row and column. The method among them is marked if its result is not one model."""
-    mark = " (N models)" if cell.plan and cell.plan.method.joins_models else ""
+    mark = " (N models)" if cell.plan and cell.plan.method.traits.joins_models else ""
     return (cell.row + mark, cell.column) if experiment.methods_in_rows else (cell.row, cell.column + mark)
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ekiden.base.checks import Count
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.training.weights import Weights
 
@@ -25,8 +24,7 @@ class Centralized(Method):
     epochs: Count = 200
     """E, epochs over the union"""
 
-    pools_data: ClassVar[bool] = True
-    averages: ClassVar[bool] = False
+    traits = Traits(pools_data=True, averages=False)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state: train at the one client that has all data."""

@@ -92,14 +92,13 @@ class ClosingLap(Method):
         kind = type(method)
         if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
             raise UserError(f"{name} already has a closing lap, or a task of that name: leave out --closing-lap")
-        if method.joins_models:
+        if method.traits.joins_models:
             raise UserError(f"--closing-lap needs one model, {name} joins the clients' models: leave it out")
         if not method.one_model:
             raise UserError(f"--closing-lap needs a global model, {name} gives personal ones: leave it out")
-        if method.changes_network or method.extra_outputs or kind.own_network is not Method.own_network:
+        if method.changes_network or method.traits.extra_outputs or kind.own_network is not Method.own_network:
             raise UserError(f"--closing-lap needs the clients' own network, {name} makes another: leave it out")
-        for declared in _DECLARED:
-            object.__setattr__(self, declared, getattr(method, declared))
+        object.__setattr__(self, "traits", method.traits)
 
     def __getattr__(self, name: str) -> Any:
         """Return a task of the wrapped method."""
@@ -233,7 +232,6 @@ class ClosingLap(Method):
 
 
 _TASKS = ("lap_body", "lap_add", "lap_close")
-_DECLARED = ("private", "pools_data", "averages", "skips", "splits_model", "needs_validation")
 
 
 def handed_on(model: Size) -> int:

@@ -13,7 +13,7 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positi
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.generator import SampleGenerator
 from ekiden.methods.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
@@ -95,7 +95,7 @@ class CoBoosting(Method):
     generator_width: Count = 64
     """channels of the generator"""
 
-    needs = CLASSES | NUMBERS
+    traits = Traits(needs=CLASSES | NUMBERS)
 
     def start(self) -> Boosted:
         """Start without teachers and without samples."""

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
 from ekiden.data.tasks import Need, Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network, fresh, trial
@@ -132,7 +132,7 @@ class DeepAFL(Method):
     scale: Positive = 1.0
     """factor of R_0, for features that are much smaller or larger than 1"""
 
-    private: ClassVar[type[KeptSolutions]] = KeptSolutions
+    traits = Traits(private=KeptSolutions)
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -12,7 +12,7 @@ from ekiden.base.checks import Count, NonNegative, Positive, Range
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, on_client
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import EnsembleModel
 from ekiden.methods.blocks.generator import SampleGenerator
@@ -69,7 +69,7 @@ class DENSE(Method):
     student: Literal["fresh", "average"] = "fresh"
     """the student's start: the common initial model, or the mean of the clients' models"""
 
-    needs = VECTORS | NUMBERS
+    traits = Traits(needs=VECTORS | NUMBERS)
 
     def start(self) -> Distilled:
         """Start without teachers and without samples."""

@@ -1,9 +1,9 @@
 """DisPFL: decentralised personalised models, each with a sparse mask of its own."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, cos, pi, prod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -71,7 +71,7 @@ class DisPFL(PersonalMethod):
     lr_decay: Fraction = 0.998
     """factor of the learning rate η after each round"""
 
-    private: ClassVar[type[Masks]] = Masks
+    traits = replace(PersonalMethod.traits, private=Masks)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ekiden.base.checks import Count
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, OwnSamples, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import owned
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
@@ -45,8 +45,7 @@ class Ensemble(OneShot):
     that --select names, by default the best on validation data.
     """
 
-    joins_models = True
-    averages = False
+    traits = Traits(joins_models=True, averages=False)
 
     epochs: Count = 200
     """E, epochs at each client"""

@@ -1,8 +1,8 @@
 """FedDC: local drift decoupling and correction."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,7 +101,7 @@ class FedDC(ParallelMethod):
     """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean + mean
     drift"""
 
-    private: ClassVar[Any] = Memory
+    traits = replace(ParallelMethod.traits, private=Memory)
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True, counts=True)
     host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
     host_anchor: ClassVar[Anchor | None] = "global"

@@ -1,7 +1,7 @@
 """FedDisco: averaging with weights that know how skewed each client's labels are."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -74,7 +74,7 @@ class FedDisco(ParallelMethod):
 
     exchange: ClassVar[Exchange] = Exchange(numbers=2)
     host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "discrepancy")
-    needs = CLASSES
+    traits = replace(ParallelMethod.traits, needs=CLASSES)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""

@@ -1,8 +1,8 @@
 """FedDyn: dynamic regularisation."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -73,7 +73,7 @@ class FedDyn(ParallelMethod):
     result: Literal["mean", "cloud"] = "mean"
     """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean - h/α"""
 
-    private: ClassVar[Any] = Tensor
+    traits = replace(ParallelMethod.traits, private=Tensor)
     exchange: ClassVar[Exchange] = Exchange(keeps=True)
     host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
     host_anchor: ClassVar[Anchor | None] = "received"

@@ -10,7 +10,7 @@ from torch import Tensor
 from ekiden.base.checks import Count, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.average import Average
 from ekiden.methods.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
@@ -71,7 +71,7 @@ class FedFisher(OneShot):
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
-    needs = CLASSES
+    traits = Traits(needs=CLASSES)
 
     def check_network(self, model: Size) -> None:
         """Refuse a network whose layers' Fisher information cannot be measured."""

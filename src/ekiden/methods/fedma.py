@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, Positive, require
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Matching, Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, Trained
@@ -92,8 +92,7 @@ class FedMA(Method):
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
 
-    private: ClassVar[type[KeptLayers]] = KeptLayers
-    needs = CLASSES
+    traits = Traits(private=KeptLayers, needs=CLASSES)
 
     def __post_init__(self) -> None:
         require(self.rounds == 1 or self.retrain_epochs > 0, "rounds", self.rounds, "1 without --retrain-epochs")

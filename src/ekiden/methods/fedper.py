@@ -1,8 +1,8 @@
 """FedPer: a shared extractor, a classifier for each client."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 from ekiden.base.checks import Count, Fraction
 from ekiden.engine.federation import Fed
@@ -48,7 +48,7 @@ class FedPer(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
-    splits_model: ClassVar[bool] = True
+    traits = replace(PersonalMethod.traits, splits_model=True)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""

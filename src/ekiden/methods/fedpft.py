@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
 from ekiden.training.fit import Diverged
@@ -81,8 +81,7 @@ class FedPFT(Method):
     order: str = "given"
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
 
-    splits_model: ClassVar[bool] = True
-    needs = CLASSES
+    traits = Traits(splits_model=True, needs=CLASSES)
 
     def __post_init__(self) -> None:
         """Refuse an order for a star."""

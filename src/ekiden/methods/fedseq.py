@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ekiden.base.checks import Count, NonNegative
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import Method, State, on_client
+from ekiden.engine.method import Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.spfl.alignment import Passing, alignment, transfers
 from ekiden.training.weights import Weights
@@ -36,8 +35,7 @@ class FedSeq(Method):
     align_global: NonNegative = 0.0
     """ρ, weight of GLAM's alignment with the model that the round began with"""
 
-    skips: ClassVar[bool] = True  # a hop is left out
-    averages: ClassVar[bool] = False
+    traits = Traits(skips=True, averages=False)  # a hop is left out
 
     def start(self) -> Passing:
         """Start before the first pass."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init
@@ -105,7 +105,7 @@ class FENS(Method):
     default the best on validation data.
     """
 
-    joins_models = True
+    traits = Traits(private=HeldOut, joins_models=True, needs=CLASSES)
 
     epochs: Count = 200
     """E, epochs at each client"""
@@ -134,9 +134,6 @@ class FENS(Method):
     """λ of the ridge; 0: the one with the least generalised cross-validation"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    private: ClassVar[Any] = HeldOut
-    needs = CLASSES
 
     def start(self) -> Stacking:
         """Start without a model: the result needs all models."""

@@ -1,8 +1,7 @@
 """Local: every client for itself, the lower yardstick."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from ekiden.base.checks import Count, Fraction
 from ekiden.engine.federation import Fed
@@ -23,7 +22,7 @@ class Local(PersonalMethod):
     Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
-    averages: ClassVar[bool] = False
+    traits = replace(PersonalMethod.traits, averages=False)
 
     rounds: Count = 1
     """R, how often every client trains; this only divides the run into steps"""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.data.tasks import Classification, Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import INITIAL, Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.models.split import Split, as_split
 from ekiden.training.objective import Forward, Objective
@@ -46,13 +45,7 @@ class MetaFed(Method):
     """threshold_2, accuracy from which on a teacher that is no better than the client still teaches (0.4 for VLCS and
     PACS)"""
 
-    needs_validation: ClassVar[bool] = True
-    private: ClassVar[Any] = bool  # flag_i, whether the client distils
-
-    @property
-    def one_model(self) -> bool:
-        """Say that each client has its own model."""
-        return False
+    traits = Traits(private=bool, needs_validation=True, one_model=False)  # flag_i, whether the client distils
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after training alone, after each hop, and after personalisation. Models leave as teachers."""

@@ -1,8 +1,8 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ class MOON(ParallelMethod):
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
 
-    private: ClassVar[Any] = list[Weights]
+    traits = replace(ParallelMethod.traits, private=list[Weights])
     exchange: ClassVar[Exchange] = Exchange(keeps=True)
     host_settings: ClassVar[tuple[str, ...]] = ("mu", "temperature")
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from ekiden.base.checks import Count, CountOrZero, Positive
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.matching import Process, class_shares, match
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
@@ -51,7 +51,7 @@ class PFNM(OneShot):
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
 
-    needs = CLASSES
+    traits = Traits(needs=CLASSES)
 
     @property
     def process(self) -> Process:

@@ -1,8 +1,8 @@
 """SCAFFOLD: control variates against client drift."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class SCAFFOLD(ParallelMethod):
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 
-    private: ClassVar[Any] = Tensor
+    traits = replace(ParallelMethod.traits, private=Tensor)
     exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True)
 
     def start(self) -> Controlled:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ekiden.base.checks import Count, Fraction, NonNegative, Positive, require
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import kl, without
 from ekiden.methods.blocks.rounds import participants
@@ -81,7 +81,7 @@ class SFedKD(Method):
     order: str = "random"
     """order of the clients: random (a new one in each round), given, reversed, or names separated by commas"""
 
-    needs = CLASSES
+    traits = Traits(needs=CLASSES)
 
     def __post_init__(self) -> None:
         """Refuse a fixed order that would leave the same clients out in every round."""

@@ -218,7 +218,7 @@ def _machine(config: Mapping[str, Any]) -> dict[str, str]:
 def _pools_data(config: Mapping[str, Any]) -> bool:
     """Return whether a run is a yardstick; False if its method is not available."""
     kind = known(config["method"])
-    return kind is not None and kind.pools_data
+    return kind is not None and kind.traits.pools_data
 
 
 def _setting(run: Summary) -> str:

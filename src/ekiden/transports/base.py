@@ -49,7 +49,7 @@ class Start:
         """
         method = self.setup.method
         written = None if self.written is None else int(self.written.get(client, 0))
-        return Store(self.place(client), self._kind, method.private, self.state.step, written)
+        return Store(self.place(client), self._kind, method.traits.private, self.state.step, written)
 
     def place(self, client: str) -> Path | None:
         """Return the folder of a client; None in memory."""

@@ -154,7 +154,9 @@ class Task(Checked, ABC):
         raise self._no_vectors()
 
     def _no_vectors(self) -> UserError:
-        return UserError(f"{self.kind} has no vector of outputs for each sample: let the method say `needs = VECTORS`")
+        return UserError(
+            f"{self.kind} has no vector of outputs for each sample: let the method say `traits = Traits(needs=VECTORS`"
+        )
 
     @abstractmethod
     def guess(self, outputs: int) -> float:

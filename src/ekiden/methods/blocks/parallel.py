@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.settings import Training
-from ekiden.engine.method import Method
+from ekiden.engine.method import Method, Traits
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import last_iterate
 from ekiden.training.objective import Objective, Penalty
@@ -144,7 +144,7 @@ class ParallelMethod(Method):
     """A method whose clients train side by side from one model; by default as FedAvg, with equal weights."""
 
     rounds: int
-    skips: ClassVar[bool] = True  # a round has fewer replies
+    traits = Traits(skips=True)  # a round has fewer replies
 
     exchange: ClassVar[Exchange] = Exchange()
     """What a round needs in addition to models."""

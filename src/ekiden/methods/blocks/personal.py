@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State
+from ekiden.engine.method import INITIAL, Method, Model, State, Traits
 from ekiden.engine.worker import Client
 
 
@@ -17,10 +17,7 @@ class PersonalMethod(Method):
         """Return the state before the first round: neither a global model nor personal ones."""
         return State(model=None)
 
-    @property
-    def one_model(self) -> bool:
-        """Say that each client has its own model."""
-        return False
+    traits = Traits(one_model=False)
 
     def steps(self, clients: int) -> int:
         """Return the number of rounds."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
@@ -75,7 +75,7 @@ class CriticalFL(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
-    private: ClassVar[type[float]] = float
+    traits = replace(PersonalMethod.traits, private=float)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a cap below the least number of peers."""

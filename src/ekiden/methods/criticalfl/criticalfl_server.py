@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, requir
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, OwnSamples, Size, State, on_client
+from ekiden.engine.method import Method, OwnSamples, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.masks import pack, unpack
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
@@ -94,7 +94,7 @@ class CriticalFLServer(Method):
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
 
-    skips: ClassVar[bool] = True  # a round has fewer replies
+    traits = Traits(skips=True)  # a round has fewer replies
 
     selection = last_iterate
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, State, on_client
+from ekiden.engine.method import INITIAL, Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.fedelmy.diversity import Measure, Paper, Released
 from ekiden.methods.spfl.alignment import Passing, alignment, transfers
@@ -58,7 +58,7 @@ class FedELMY(Method):
     align_global: NonNegative = 0.0
     """ρ, weight of GLAM's alignment with the model that the round began with"""
 
-    skips: ClassVar[bool] = True  # a hop is left out
+    traits = Traits(skips=True)  # a hop is left out
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""

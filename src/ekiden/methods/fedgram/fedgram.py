@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from ekiden.base.rounding import FULL, LEAST, Rounding
 from ekiden.base.sums import AnySums
 from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, on_client
+from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.blocks.feature_room import Room, features_of
@@ -68,7 +68,7 @@ class FedGram(FixedFeatures):
     """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
     own generalised cross-validation"""
 
-    skips: ClassVar[bool] = True  # a hop is left out
+    traits = Traits(skips=True)  # a hop is left out
 
     @property
     def only_classes(self) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification, Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, on_client
+from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks import gaussian_heads as heads
 from ekiden.methods.blocks.feature_room import Room, features_of
@@ -63,7 +63,7 @@ class FedKrylov(FixedFeatures):
     damping: Annotated[float, Range(least=1e-3)] = 0.1
     """δ = μ/n, the multiple of the identity in the preconditioner"""
 
-    private: ClassVar[type[Kept]] = Kept
+    traits = Traits(private=Kept)
 
     def __post_init__(self) -> None:
         """The features must be known and the budget must be one."""

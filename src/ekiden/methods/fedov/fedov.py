@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.ensemble import copies
 from ekiden.methods.blocks.one_shot import Init, OneShot
@@ -40,8 +40,7 @@ class FedOV(OneShot):
     FedELMY's tables state the epoch of best validation accuracy for all methods.
     """
 
-    extra_outputs = 1
-    joins_models = True
+    traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | NUMBERS)
 
     epochs: Count = 200
     """E, epochs at each client"""
@@ -57,8 +56,6 @@ class FedOV(OneShot):
     """k, how many models vote on a sample; 0: all"""
     init: Init = "different"
     """initial models: the same for all clients, or a different one for each"""
-
-    needs = CLASSES | NUMBERS
 
     def selection(self, select: str) -> str:
         """Return the last epoch: validation data have no outliers, so on them the first epochs look best."""

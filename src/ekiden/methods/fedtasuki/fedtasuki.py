@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ekiden.base.seeds import seeded
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.methods.fedtasuki import class_means
@@ -101,7 +101,7 @@ class FedTasuki(Method):
     order: str = "given"
     """order of the clients: given, reversed, random (redrawn each round), or names separated by commas"""
 
-    skips: ClassVar[bool] = True  # a hop is left out
+    traits = Traits(skips=True)  # a hop is left out
 
     def __post_init__(self) -> None:
         require(self.recall < 1 - self.widen, "recall", self.recall, "with widen below 1")

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from ekiden.base.checks import Count, Positive, Range
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
@@ -88,8 +88,7 @@ class FuseFL(Method):
     calibration_lr: Positive = 0.01
     """learning rate of the calibration (plain SGD, batches of 128)"""
 
-    private: ClassVar[type[KeptBlocks]] = KeptBlocks
-    needs = CLASSES
+    traits = Traits(private=KeptBlocks, needs=CLASSES)
 
     def selection(self, select: str) -> str:
         """Return the last epoch, as in the authors' code."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ekiden.base.checks import Count, Fraction, NonNegative, Range, require
 from ekiden.base.errors import UserError
 from ekiden.base.extras import require_extra
-from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, Method, Model, Size, State, on_client
+from ekiden.engine.method import CLASSES, Method, Model, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.class_wise import class_mean, owned
 from ekiden.methods.blocks.ensemble import copies
@@ -100,16 +99,13 @@ class MAEcho(Method):
     decentralised: bool = False
     """every client sends its model to every other and aggregates by itself; the server reads nothing"""
 
+    traits = Traits(needs=CLASSES)  # clients report which classes they own
+
     def __post_init__(self) -> None:
         require(self.form == "released" or self.step <= 1, "step", self.step, "at most 1 in the paper's form")
         everyone = "1, since with --decentralised all take part"
         require(self.participation == 1 or not self.decentralised, "participation", self.participation, everyone)
         require(all(k.isdecimal() and int(k) > 0 for k in self._ranks), "ranks", self.ranks, "numbers of 1 or more")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Need classes: clients report which of them they own."""
-        return CLASSES
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a C with which weights cannot sum to 1."""

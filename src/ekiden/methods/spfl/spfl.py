@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, Size, State, on_client
+from ekiden.engine.method import INITIAL, Method, Model, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.parallel import ClientRound, Closing, ServerRound, Vectors, visit
 from ekiden.methods.blocks.rounds import (
@@ -119,7 +119,7 @@ class SPFL(Method):
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
 
-    private: ClassVar[Any] = KeptInChains
+    traits = Traits(private=KeptInChains)
 
     selection = last_iterate
 

@@ -1,8 +1,8 @@
 """UA-PDFL: personalised decentralised learning that compares clients by what they make of one constant input."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
@@ -102,9 +102,7 @@ class UAPDFL(PersonalMethod):
     lr_decay: Fraction = 0.95
     """factor of the learning rate η after each round"""
 
-    private: ClassVar[type[Heard]] = Heard
-    splits_model: ClassVar[bool] = True
-    needs = CLASSES | NUMBERS
+    traits = replace(PersonalMethod.traits, private=Heard, splits_model=True, needs=CLASSES | NUMBERS)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse more peers than there are other clients."""

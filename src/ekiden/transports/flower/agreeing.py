@@ -69,7 +69,7 @@ def agree(
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
     """Return what one silo reports, if the others' data go together with its own."""
     for name, hello in hellos.items():
-        if plan.method.needs_validation and not hello.samples[1]:
+        if plan.method.traits.needs_validation and not hello.samples[1]:
             raise UserError(
                 f"{plan.method.title()} needs validation data at every silo, {name} has none: "
                 "raise data.val_fraction in its silo.toml"

@@ -209,7 +209,7 @@ class Agreement:
         Raises:
             UserError: `train` does not name a part of the network, or names one that the method cannot treat.
         """
-        training_part.check(self.train, method.title(), averages=method.averages)
+        training_part.check(self.train, method.title(), averages=method.traits.averages)
         model, weights = self.model, self.pretrained
         if pretrained is not None:
             model = own_network(model, pretrained)

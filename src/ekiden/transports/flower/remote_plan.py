@@ -109,9 +109,9 @@ def check(plan: RemotePlan[Method]) -> None:
     method, clients = plan.whole, plan.names
     if not clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
-    if method.pools_data:
+    if method.traits.pools_data:
         raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
-    if plan.absent == "skip" and not method.skips:
+    if plan.absent == "skip" and not method.traits.skips:
         raise UserError(f"{method.title()} needs every silo in every step: choose --absent wait or stop, not skip")
     method.check(clients)
 

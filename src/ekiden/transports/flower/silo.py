@@ -47,7 +47,7 @@ class Silo:
                 Admission(self._file, terms).check()
                 return pack(Answer(self._file.name, busy=Shelf(self._runs / terms.run, None).busy()))
             run = self._agreed(terms)
-            shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.private)
+            shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.traits.private)
             with shelf.held():
                 run.admission.count()
                 if ask.kind == "task":

@@ -39,7 +39,7 @@ class Limits(Checked):
 
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
-    methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.pools_data), CLOSING_LAP)
+    methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.traits.pools_data), CLOSING_LAP)
     """names of the methods that may run here; add closing-lap if runs may have one (sums then leave the silo)"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""

@@ -158,5 +158,5 @@ def _execute(
 
 
 def _private(setup: Setup, data: bytes) -> Any:
-    kind = setup.method.private
+    kind = setup.method.traits.private
     return wire.decode(data, Optional[kind] if kind is not None else None)  # noqa: UP045
