@@ -88,11 +88,7 @@ class Checked:
             cls.__post_init__ = checked_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        """Check the fields.
-
-        Raises:
-            UserError: a value is of the wrong type, unknown, or out of range.
-        """
+        """Check the fields."""
         _check_fields(self)
 
 
@@ -113,11 +109,7 @@ def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def admitted(name: str, value: Any, kind: Any) -> Any:
-    """Return `value` as `kind`, an annotation; unchanged if that annotation cannot be checked.
-
-    Raises:
-        UserError: it is of another type, unknown, or out of range; the message calls it `name`.
-    """
+    """Return `value` as `kind`, an annotation; unchanged if that annotation cannot be checked."""
     try:
         return _as(value, kind)
     except _Refused as refused:
@@ -135,11 +127,7 @@ def allows(kind: type, field: str, value: Any) -> bool:
 
 
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
-    """Raise the error of values out of range, for a condition that an annotation cannot express.
-
-    Raises:
-        UserError: `holds` is false.
-    """
+    """Raise the error of values out of range, for a condition that an annotation cannot express."""
     if not holds:
         raise UserError(f"--{name.replace('_', '-')} {value} is out of range: it must be {wanted}")
 

@@ -19,9 +19,6 @@ def made(kind: type[T], values: object, table: str = "", what: str = "entry") ->
         values: the values of its fields, by name.
         table: what messages call the table of these values; empty for the outermost table.
         what: what messages call a field.
-
-    Raises:
-        UserError: a field is unknown or missing, or a value is of another type, unknown, or out of range.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{table or 'this'} must be a table" + (f", [{table}]" if table else ""))

@@ -13,9 +13,6 @@ def require_extra(extra: str, what: str, *modules: str) -> None:
         extra: the extra of Ekiden that installs them.
         what: what needs them; the subject of the message.
         modules: their names in Python.
-
-    Raises:
-        UserError: one of them is missing; the message names it and the command that installs it.
     """
     for module in modules:
         if module in sys.modules and sys.modules[module] is not None:

@@ -141,9 +141,6 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
         path: the file; its folder must exist.
         chunks: its content.
         sync: wait until it is on the disk, so that it also survives a power cut.
-
-    Raises:
-        UserError: the disk is full; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

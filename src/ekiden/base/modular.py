@@ -65,11 +65,7 @@ class Masked:
     given: list[str]
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: it cannot be a sum under masks.
-        """
+        """Check what may come from another party."""
         kinds = [
             _KINDS.get(t.dtype, bits if t.dtype == torch.uint8 and 8 <= bits < _WORD else 0) for t, bits in self._all()
         ]
@@ -86,11 +82,7 @@ class Masked:
         )
 
     def plus(self, other: "Masked") -> "Masked":
-        """Return the sum with the parts of `other`.
-
-        Raises:
-            UserError: it is of another sum, or a silo gave its part twice.
-        """
+        """Return the sum with the parts of `other`."""
         if not isinstance(other, Masked):
             raise UserError(f"a part of sum {self.sum} is not masked: refused")
         about = [(s.form, s.bits, s.shared, s.sum, s.members, [len(t) for t in s.numbers]) for s in (self, other)]

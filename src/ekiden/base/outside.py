@@ -44,11 +44,7 @@ def short(name: str) -> str:
 
 
 def trust(name: str) -> None:
-    """Note that the user named the code in the file of `name`; other names need no trust.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Note that the user named the code in the file of `name`; other names need no trust."""
     if is_file(name):
         digest = _digest(_path(name))
         if digest not in _trusted():
@@ -58,11 +54,7 @@ def trust(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """Return what the Python file in PATH.py:NAME calls NAME.
-
-    Raises:
-        UserError: there is no such file or name, the file fails, or the user has not named it before; see `trust`.
-    """
+    """Return what the Python file in PATH.py:NAME calls NAME."""
     path, attribute = _path(name), name.rpartition(":")[2]
     if _digest(path) not in _trusted():
         raise UserError(
@@ -77,11 +69,7 @@ def load(name: str) -> Any:
 
 
 def call(name: str, group: Group, *args: Any) -> Any:
-    """Call the function `name` (in a file, or an entry point of `group`), and return its result.
-
-    Raises:
-        UserError: it is not a function, fails, or takes other arguments.
-    """
+    """Call the function `name` (in a file, or an entry point of `group`), and return its result."""
     function = load(name) if is_file(name) else installed(group)[name].load()
     if not callable(function):
         raise UserError(f"{name} is not a function: give the name of a function")
@@ -109,11 +97,7 @@ def digests(names: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_changed(code: Mapping[str, str]) -> None:
-    """Refuse files that have changed since a run noted these digests.
-
-    Raises:
-        UserError: one has changed, or is gone.
-    """
+    """Refuse files that have changed since a run noted these digests."""
     for path, digest in code.items():
         if _digest(_path(f"{path}:")) != digest:
             raise UserError(f"{path} has changed since the run began: restore it, or start a new run")

@@ -59,11 +59,7 @@ class Rounded:
     parts: int
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: the parts do not fit each other, or cannot be sums of squares and counts.
-        """
+        """Check what may come from another party."""
         if not LEAST <= self.bits < FULL or not 0 < self.unit << self.bits < 2**53:
             raise UserError(f"sums of {self.bits} bits in units of {self.unit} are refused: use one version everywhere")
         if (self.squares.dtype, self.products.dtype) != (torch.int32, torch.uint8):
@@ -79,11 +75,7 @@ class Rounded:
         return len(self.squares)
 
     def plus(self, other: "Rounded") -> "Rounded":
-        """Return the sums over the samples of both.
-
-        Raises:
-            UserError: they are rounded in another way, or a sum of squares is too large.
-        """
+        """Return the sums over the samples of both."""
         if (self.width, self.bits, self.unit) != (other.width, other.bits, other.unit):
             raise UserError("sums that are rounded differently cannot be combined: use one --bits and one --samples")
         squares = self.squares.long() + other.squares
@@ -105,9 +97,6 @@ class Rounded:
         Args:
             total: (D,) Σ φ.
             samples: n, at least 1.
-
-        Raises:
-            UserError: variances are too large.
         """
         sums, squares = total.cpu().double(), self.squares.cpu().double()
         period = float(self.unit << self.bits)
@@ -138,11 +127,7 @@ class Rounded:
 
 
 def rounded(gram: Tensor, rounding: Rounding) -> Rounded:
-    """Round the upper triangle of Σ φφᵀ (D, D), float64 of whole numbers; halves are rounded up.
-
-    Raises:
-        UserError: a sum of squares is too large.
-    """
+    """Round the upper triangle of Σ φφᵀ (D, D), float64 of whole numbers; halves are rounded up."""
     squares = gram.diagonal().cpu()
     if squares.numel() and float(squares.max()) > 2**31 - 1:
         raise UserError("a sum of squares does not fit into 32 bits: this client has too many samples; leave out some")

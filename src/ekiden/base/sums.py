@@ -42,22 +42,14 @@ class _Addable(ABC):
         return self.gram.error if isinstance(self.gram, Rounded) else 0.0
 
     def matrix(self) -> Tensor:
-        """(D, D) float64, Σ φφᵀ, exact unless products were rounded.
-
-        Raises:
-            UserError: rounded products of samples that vary too much.
-        """
+        """(D, D) float64, Σ φφᵀ, exact unless products were rounded."""
         if isinstance(self.gram, Rounded):
             return self.gram.matrix(*self._first())
         return _symmetric(self.gram, self.width)
 
     @abstractmethod
     def plus(self, other: "AnySums") -> Self:
-        """The sums over the samples of both.
-
-        Raises:
-            UserError: they are of other features or outputs, or too large for their type.
-        """
+        """The sums over the samples of both."""
 
     @abstractmethod
     def _first(self) -> tuple[Tensor, int]:
@@ -83,11 +75,7 @@ class Sums(_Addable):
     counts: Tensor
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: the parts do not fit each other, or cannot be sums of squares and counts.
-        """
+        """Check what may come from another party."""
         shapes = (_shape(self.gram), tuple(self.classes.shape), tuple(self.counts.shape))
         width = self.classes.shape[1] if self.classes.ndim == 2 else 0
         if not width or shapes != ((width * (width + 1) // 2,), (len(self.counts), width), (len(self.classes),)):
@@ -134,11 +122,7 @@ class TargetSums(_Addable):
     samples: int
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: the parts do not fit each other, or cannot be sums of squares and counts.
-        """
+        """Check what may come from another party."""
         parts = (self.features, self.products, self.targets, self.powers)
         shapes = (_shape(self.gram), *(tuple(part.shape) for part in parts))
         width, outputs = self.features.numel(), len(self.targets)
@@ -215,9 +199,6 @@ def measure(
         device: where features and labels are.
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
         rounding: how products are rounded; None: not at all.
-
-    Raises:
-        UserError: a feature is not such a number, or a sum is too large for its type.
     """
     gram = _Gram(width, device, largest)
     sums = torch.zeros(width, classes, dtype=torch.float64, device=device)
@@ -247,9 +228,6 @@ def measure_targets(
         device: where features and targets are.
         largest: absolute value of a feature, `LARGEST`, or `WIDE` for sums of int64.
         rounding: how products are rounded; None: not at all.
-
-    Raises:
-        UserError: a feature or target is not such a number, or a sum is too large for its type.
     """
     gram = _Gram(width, device, largest)
     sums = torch.zeros(width, dtype=torch.int64, device=device)
@@ -286,11 +264,7 @@ class _Gram:
         self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     def add(self, features: Tensor) -> Tensor:
-        """Add a block (b, D), and return it in a type in which products of its numbers add up exactly.
-
-        Raises:
-            UserError: a feature is not such a number.
-        """
+        """Add a block (b, D), and return it in a type in which products of its numbers add up exactly."""
         width, largest = len(self._total), self._largest
         if features.shape[1:] != (width,):
             raise UserError(f"features of shape {tuple(features.shape[1:])} where {width} numbers were announced")
@@ -377,11 +351,7 @@ def _upper(width: int, device: torch.device) -> Tensor:
 
 
 def _narrow(values: Tensor, kind: torch.dtype) -> Tensor:
-    """Return whole numbers as int32 or int64.
-
-    Raises:
-        UserError: one is too large.
-    """
+    """Return whole numbers as int32 or int64."""
     if values.numel() and float(values.abs().max()) > _MOST[kind]:
         raise UserError(
             f"a sum of products does not fit into {32 if kind == torch.int32 else 53} bits: there are too many samples "

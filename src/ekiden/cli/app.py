@@ -115,11 +115,7 @@ def main() -> None:
 
 
 def call(args: Sequence[str]) -> None:
-    """Run the command that the first one or two arguments name.
-
-    Raises:
-        UserError: they name no command.
-    """
+    """Run the command that the first one or two arguments name."""
     command = next((name for name in (" ".join(args[:2]), args[0]) if name in COMMANDS), "")
     group = [name.split()[1] for name in COMMANDS if name.startswith(f"{args[0]} ")]
     if group and not command:

@@ -41,7 +41,6 @@ def parse(
         boxes: how the help groups the flags (see `helping.page`).
 
     Raises:
-        UserError: a flag is unknown or missing, or its value is not allowed.
         SystemExit: the help was asked for; it is printed.
     """
     shown = kind if default is None else default
@@ -58,11 +57,7 @@ def parse(
 
 
 def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
-    """Read only the flags of a dataclass, and leave other flags alone.
-
-    Raises:
-        UserError: a value is not allowed.
-    """
+    """Read only the flags of a dataclass, and leave other flags alone."""
     args = [arg for arg in args if arg not in _HELP]
     with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, kind)):
         parsed: T = tyro.cli(kind, args=args, registry=_READING, add_help=False, return_unknown_args=True)[0]

@@ -27,11 +27,7 @@ class TrustOptions:
 
 
 def new(options: NewOptions) -> None:
-    """`ekiden new method NAME`.
-
-    Raises:
-        UserError: a file already exists.
-    """
+    """`ekiden new method NAME`."""
     files, kind = skeleton.write(Path(), options.name)
     for file in files:
         say(f"wrote {file}")

@@ -77,11 +77,7 @@ _BOXES: Boxes = (
 
 
 def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
-    """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`.
-
-    Raises:
-        UserError: a flag is unknown, or its value is not allowed.
-    """
+    """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`."""
     kind = type(default.method)
     own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
     about = f"Train by {kind.title()}. Its own flags come first."
@@ -254,11 +250,7 @@ def data(options: DataOptions) -> None:
 
 
 def _launch(jobs: list[launch.LaunchedRun]) -> None:
-    """Execute the runs and print the results.
-
-    Raises:
-        UserError: one of them failed.
-    """
+    """Execute the runs and print the results."""
     outcomes = launch.launch(jobs, console)
     done = [o.folder for o in outcomes if not o.error]
     if done:

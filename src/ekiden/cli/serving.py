@@ -150,11 +150,7 @@ def card(options: CardOptions) -> None:
 
 
 def own_network(name: str, run: Path) -> ModelSource | None:
-    """Return what `--network` names: a module, or a function that makes one from shape and classes, as for `--model`.
-
-    Raises:
-        UserError: the name is not FILE.py:NAME, or what it names makes no module.
-    """
+    """Return what `--network` names: a module, or a function that makes one from shape and classes."""
     if not name:
         return None
     if not outside.is_file(name):

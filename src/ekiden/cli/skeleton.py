@@ -18,9 +18,6 @@ def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
 
     Returns:
         The files, and the name of the class.
-
-    Raises:
-        UserError: `name` cannot name a module, or a file exists already; nothing is written then.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     kind = name if "_" not in name and name[:1].isupper() else "".join(p[:1].upper() + p[1:] for p in module.split("_"))

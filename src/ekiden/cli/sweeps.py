@@ -198,9 +198,6 @@ def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
     Args:
         paths: run folders and sweep folders, and the .parquet or .csv file to write.
         tensorboard: folder for event files.
-
-    Raises:
-        UserError: there is no run, not one file, or it cannot be written.
     """
     files = [path for path in paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
     if len(files) > 1 or not (files or tensorboard):

@@ -197,9 +197,6 @@ def hold_out(parts: Sequence[Samples], strata: Sequence[Tensor], what: str) -> l
     Returns:
         Training rows and test rows of each part, in ascending order. No subject is divided, also if several parts have
         it.
-
-    Raises:
-        UserError: there are too few subjects, or too few different times.
     """
     if all(part.subject is None and part.time is None for part in parts):
         return [divided(kinds, part.domain, part.group) for part, kinds in zip(parts, strata, strict=True)]

@@ -21,11 +21,7 @@ class Arrays(Checked):
     """Numbers of one shape: signals (channels, time), embeddings (d,), or others. They become float32, unscaled."""
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, ...) float32 for an array, or for the path of a file of arrays.
-
-        Raises:
-            UserError: the samples differ in shape, or hold NaN.
-        """
+        """Return (n, ...) float32 for an array, or for the path of a file of arrays."""
         return encode(raw, "the arrays given")
 
 
@@ -35,9 +31,6 @@ def encode(raw: Any, what: str) -> Tensor:
     Args:
         raw: an array or tensor, or a path: `.npy`, or `.npz` or safetensors with the array `x`.
         what: its name in messages.
-
-    Raises:
-        UserError: it cannot be read, is not an array of numbers, or holds NaN.
     """
     if isinstance(raw, str | Path):
         found = read(Path(raw))
@@ -59,11 +52,7 @@ def encode(raw: Any, what: str) -> Tensor:
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays in a file by their names; the array of a `.npy` file is called x.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the arrays in a file by their names; the array of a `.npy` file is called x."""
     path = path.expanduser()
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: check the path")

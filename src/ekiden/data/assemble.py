@@ -46,9 +46,6 @@ def assemble(
         task: name of the task; "" infers it from the labels.
         like: a data set whose classes, scaling and task are used, to measure a model on other data.
         inputs: what samples become, if the silos have agreed on that.
-
-    Raises:
-        UserError: the sources do not go together.
     """
     raws = [part for holding in holdings for part in holding.parts]
     _alike(raws)
@@ -141,11 +138,7 @@ def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) ->
 
 
 def augmented(dataset: Dataset, reading: Reading) -> Dataset:
-    """Return the data set with the augmentation that the user chose, or else with its own.
-
-    Raises:
-        UserError: the samples are not images.
-    """
+    """Return the data set with the augmentation that the user chose, or else with its own."""
     if not reading.augment.active:
         return dataset
     if len(dataset.shape) != 3:

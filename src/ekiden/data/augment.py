@@ -112,9 +112,6 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
 
     Returns:
         float32 tensor of the shape of `x`; `x` itself if it holds tokens, or if it is float32, mean is 0 and std is 1.
-
-    Raises:
-        UserError: the numbers of means, standard deviations and channels do not fit together.
     """
     if x.dtype == torch.int64:
         return x

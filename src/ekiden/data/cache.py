@@ -81,11 +81,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def room(shape: tuple[int, ...]) -> Tensor:
-    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use.
-
-    Raises:
-        UserError: there is no space on the disk.
-    """
+    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use."""
     size = prod(shape)
     if size < LARGE:
         return torch.empty(shape, dtype=torch.uint8)

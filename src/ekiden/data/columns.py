@@ -34,9 +34,6 @@ def from_table(table: Any, source: str, columns: Columns) -> Raw:
         table: a `pyarrow.Table`; its images are bytes, or structs with `bytes` and `path`.
         source: where it comes from, for messages.
         columns: names of the columns.
-
-    Raises:
-        UserError: there is no image or label column, or it has another type or missing values.
     """
     image = _column(table, ("image", columns.image), source, "an image", "bytes, or structs of bytes and path")
     label = _column(table, ("label", columns.label), source, "a label", "integers or class names")
@@ -54,11 +51,7 @@ def from_table(table: Any, source: str, columns: Columns) -> Raw:
 
 
 def samples(table: Any, source: str, reading: Reading) -> Raw:
-    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
-
-    Raises:
-        UserError: a column is missing, or holds values that it may not hold.
-    """
+    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says."""
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
@@ -162,11 +155,7 @@ def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:
 
 
 def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Path | None]:
-    """Return files next to the table.
-
-    Raises:
-        UserError: one is not there.
-    """
+    """Return files next to the table."""
     beside = Path(source).parent
     for row, name in enumerate(names):
         if not name or not split(beside / name)[0].is_file():
@@ -189,11 +178,7 @@ def _texts(table: Any, name: str, source: str) -> list[str]:
 
 
 def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
-    """Return the numbers (n, ...) of a column of lists, which may be nested.
-
-    Raises:
-        UserError: it does not hold lists of numbers, or a list is missing or of another length.
-    """
+    """Return the numbers (n, ...) of a column of lists, which may be nested."""
     kind = table[name].type
     if not _is_list(kind):
         raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of equal length")
@@ -212,11 +197,7 @@ def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
-    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K) float64.
-
-    Raises:
-        UserError: a value is missing, or is text although a number is expected.
-    """
+    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K) float64."""
     import pyarrow as pa  # noqa: PLC0415
 
     each = []

@@ -42,11 +42,7 @@ def paragraph(names: Iterable[str], old: str = "") -> list[str]:
 
 
 def describe(name: str) -> str:
-    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none.
-
-    Raises:
-        UserError: it is there and cannot be read.
-    """
+    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none."""
     root = os.environ.get("EKIDEN_DATA")
     folder = Path(root).expanduser() / name if root else Path(name)
     if not root or not folder.is_dir() or Path(name).is_absolute():

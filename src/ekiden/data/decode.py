@@ -57,9 +57,6 @@ class Images(Checked):
             raw: the images.
             shape: shape of the samples that a model takes; () if there is no model.
             notes: as in `decode`.
-
-        Raises:
-            UserError: one cannot be decoded, they differ in size, or the model takes grey images and one has colours.
         """
         images = list(raw)
         given = Raw("the images given", images, np.zeros(len(images), dtype=np.int64))
@@ -139,10 +136,6 @@ def decode(
 
     Returns:
         For each side (n, C, H, W) uint8, C = 1 or 3.
-
-    Raises:
-        UserError: an image cannot be decoded, the images differ in size and no size is given, 16-bit images of a silo
-            use a small part of their range and no window is given, or the model takes grey images and one has colours.
     """
     told = Notes() if notes is None else notes
     if not images.size and len(shape) == 3 and shape[1] == shape[2]:  # all images of the run were of this size
@@ -303,11 +296,7 @@ def _sized(image: Image.Image, images: Images) -> Image.Image:
 
 
 def _in_channels(image: Image.Image, channels: int, strict: bool) -> Image.Image:
-    """Return the image as grey if there is one channel.
-
-    Raises:
-        UserError: `strict`, and it has colours.
-    """
+    """Return the image as grey if there is one channel."""
     if channels == 3 or image.mode == "L":
         return image
     grey = image.convert("L")

@@ -29,9 +29,6 @@ def encode(
         size: side of images in pixels.
         known: what samples become, if the silos have agreed on that.
         shape: shape of the samples that a trained model takes; () without one.
-
-    Raises:
-        UserError: the samples of two sources differ in shape, or cannot be decoded.
     """
     raws = [raw for side in sides for raw in side]
     match raws[0].kind:

@@ -21,11 +21,7 @@ _TABLES = READABLE[:5]
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
-    """Return the training part and, if there is one, the test part of the data at `path`.
-
-    Raises:
-        UserError: there is nothing at `path`, or a file of an unknown format.
-    """
+    """Return the training part and, if there is one, the test part of the data at `path`."""
     if not path.exists():
         there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
         near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
@@ -103,11 +99,7 @@ def _beside(table: Path) -> list[str]:
 
 
 def read(part: Path, columns: Columns) -> Raw:
-    """Read a Parquet file or a folder of class folders or domain/class folders.
-
-    Raises:
-        UserError: the file is damaged or lacks a column, or the folder has another layout or no images.
-    """
+    """Read a Parquet file or a folder of class folders or domain/class folders."""
     return _folder(part) if part.is_dir() else _parquet(part, columns)
 
 
@@ -131,11 +123,7 @@ def _folder(root: Path) -> Raw:
 
 
 def check_class_folders(parts: Sequence[Path]) -> None:
-    """Refuse folders of tables, and a class or domain whose folders hold no image in any part: its name would vanish.
-
-    Raises:
-        UserError: the message names the folder.
-    """
+    """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = [part for part in parts if part.is_dir()]
     images = [name.split("/")[:-1] for part in folders for name, _ in files(part)]
     tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]

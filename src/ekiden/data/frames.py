@@ -27,11 +27,7 @@ def is_frame(source: Any) -> bool:
 
 
 def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each library)
-    """Return a `pyarrow.Table` for a path, a frame, or a dict of columns.
-
-    Raises:
-        UserError: it cannot be read, it has no row, or two columns have one name.
-    """
+    """Return a `pyarrow.Table` for a path, a frame, or a dict of columns."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
     if isinstance(source, str | Path):

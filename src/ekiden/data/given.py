@@ -33,9 +33,6 @@ def recognised(source: Any, what: str) -> Any:
     Args:
         source: what the user gave.
         what: its name in messages.
-
-    Raises:
-        UserError: it is unclear which part of `source` is meant.
     """
     if frames.is_frame(source) and not _is(source, "datasets", "Dataset"):
         raise UserError(

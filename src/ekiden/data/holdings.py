@@ -39,11 +39,7 @@ def suits(path: Path) -> bool:
 
 
 def hold(source: Any, reading: Reading, name: str = "") -> Holding:
-    """Read a path or a frame.
-
-    Raises:
-        UserError: it cannot be read, or lacks a column.
-    """
+    """Read a path or a frame."""
     if not isinstance(source, str | Path):
         what = f"silo {name}" if name else "the table"
         return Holding(name, columns.samples(frames.arrow(source, what), what, reading))

@@ -34,11 +34,7 @@ def to_json(inputs: Inputs) -> dict[str, Any]:
 
 
 def from_json(values: Any) -> Inputs:
-    """Return the inputs with these plain values.
-
-    Raises:
-        UserError: another version wrote them.
-    """
+    """Return the inputs with these plain values."""
     if not isinstance(values, dict) or values.get("kind") not in _KINDS:
         name = values.get("kind") if isinstance(values, dict) else values
         raise unknown("kind of inputs", str(name), _KINDS)
@@ -63,11 +59,7 @@ def terms(inputs: Inputs) -> str:
 
 
 def of_terms(text: str, x: Tensor) -> Inputs:
-    """Return the inputs in a text that `terms` wrote; if it is empty, the inputs of samples like `x`.
-
-    Raises:
-        UserError: the text holds no inputs.
-    """
+    """Return the inputs in a text that `terms` wrote; if it is empty, the inputs of samples like `x`."""
     try:
         return from_json(json.loads(text)) if text else of_tensor(x)
     except (ValueError, RecursionError):

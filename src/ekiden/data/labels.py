@@ -35,10 +35,6 @@ def unify(
 
     Returns:
         The parts with their labels as positions in the names, and the names.
-
-    Raises:
-        UserError: some labels have names and others are numbers, a label is not among `classes`, or a number below the
-            largest has no sample.
     """
     if classes is not None:
         order = tuple(classes)
@@ -59,11 +55,7 @@ def unify(
 
 
 def meant(dataset: Dataset, task: str) -> Dataset:
-    """Return the data set with its labels as labels of `task`: for a regression, integers become numbers.
-
-    Raises:
-        UserError: its labels are of another task.
-    """
+    """Return the data set with its labels as labels of `task`: for a regression, integers become numbers."""
     if not task or dataset.task.kind == task:
         return dataset
     if task != "regression" or not isinstance(dataset.task, Classification):
@@ -80,11 +72,7 @@ def meant(dataset: Dataset, task: str) -> Dataset:
 
 
 def refuse_constant(y: torch.Tensor, names: Sequence[str]) -> None:
-    """Refuse numbers to predict (n,) or (n, K) of which one is the same for all samples.
-
-    Raises:
-        UserError: the message has its name.
-    """
+    """Refuse numbers to predict (n,) or (n, K) of which one is the same for all samples."""
     columns = y if y.ndim == 2 else y[:, None]
     for name, column in zip(names, columns.T, strict=True):
         if len(column) and bool((column == column[0]).all()):

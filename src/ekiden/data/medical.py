@@ -42,20 +42,12 @@ def is_dicom(path: Path) -> bool:
 
 
 def image(item: Path | bytes) -> Image.Image:
-    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as floats.
-
-    Raises:
-        UserError: the extra is missing, there is no such slice, or the file holds no picture.
-    """
+    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as floats."""
     return load(item).image
 
 
 def look(item: Path | bytes) -> Look:
-    """Return what the header says.
-
-    Raises:
-        UserError: as in `image`.
-    """
+    """Return what the header says."""
     path, number = split(item) if isinstance(item, Path) else (None, None)
     if path is not None and path.name.lower().endswith(NIFTI):
         return _Volume(path).look(number)
@@ -67,11 +59,7 @@ def look(item: Path | bytes) -> Look:
 
 
 def load(item: Path | bytes) -> Loaded:
-    """Return the pixels.
-
-    Raises:
-        UserError: as in `image`.
-    """
+    """Return the pixels."""
     path, number = split(item) if isinstance(item, Path) else (None, None)
     if path is not None and path.name.lower().endswith(NIFTI):
         return _Volume(path).load(number)

@@ -345,11 +345,7 @@ def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
 
 
 def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> None:
-    """Report or refuse test rows of groups that training does not have.
-
-    Raises:
-        UserError: only some test rows are of such groups.
-    """
+    """Report or refuse test rows of groups that training does not have."""
     owners = np.unique(numpy(unknown))
     shown = [dataset.groups[owner] if dataset.groups else str(owner) for owner in owners[:_SHOWN]]
     names = ", ".join(shown) + ", ..." * (len(owners) > _SHOWN)

@@ -55,9 +55,6 @@ def chosen(count: int, number: int | None, what: str) -> int:
         count: how many there are.
         number: the one that was named.
         what: what they are called in messages, in the singular.
-
-    Raises:
-        UserError: there is no page of that number.
     """
     if number is not None and number >= count:
         has = f"one {what}" if count == 1 else f"{count} {what}s"

@@ -92,10 +92,6 @@ def class_codes(
 
     Integers stay unchanged (without names they run from 0 to the largest). Names are numbered in the order of
     `names`, or else sorted.
-
-    Raises:
-        UserError: an integer is below 0, beyond the names, or far above the number of samples; a name is unknown; or
-            there are no names, and an integer below the largest has no sample.
     """
     if not all(p.dtype.kind == "i" for p in parts):
         return codes(parts, names, "label", source)
@@ -120,11 +116,7 @@ def class_codes(
 def codes(
     parts: Sequence[NDArray[Any]], names: tuple[str, ...], what: str, source: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return numbers for the values of all parts: positions in `names`, or else in the sorted values.
-
-    Raises:
-        UserError: a value is not among `names`.
-    """
+    """Return numbers for the values of all parts: positions in `names`, or else in the sorted values."""
     if names and all(p.dtype.kind == "i" for p in parts):
         parts = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in parts]
     found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in parts]), return_inverse=True)

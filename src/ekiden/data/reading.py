@@ -107,11 +107,7 @@ class Reading(Checked):
 
 
 def reading(columns: dict[str, Any]) -> Reading:
-    """Return the `Reading` with these fields; `label_column` may be one name.
-
-    Raises:
-        UserError: there is no such field, or a value is of another type.
-    """
+    """Return the `Reading` with these fields; `label_column` may be one name."""
     return made(Reading, listed(columns), what="option")
 
 

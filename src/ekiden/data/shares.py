@@ -74,9 +74,6 @@ def share_out(
 
     If samples have subjects or times, whole subjects or the most recent rows are for validation instead (`apart`).
     Clients agree on one scaling of tables and targets.
-
-    Raises:
-        UserError: a client would hold no training samples, or `val_fraction` is not in [0, 1).
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}.")

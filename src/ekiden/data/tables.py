@@ -66,11 +66,7 @@ class Table(Checked):
         return tuple(len(names) + 1 for names in self.vocabularies)
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), or a dict of columns.
-
-        Raises:
-            UserError: a column is missing, or holds text where numbers are expected.
-        """
+        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), or a dict of columns."""
         table = frames.arrow(raw, "the table given")
         return encode(*rows(Raw("the table given", table, np.zeros(len(table)), kind="table"), self), self)
 
@@ -105,9 +101,6 @@ def unscaled(raws: Sequence[Raw], categorical: Sequence[str] = ()) -> tuple[Tabl
     Args:
         raws: the tables.
         categorical: columns of numbers that are codes of categories.
-
-    Raises:
-        UserError: they have different columns, or a column holds numbers in one table and text in another.
     """
     first, wanted = raws[0].source, raws[0].images.column_names
     for raw in raws:
@@ -132,11 +125,7 @@ def unscaled(raws: Sequence[Raw], categorical: Sequence[str] = ()) -> tuple[Tabl
 
 
 def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
-    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column.
-
-    Raises:
-        UserError: a column is missing, or holds text where numbers are expected.
-    """
+    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column."""
     frame = raw.images
     _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", raw.source, more=True)
     numbers = [_numbers(raw, name) for name in table.numeric]

@@ -32,11 +32,7 @@ class Moments:
 
     @staticmethod
     def of(values: Numbers, what: str) -> "Moments":
-        """Return the moments of (n,) float64 values.
-
-        Raises:
-            UserError: the values are too large to be squared.
-        """
+        """Return the moments of (n,) float64 values."""
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
         if max(-low, high) > _LARGEST:
             raise UserError(f"{what} holds {low if -low > high else high:g}: no number may be above {_LARGEST:g}")
@@ -100,11 +96,7 @@ class ColumnSums:
 
     @staticmethod
     def from_json(text: str, where: str) -> "ColumnSums":
-        """Return the sums in a text.
-
-        Raises:
-            UserError: the text holds no sums.
-        """
+        """Return the sums in a text."""
         try:
             found = json.loads(text)
             moments = {
@@ -124,11 +116,7 @@ class ColumnSums:
         return ColumnSums(moments, missing, categories)
 
     def scale(self, name: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary.
-
-        Raises:
-            UserError: no silo reported the column.
-        """
+        """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""
         found = self.moments[name]
         if not found.count:
             raise UserError(
@@ -172,9 +160,6 @@ def target(name: str) -> str:
 def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     """Return the table with the scaling and the vocabularies that follow from the silos' sums.
 
-    Raises:
-        UserError: no silo reported a column.
-
     Warns:
         DataWarning: a column does not vary.
     """
@@ -206,11 +191,7 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
 
 
 def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of each number to predict, by name.
-
-    Raises:
-        UserError: no silo reported one, or it does not vary.
-    """
+    """Return mean and standard deviation of each number to predict, by name."""
     total = ColumnSums.together(told)
     found = {name.removeprefix(target("")): total.scale(name) for name in total.moments if name not in total.missing}
     if constant := next((name for name, (_, std) in found.items() if not std), None):
@@ -234,9 +215,6 @@ def agreed(fed: FederatedData) -> FederatedData:
     """Return the federation with one scaling for all clients, from what each reports about its training rows.
 
     The columns of a table and the targets of a regression are scaled.
-
-    Raises:
-        UserError: no client reported a column.
     """
     if not fed.dataset.least:
         return fed

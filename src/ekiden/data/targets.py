@@ -20,11 +20,7 @@ KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "a
 
 
 def targets(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[Tensor], tuple[str, ...], Task]:
-    """Return the labels of each part, the names of the outputs, and the task.
-
-    Raises:
-        UserError: the labels do not suit the task.
-    """
+    """Return the labels of each part, the names of the outputs, and the task."""
     source = raws[0].source
     parts = [raw.label for raw in raws]
     chosen = like.task if like is not None else named(task) if task else _guess(raws)

@@ -204,11 +204,7 @@ def _samples(source: Source, what: str, task: Task | None) -> Samples:
 
 
 def _for_each(values: Any, x: Tensor, what: str) -> Tensor | None:
-    """Return numbers (n,), one for each sample.
-
-    Raises:
-        UserError: they are not numbers, or not one for each sample.
-    """
+    """Return numbers (n,), one for each sample."""
     if values is None:
         return None
     try:

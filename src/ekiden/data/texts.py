@@ -40,11 +40,7 @@ class Tokens(Checked):
     pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, L) int64 for a list of texts; L is the length of the longest one.
-
-        Raises:
-            UserError: the tokenizer is not there, or is another one.
-        """
+        """Return (n, L) int64 for a list of texts; L is the length of the longest one."""
         return encode(list(raw), self)
 
     def mask(self, tokens: Tensor) -> Tensor:
@@ -58,11 +54,7 @@ class Tokens(Checked):
 
 
 def tokens_for(tokenizer: str, length: int) -> Tokens:
-    """Return the `Tokens` of this tokenizer.
-
-    Raises:
-        UserError: there is no such tokenizer.
-    """
+    """Return the `Tokens` of this tokenizer."""
     if tokenizer == "words":
         return Tokens("words", _VOCABULARY, length)
     made, digest = _loaded(tokenizer)
@@ -71,11 +63,7 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
 
 
 def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
-    """Return (n, L) int64; L is the length of the longest text, at most `tokens.length`.
-
-    Raises:
-        UserError: the tokenizer is not there, or is another one.
-    """
+    """Return (n, L) int64; L is the length of the longest text, at most `tokens.length`."""
     if tokens.tokenizer == "words":
         each: list[Sequence[int]] = [
             [_word(w, tokens.vocabulary) for w in _WORD.findall(text.lower())[: tokens.length]] for text in texts
@@ -95,11 +83,7 @@ def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
-    """Return each token as text; None for hashed words, which nobody can tell.
-
-    Raises:
-        UserError: the tokenizer is not there.
-    """
+    """Return each token as text; None for hashed words, which nobody can tell."""
     if tokens.tokenizer == "words":
         return None
     made, _ = _loaded(tokens.tokenizer)

@@ -20,9 +20,6 @@ def read(column: Any, what: str) -> NDArray[Any]:
     Args:
         column: a `pyarrow.ChunkedArray` of dates, timestamps, numbers, or texts such as 2024-01-31.
         what: its name in messages.
-
-    Raises:
-        UserError: a value is missing or is not a time.
     """
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
@@ -42,11 +39,7 @@ def read(column: Any, what: str) -> NDArray[Any]:
 
 
 def of_array(values: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return the times of an array (n,) of numbers, dates or texts, as `read` does.
-
-    Raises:
-        UserError: as in `read`.
-    """
+    """Return the times of an array (n,) of numbers, dates or texts, as `read` does."""
     import pyarrow as pa  # noqa: PLC0415
 
     if values.ndim != 1 or values.dtype.kind not in "iufMU":
@@ -55,11 +48,7 @@ def of_array(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def numbers(parts: Sequence[Raw]) -> list[Tensor | None]:
-    """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no times.
-
-    Raises:
-        UserError: some parts hold dates and others numbers.
-    """
+    """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no times."""
     given = [part.time for part in parts if part.time is not None]
     if len(given) < len(parts):
         return [None] * len(parts)

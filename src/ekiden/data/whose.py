@@ -15,9 +15,6 @@ def silos(given: Sequence[str]) -> dict[str, Path]:
 
     Args:
         given: their paths; or one folder that holds a file or a folder for each; or one TOML file that names them.
-
-    Raises:
-        UserError: there is no silo there, or two have the same name.
     """
     paths = [Path(p).expanduser() for p in given]
     for path in paths:

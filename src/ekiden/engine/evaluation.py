@@ -83,11 +83,7 @@ class TestSet:
         return fitting.evaluate(self._bench(model, personal), self._subset(rows), full=full)
 
     def features(self, model: Weights, rows: Tensor, *, personal: bool = False) -> Tensor:
-        """Return what enters the head (k, A) for some test samples, on the CPU.
-
-        Raises:
-            UserError: the network does not declare its head.
-        """
+        """Return what enters the head (k, A) for some test samples, on the CPU."""
         bench = self._bench(model, personal)
         with torch.no_grad(), bench.autocast():
             parts = [

@@ -97,7 +97,6 @@ class RunFolder:
 
         Raises:
             InUse: another process is using it.
-            UserError: it belongs to another version or another run, or is not a run folder.
         """
         self.path = path
         self.written: Mapping[str, str] | None = {}
@@ -130,7 +129,6 @@ class RunFolder:
 
         Raises:
             Damaged: the state file is not as it was written.
-            UserError: it is not a state of this run, or `config.json` changed after the state was written.
         """
         state, marks, self.written = None, Marks(), {}
         if (self.path / "state.safetensors").exists():
@@ -227,11 +225,7 @@ class RunFolder:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the configuration in a run folder.
-
-    Raises:
-        UserError: it is not a run folder of this version.
-    """
+    """Return the configuration in a run folder."""
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -244,11 +238,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: Any, path: Path) -> dict[str, Any]:
-    """Check what was read as the configuration of a run, and return it.
-
-    Raises:
-        UserError: it is not a configuration of this version; the message names `path`.
-    """
+    """Check what was read as the configuration of a run, and return it."""
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise UserError(
@@ -266,11 +256,7 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
 
 
 def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
-    """Return how the clients of a run trained, and on what hardware.
-
-    Raises:
-        UserError: this version does not know a setting.
-    """
+    """Return how the clients of a run trained, and on what hardware."""
     with reading(f"the settings of {config['method']}", "the version of Ekiden that ran it"):
         return made(Training, config["training"], "training"), made(Hardware, config["hardware"], "hardware")
 
@@ -285,7 +271,6 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
 
     Raises:
         Damaged: the file is not as it was written.
-        UserError: it is not a state of this run, or belongs to another configuration.
     """
     file = path / "state.safetensors"
     try:
@@ -307,11 +292,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """Return the complete lines of a growing file, each with these keys; empty if there is no file.
-
-    Raises:
-        UserError: a line cannot be read, or lacks a key; the message says which line.
-    """
+    """Return the complete lines of a growing file, each with these keys; empty if there is no file."""
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
         try:

@@ -13,11 +13,7 @@ from ekiden.base.settings import Hardware
 
 
 def resolve(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
-    """Replace defaults that depend on the machine and the network, so that the run folder says what was used.
-
-    Raises:
-        UserError: the device is not available.
-    """
+    """Replace defaults that depend on the machine and the network, so that the run folder says what was used."""
     require(workers > 0, "workers", workers, "1 or more")
     if reason := missing(hardware.device):
         raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device cpu")

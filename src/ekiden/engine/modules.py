@@ -50,11 +50,7 @@ def write_models(
 
 
 def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
-    """Return a model that a run wrote.
-
-    Raises:
-        UserError: it does not exist because the run has not ended, is damaged, or belongs to another network.
-    """
+    """Return a model that a run wrote."""
     file = folder / name
     module = build()
     state = module.state_dict()  # has versions of layers; without, BatchNorm expects counters

@@ -14,11 +14,7 @@ from ekiden.engine.method import Method
 
 
 def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
-    """Refuse to measure a run on other data than its own, if its folder has digests of the data.
-
-    Raises:
-        UserError: the data of some clients differ.
-    """
+    """Refuse to measure a run on other data than its own, if its folder has digests of the data."""
     before = {k: v for k, v in config.get("digests", {}).items() if k == "data"}
     if before and (different := identity.unlike(before, {"data": identity.data_digests(holders(method, data))})):
         raise UserError(
@@ -33,11 +29,7 @@ def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
 
 
 def check_clients(clients: Sequence[ClientData], method: Method) -> None:
-    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs.
-
-    Raises:
-        UserError: no client, one name twice, or a client without such samples.
-    """
+    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs."""
     if not clients:
         raise UserError("there is no client: give at least one data set")
     names = [c.name for c in clients]

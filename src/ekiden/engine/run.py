@@ -94,9 +94,6 @@ class Run(Generic[X]):
 
         Returns:
             What the run has at the end, with its models.
-
-        Raises:
-            UserError: something that the user can fix; the folder then holds the last good state.
         """
         try:
             return (yield from self._go())

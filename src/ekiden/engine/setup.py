@@ -45,12 +45,7 @@ def _describe_parts(setup: Setup) -> dict[str, Any]:
 
 
 def check_model(worker: Worker, data: FederatedData) -> None:
-    """Refuse a network that does not fit the data.
-
-    Raises:
-        UserError: it cannot take the samples, its number of outputs is not that of the classes, it does not declare the
-            head that the method needs, or the method cannot treat it.
-    """
+    """Refuse a network that does not fit the data."""
     dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
     bench = worker.bench("check")
     if worker.setup.method.traits.splits_model:

@@ -175,9 +175,6 @@ def read_trained(client: Path) -> tuple[int, list[Weights]]:
 
     Returns:
         The step; the model that its last task started from, and all that it trained.
-
-    Raises:
-        UserError: the file is missing, damaged or of another kind; the message says which.
     """
     file = client / "journal" / f"{TRAINED}.safetensors"
     try:
@@ -203,7 +200,6 @@ def read(path: Path, expected: Any) -> Any:
 
     Raises:
         Damaged: it has changed since it was written; the message names the file.
-        UserError: it is missing or of another kind; the message names the file.
     """
     try:
         return wire.decode(intact(path.read_bytes()), expected)

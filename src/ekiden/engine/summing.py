@@ -40,11 +40,7 @@ class Summands(NamedTuple):
 
 
 def summands(value: Any) -> Summands:
-    """Take a payload apart.
-
-    Raises:
-        UserError: it holds numbers that are not whole, for which there are no masks.
-    """
+    """Take a payload apart."""
     taken = _Taken([], [], [], [])
     tree = taken.tree(value)
     if taken.singles:
@@ -55,11 +51,7 @@ def summands(value: Any) -> Summands:
 
 
 def opened(total: Masked, kind: Any) -> Any:
-    """Return the payload of type `kind` that a complete sum hides.
-
-    Raises:
-        UserError: the masks do not cancel, a number does not fit into its bits, or no samples have such sums.
-    """
+    """Return the payload of type `kind` that a complete sum hides."""
     words = [wide(t, b) for t, b in zip(total.numbers, total.bits, strict=True)]
     if Summands(total.form, words, total.bits, total.shared).check != total.check:
         raise UserError(

@@ -33,11 +33,7 @@ def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
 
 
 def task_of(method: Method, name: str) -> Callable[..., Any]:
-    """Return the function `name` of `method`, if it is a task.
-
-    Raises:
-        UserError: it is not marked `@on_client`.
-    """
+    """Return the function `name` of `method`, if it is a task."""
     task: Callable[..., Any] = getattr(method, name, _nothing)
     if not getattr(task, "__on_client__", False):
         raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")

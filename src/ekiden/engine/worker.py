@@ -38,11 +38,7 @@ class Masks(Protocol):
     """Masks for the parts that one task gives to sums."""
 
     def added(self, before: Any, own: Any) -> Any:
-        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total.
-
-        Raises:
-            UserError: the client does not give this part.
-        """
+        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total."""
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,7 @@ class Budget:
 
 
 def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
-    """Return the budgets of a file with these methods, by name.
-
-    Raises:
-        UserError: a budget scales something that is not a whole-numbered hyperparameter of any of them, or raises it.
-    """
+    """Return the budgets of a file with these methods, by name."""
     scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
     found = {PAPER: Budget()}
     for name, entry in table(values, "budget").items():

@@ -115,20 +115,12 @@ class Experiment:
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
-    """Read the experiment in a file, at one of its budgets.
-
-    Raises:
-        UserError: the file is wrong; one line names the file and the entry to fix.
-    """
+    """Read the experiment in a file, at one of its budgets."""
     return parse(_content(path), path.stem, budget, str(path))
 
 
 def parse(content: str, name: str, budget: str, where: str) -> Experiment:
-    """Read the experiment in the text of a file.
-
-    Raises:
-        UserError: the text is wrong; one line begins with `where` and names the entry to fix.
-    """
+    """Read the experiment in the text of a file."""
     with at(where):
         try:
             values = tomllib.loads(content)

@@ -27,11 +27,7 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
 
 
 def write(runs: Sequence[Summary], file: Path) -> int:
-    """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of rows.
-
-    Raises:
-        UserError: the name has another suffix, or the file cannot be written.
-    """
+    """Write the table as Parquet or CSV, depending on the file's suffix, and return the number of rows."""
     if file.suffix not in (".parquet", ".csv"):
         raise UserError(f"{file} must end in .parquet or .csv")
     made = table(runs)
@@ -50,12 +46,7 @@ def write(runs: Sequence[Summary], file: Path) -> int:
 
 
 def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
-    """Write the scalars of each run as event files, each run in its own folder.
-
-    Raises:
-        UserError: the package tensorboard is not installed, the folder cannot be written to, or two runs would get the
-            same folder.
-    """
+    """Write the scalars of each run as event files, each run in its own folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
     except ImportError:

@@ -51,9 +51,6 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
         sweeps: in their order; several sweeps of one command make one section.
         old: an older ledger. Its sections of other sweeps keep the values of their runs and are judged again; sections
             of these sweeps are replaced.
-
-    Raises:
-        UserError: `old` is not a ledger, or sweeps of one command have no table in common.
     """
     if old and not old.startswith(_TITLE):
         raise UserError("the file to write exists and is not a ledger: choose another one by --write")
@@ -113,11 +110,7 @@ def _changes(sections: Iterable[str]) -> list[str]:
 
 
 def section(sweep: Sweep, *more: Sweep) -> str:
-    """Return the section of one sweep, which may have several folders or files of records.
-
-    Raises:
-        UserError: one of these has a run that does not fit into the first one's table.
-    """
+    """Return the section of one sweep, which may have several folders or files of records."""
     experiment, results = sweep.experiment, collect(sweep, more=more)
     places = {run.folder.name for run in sweep.runs()}
     for one in more:

@@ -108,11 +108,7 @@ class Plan(Checked, Generic[M]):
         return data.for_tuning() if self.tune else data
 
     def _with_metric(self, data: FederatedData) -> FederatedData:
-        """Return the data with the headline metric that the plan names.
-
-        Raises:
-            UserError: their task has no such metric.
-        """
+        """Return the data with the headline metric that the plan names."""
         task = replace(data.dataset.task, metric=self.metric) if self.metric else data.dataset.task
         _ = task.headline  # raises if there is no such metric
         return data.with_task(task) if self.metric else data
@@ -198,31 +194,19 @@ def loaded(data: str, silos: tuple[str, ...], size: int | None, reading: Reading
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:
-    """Return the plan with these plain values.
-
-    Raises:
-        UserError: they do not make a plan of this version.
-    """
+    """Return the plan with these plain values."""
     outside.refuse_changed(values.get("code", {}))
     given = {name: value for name, value in values.items() if name != "code"}
     return plan_of(Plan, given, "the version of Ekiden that wrote it")
 
 
 def stored(folder: Path) -> Plan[Method]:
-    """Return the plan of a run folder.
-
-    Raises:
-        UserError: the folder holds no run that the command line can repeat.
-    """
+    """Return the plan of a run folder."""
     return plan_in(read_config(folder), folder)
 
 
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
-    """Return the plan in the configuration of a run.
-
-    Raises:
-        UserError: there is no plan, or it is from another version; the message says where.
-    """
+    """Return the plan in the configuration of a run."""
     if "plan" not in config:
         raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")
     with at(str(where)):
@@ -230,11 +214,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
 
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
-    """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU.
-
-    Raises:
-        UserError: the network does not fit `data`.
-    """
+    """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
     build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.pretrained)
     device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
     hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)

@@ -46,11 +46,7 @@ class Records:
 
 
 def read(path: Path) -> Records:
-    """Read a file of records.
-
-    Raises:
-        UserError: the file cannot be read or is not a file of records.
-    """
+    """Read a file of records."""
     try:
         head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
@@ -74,11 +70,7 @@ def read(path: Path) -> Records:
 
 
 def prepare(path: Path) -> None:
-    """Make the folder for a file of records.
-
-    Raises:
-        UserError: the folder cannot be made or written to.
-    """
+    """Make the folder for a file of records."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK) or path.is_dir():
@@ -89,11 +81,7 @@ def prepare(path: Path) -> None:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep others from adding to a file of records, so that what was read is still true when the file is written.
-
-    Raises:
-        UserError: its folder cannot be made or written to.
-    """
+    """Keep others from adding to a file of records, so that what was read is still true when the file is written."""
     prepare(path)
     with locks.locked(locks.beside(path.parent)):
         with contextlib.suppress(OSError):
@@ -103,11 +91,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def keep(path: Path, records: Records) -> None:
-    """Write the records to a file, completely or not at all.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write the records to a file, completely or not at all."""
     head = {"format": FORMAT, "file": records.file, "budget": records.budget, "experiment": records.experiment}
     lines = [head, *(_line(name, records.runs[name]) for name in sorted(records.runs))]
     write(path, [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines])

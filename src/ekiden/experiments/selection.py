@@ -11,9 +11,6 @@ def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = 
     """Return the cells that `only` names (all if it is empty), except those that `without` names.
 
     Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
-
-    Raises:
-        UserError: a text matches no cell, or no cell is left.
     """
 
     def named(texts: Sequence[str]) -> set[str]:

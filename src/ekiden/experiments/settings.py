@@ -48,11 +48,7 @@ def is_grid(name: str, value: object) -> bool:
 
 
 def plan(method: str, values: Values) -> Plan[Method]:
-    """Return the plan of `method` with these settings, with one thread unless they say otherwise.
-
-    Raises:
-        UserError: a name is unknown, or a value is of another type or out of range.
-    """
+    """Return the plan of `method` with these settings, with one thread unless they say otherwise."""
     kind = method_named(method)
     hints = common() | hyperparameters(kind)
     for name in values:

@@ -67,11 +67,7 @@ class Summary:
 
 
 def summarise(folder: Path) -> Summary:
-    """Read a run folder.
-
-    Raises:
-        UserError: the folder is not a run folder, is damaged, or is of another version.
-    """
+    """Read a run folder."""
     config = read_config(folder)
     with at(str(folder)):
         _method(config)
@@ -298,11 +294,7 @@ def selection(config: dict[str, Any]) -> str:
 
 
 def _method(config: dict[str, Any]) -> Method | None:
-    """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed.
-
-    Raises:
-        UserError: the method's or the training's settings are not of this version.
-    """
+    """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed."""
     settings_in(config)
     return method_of(config) if known(config["method"]) else None
 

@@ -112,9 +112,6 @@ def plan_sweep(
         out: sweep folder, if not the usual one.
         recorded: file of records; it may not exist yet.
         reuse: files of records and sweep folders of other experiments; their runs count here if their plan is the same.
-
-    Raises:
-        UserError: the file is wrong, or the folder or the records belong to something else.
     """
     found = experiment.read(file, budget)
     name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
@@ -149,11 +146,7 @@ def _origin(run: Summary) -> str:
 
 
 def opened(folder: Path) -> Sweep:
-    """Read the sweep in a folder or a file of records, from the copy of its experiment file there.
-
-    Raises:
-        UserError: it is neither a sweep folder nor a file of records.
-    """
+    """Read the sweep in a folder or a file of records, from the copy of its experiment file there."""
     if _is_records(folder):
         kept = records.read(folder)
         found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
@@ -167,11 +160,7 @@ def opened(folder: Path) -> Sweep:
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:
-    """Return the runs that are left to do, except those that cannot be read. Runs that have begun keep their settings.
-
-    Raises:
-        UserError: a folder holds a run with other settings.
-    """
+    """Return the runs that are left to do and can be read. Runs that have begun keep their settings."""
     states = [(run, run.state) for run in runs]
     changed = [(run, state.changed) for run, state in states if state.changed]
     if changed:
@@ -213,9 +202,6 @@ def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[S
 
     Returns:
         The number of runs in the file.
-
-    Raises:
-        UserError: the file cannot be written, or holds something else.
     """
     now = {r.folder.name: found for r in (sweep.runs() if runs is None else runs) if r.begun and (found := r.result)}
     with records.held(path):
@@ -241,11 +227,7 @@ def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
-    """Return run folders, from run folders and sweep folders.
-
-    Raises:
-        UserError: a path is a file of records.
-    """
+    """Return run folders, from run folders and sweep folders."""
     found: list[Path] = []
     for path in paths:
         refuse_records(path)
@@ -268,11 +250,7 @@ def summaries(paths: Iterable[Path]) -> list[Summary]:
 
 
 def refuse_records(path: Path) -> None:
-    """Refuse a file of records if run folders are needed, and say what such a file is for.
-
-    Raises:
-        UserError: the path is a file of records.
-    """
+    """Refuse a file of records if run folders are needed, and say what such a file is for."""
     if _is_records(path) and path.exists():
         raise UserError(
             f"{path} holds records, not steps or models: give the folders of the runs, or use `ekiden results {path}`"

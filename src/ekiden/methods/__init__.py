@@ -163,11 +163,7 @@ def written(method: Method) -> dict[str, Any]:
 
 
 def method_of(said: Mapping[str, Any]) -> Method:
-    """Return the method of a run folder.
-
-    Raises:
-        UserError: no method has that name, or it has other hyperparameters.
-    """
+    """Return the method of a run folder."""
     kind = method_named(said["method"])
     with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
         method = made(kind, said["hyperparameters"])
@@ -192,9 +188,6 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
         kind: class of the plan.
         values: the method's description of itself.
         reader: what to use if it cannot be read, for the message.
-
-    Raises:
-        UserError: it is not of this version.
     """
     named = method_named(str(values.get("method")))
     with reading("the plan", reader):
@@ -203,11 +196,7 @@ def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
 
 
 def check_needs(method: Method, dataset: Dataset) -> None:
-    """Refuse a method that needs what the data do not offer.
-
-    Raises:
-        UserError: names the methods that do without.
-    """
+    """Refuse a method that needs what the data do not offer."""
     offers, task = dataset.offers, dataset.task.kind
     missing = method.needs - offers
     if not missing:

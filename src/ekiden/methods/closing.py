@@ -251,11 +251,7 @@ def settled(features: Tensor) -> Scales:
 
 
 def refuse_foreign(scales: Scales, layout: Layout) -> None:
-    """Refuse scales from another party that do not belong to this network.
-
-    Raises:
-        UserError: says so.
-    """
+    """Refuse scales from another party that do not belong to this network."""
     wanted = [((layout.head.inputs - 1,), torch.float32)] * 2
     if [(tuple(t.shape), t.dtype) for t in scales] != wanted:
         raise UserError("the scales received are of other features than here: use the same model everywhere")

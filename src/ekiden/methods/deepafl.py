@@ -36,11 +36,7 @@ class LeastSquaresSums:
     products: Tensor
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: the parts do not fit each other, or hold values that are not finite.
-        """
+        """Check what may come from another party."""
         rows = len(self.products)
         if self.products.ndim != 2 or self.squares.shape != (rows * (rows + 1) // 2,):
             raise UserError("sums do not fit together: use the same method and model everywhere")
@@ -278,11 +274,7 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
 
 
 def inputs(network: nn.Module) -> int:
-    """Return how many numbers the network's classifier reads.
-
-    Raises:
-        UserError: it declares none that begins with a linear layer.
-    """
+    """Return how many numbers the network's classifier reads."""
     head = getattr(network, "head", None)
     linear = [m for m in head.modules() if isinstance(m, nn.Linear)] if isinstance(head, nn.Module) else []
     if not linear:

@@ -126,9 +126,6 @@ def align(
 
     Returns:
         The aligned model, and for each dense layer the transport of its inputs (None: they are as they were).
-
-    Raises:
-        UserError: the layers do not follow one another.
     """
     params, buffers = torch.zeros_like(target.params), target.buffers.clone()
     if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
@@ -230,11 +227,7 @@ def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
 
 
 def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose function changes when hidden units change places along with what reads them.
-
-    Raises:
-        UserError: it has shortcuts, or layers in another order than they are registered in.
-    """
+    """Refuse a network whose function changes when hidden units change places along with what reads them."""
     generator = torch.Generator().manual_seed(0)
     built = Network(copy.deepcopy(network).eval())
     model = built.weights()

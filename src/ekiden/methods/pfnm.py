@@ -93,9 +93,6 @@ class PFNM(OneShot):
             forms: how these are made up.
             shares: (N, K) of the samples of each class, those of each client.
             generator: draws the orders.
-
-        Raises:
-            UserError: models that differ in more than the widths of hidden layers.
         """
         if len({(len(m), m[0].shape[1], len(m[-1])) for m in models}) != 1:
             raise UserError("models of different shape cannot be matched: use the same network at every client")

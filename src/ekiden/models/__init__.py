@@ -108,11 +108,7 @@ def pretrained_names() -> tuple[str, ...]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no network has.
-
-    Raises:
-        UserError: the message names the nearest match.
-    """
+    """Refuse a name that no network has."""
     if name not in names() and not outside.is_file(name) and not is_pretrained(name):
         raise unknown("model", name, ("auto", *pretrained_names(), *names()))
 

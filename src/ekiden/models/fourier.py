@@ -41,9 +41,6 @@ class RandomFourier(OfVectors):
             width: D.
             bandwidth: σ in median distances.
             direct: whether the inputs are features too.
-
-        Raises:
-            UserError: too many inputs.
         """
         super().__init__(inputs)
         self.width, self.direct, self.bandwidth = width, direct, bandwidth
@@ -86,11 +83,7 @@ class RandomFourier(OfVectors):
         self.get_buffer("period").fill_(max(round(min(period, EXACT)), 2))
 
     def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over scales and period.
-
-        Raises:
-            UserError: they are of other features, or the period is not a whole number above 1.
-        """
+        """Take over scales and period."""
         super().adopt(told)
         period = float(self.get_buffer("period"))
         if not (2 <= period <= EXACT and period == round(period)):

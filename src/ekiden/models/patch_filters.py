@@ -42,11 +42,7 @@ class PatchSums(NamedTuple):
     gram: Tensor
 
     def plus(self, other: "PatchSums") -> "PatchSums":
-        """Return the sums over the patches of both.
-
-        Raises:
-            UserError: the patches differ in size or channels.
-        """
+        """Return the sums over the patches of both."""
         if self.gram.shape != other.gram.shape:
             raise UserError(
                 f"patches of {len(self.gram)} and {len(other.gram)} numbers cannot be added: use the same patch size "
@@ -84,9 +80,6 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
         count: F, number of filters.
         generator: on the CPU; decides which patches are drawn.
         size: p, side of the patches in pixels.
-
-    Raises:
-        UserError: these are not byte images, there are none, or they are smaller than a patch.
     """
     _check(images, size)
     if not len(images):
@@ -113,9 +106,6 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
         count: F, number of filters.
         generator: on the CPU; decides the directions.
         channels: C of the images.
-
-    Raises:
-        UserError: there are no patches.
     """
     if not sums.patches:
         raise UserError("there are no images to measure patches on: let a client with images take part")

@@ -70,9 +70,6 @@ class Patches(nn.Module):
             threshold: t, of the soft threshold.
             root: take the square root of the pooled responses.
             bilinear: let regions overlap, and positions near their centres count more.
-
-        Raises:
-            UserError: the images are too small for the patches and regions, or too large for exact sums.
         """
         super().__init__()
         if len(shape) != 3:
@@ -222,11 +219,7 @@ def width_of(filters: int, pool: int = 2) -> int:
 
 
 def filters_of(width: int, pool: int = 2) -> int:
-    """Return F, the largest number of filters that give at most `width` features.
-
-    Raises:
-        UserError: even one filter gives more.
-    """
+    """Return F, the largest number of filters that give at most `width` features."""
     filters = width // (2 * pool**2)
     if filters < 1:
         raise UserError(f"{width} patch features are too few: one filter gives {2 * pool**2}; allow more bytes")

@@ -40,9 +40,6 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     """Return the network with a new linear head, which depends on torch's random state.
 
     If there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
-
-    Raises:
-        UserError: a package is missing, there is no such network, or it takes other samples.
     """
     if name == LITE0:
         return efficientnet_lite0(shape, classes)
@@ -152,11 +149,7 @@ class Decoder(nn.Module):
 
 
 def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> SplitNetwork:
-    """Return a network of transformers, from a folder or by its name on the hub, with a new linear head.
-
-    Raises:
-        UserError: transformers is not installed, there is no such network, or it takes other samples.
-    """
+    """Return a network of transformers, from a folder or by its name on the hub, with a new linear head."""
     transformers = _transformers()
     backbone = _loaded(transformers.AutoModel, source, {"add_pooling_layer": False})
     tokens = getattr(backbone, "main_input_name", "input_ids") == "input_ids"
@@ -185,11 +178,7 @@ def _same_vocabulary(source: str, config: Any, texts: Tokens) -> None:
 
 
 def causal(source: str, texts: Tokens) -> SplitNetwork:
-    """Return a causal language model of transformers, whose head gives each token's logits.
-
-    Raises:
-        UserError: transformers is not installed, there is no such network, or it has another vocabulary.
-    """
+    """Return a causal language model of transformers, whose head gives each token's logits."""
     transformers = _transformers()
     model: Any = _loaded(transformers.AutoModelForCausalLM, source, {})
     head, body = model.get_output_embeddings(), model.base_model
@@ -235,11 +224,7 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
 
 
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """Return a network of timm with its pretrained values and a new linear head.
-
-    Raises:
-        UserError: timm is not installed, or cannot be imported; there is no such network, or it takes other samples.
-    """
+    """Return a network of timm with its pretrained values and a new linear head."""
     try:
         import timm  # noqa: PLC0415
     except Exception as error:  # if torchvision does not fit
@@ -258,11 +243,7 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
 
 
 def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
-    """Return the number of features, found by running the network on one sample.
-
-    Raises:
-        UserError: it does not take it.
-    """
+    """Return the number of features, found by running the network on one sample."""
     was_training = features.training
     tokens = len(shape) == 1
     x = torch.zeros(1, *(min(shape[0], 4),) if tokens else shape, dtype=torch.int64 if tokens else torch.float32)
@@ -277,11 +258,7 @@ def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
-    """Give `module` the values in a safetensors file, by name; a head of another size keeps its own.
-
-    Raises:
-        UserError: the file cannot be read, or its values belong to another network.
-    """
+    """Give `module` the values in a safetensors file, by name; a head of another size keeps its own."""
     try:
         with safe_open(file, framework="pt") as opened:
             found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -24,11 +24,7 @@ class Split(Protocol):
 
 
 def as_split(network: object) -> Split:
-    """`network` as a network in two parts.
-
-    Raises:
-        UserError: it does not name them.
-    """
+    """`network` as a network in two parts."""
     if not (hasattr(network, "features") and hasattr(network, "head")):
         raise UserError(
             "this method reads representations: give the network two attributes, `features` and `head`, with "

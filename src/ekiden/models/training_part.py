@@ -38,11 +38,7 @@ Part = str | int | Adapters
 
 
 def parsed(text: str) -> Part:
-    """Return the part that is trained, read from a text.
-
-    Raises:
-        UserError: the message says what can be written.
-    """
+    """Return the part that is trained, read from a text."""
     kind, _, rest = text.partition(":")
     if text in ("all", "head"):
         return text
@@ -54,11 +50,7 @@ def parsed(text: str) -> Part:
 
 
 def check(text: str, method: str, *, averages: bool) -> None:
-    """Refuse to train both factors of adapters if a method averages models: the average would be wrong.
-
-    Raises:
-        UserError: both are trained and averaged, or `text` does not name a part.
-    """
+    """Refuse to train both factors of adapters if a method averages models: the average would be wrong."""
     part = parsed(text)
     if averages and isinstance(part, Adapters) and part.both:
         raise UserError(
@@ -84,11 +76,7 @@ def _adapters(text: str, rest: str) -> Adapters:
 
 
 def freeze(module: nn.Module, part: Part) -> nn.Module:
-    """Let only `part` of `module` need gradients, and insert adapters.
-
-    Raises:
-        UserError: the module has no such part.
-    """
+    """Let only `part` of `module` need gradients, and insert adapters."""
     if part == "all":
         return module
     head = _head(module)
@@ -154,11 +142,7 @@ def _features(module: nn.Module, head: nn.Module) -> nn.Module:
 
 
 def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
-    """Put adapters into the layers of the features.
-
-    Raises:
-        UserError: peft is not installed, or there is no such layer.
-    """
+    """Put adapters into the layers of the features."""
     names = _targets(module, head, part.targets)
     try:
         from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415  (takes seconds; few runs need it)

@@ -55,11 +55,7 @@ class WholeFeatures(nn.Module, ABC):
         return tuple(self.get_buffer(name).to(kind) for name, kind in self.settled.items())
 
     def adopt(self, told: Sequence[Tensor]) -> None:
-        """Adopt what another party's `tell` gave.
-
-        Raises:
-            UserError: these are values of other features, or are not finite.
-        """
+        """Adopt what another party's `tell` gave."""
         found = [(tuple(t.shape), t.dtype) for t in told]
         if found != [(tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()]:
             raise UserError("the features received are of another kind than here: use the same method and data kind")
@@ -81,11 +77,7 @@ class OfVectors(WholeFeatures):
     """
 
     def __init__(self, inputs: int) -> None:
-        """Prepare for vectors of `inputs` numbers.
-
-        Raises:
-            UserError: these are too many.
-        """
+        """Prepare for vectors of `inputs` numbers."""
         super().__init__()
         if inputs > _MOST_INPUTS:
             raise UserError(
@@ -105,11 +97,7 @@ class OfVectors(WholeFeatures):
         self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
 
     def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over scales.
-
-        Raises:
-            UserError: they are of other features, or not positive.
-        """
+        """Take over scales."""
         super().adopt(told)
         for name in {"scale", "gain"} & self.settled.keys():
             if not bool((self.get_buffer(name) > 0).all()):
@@ -137,9 +125,6 @@ class RandomReLU(OfVectors):
             inputs: d, numbers of a sample.
             width: D.
             direct: whether the inputs are features too.
-
-        Raises:
-            UserError: too many inputs.
         """
         super().__init__(inputs)
         self.width, self.direct = width, direct
@@ -247,9 +232,6 @@ class PatchFeatures(WholeFeatures):
             bilinear: see `Patches`.
             candidates: how many patches are drawn for each filter, if the settling client knows its labels; fewer for
                 many filters, so that their features are 8192 at most.
-
-        Raises:
-            UserError: the images or the width do not fit.
         """
         super().__init__()
         filters, channels = filters_of(width, pool), shape[0]
@@ -280,11 +262,7 @@ class PatchFeatures(WholeFeatures):
         return features
 
     def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over filters and scales.
-
-        Raises:
-            UserError: they are of other features, or such that sums would not be exact.
-        """
+        """Take over filters and scales."""
         super().adopt(told)
         parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
         for (count, _), part in zip(self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True):
@@ -355,11 +333,7 @@ class PatchFeatures(WholeFeatures):
         return Dictionary(of.filters[best], of.gain[best])
 
     def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[PatchSums, ...]:
-        """Second moments of the patches of each size in batches of inputs, on the CPU.
-
-        Raises:
-            UserError: the inputs do not come from bytes.
-        """
+        """Second moments of the patches of each size in batches of inputs, on the CPU."""
         total: tuple[PatchSums, ...] = ()
         self._scale_by(*scaling)
         for x in batches:

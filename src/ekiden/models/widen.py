@@ -28,9 +28,6 @@ def widen(module: nn.Module, extra: int) -> nn.Module:
     """`module` with `extra` more outputs after those that it has, whose values stay; the new rows are newly drawn.
 
     The classifier is what the module calls `head`, or the last linear layer in it.
-
-    Raises:
-        UserError: there is no linear layer to give them to.
     """
     path = "head" if isinstance(getattr(module, "head", None), nn.Module) else ""
     layers = [name for name, part in module.get_submodule(path).named_modules() if isinstance(part, nn.Linear)]

@@ -86,11 +86,7 @@ def shared_surface(groups: Sequence[Group], opened: Sequence[Opened], number: in
 
 
 def _corners(opened: Opened) -> tuple[list[Weights], list[str], str]:
-    """Return three models of a run, their names, and a sentence about them.
-
-    Raises:
-        UserError: it has not kept three.
-    """
+    """Return three models of a run, their names, and a sentence about them."""
     if opened.personal:
         clients = list(opened.run.config["clients"])[:3]
         if len(clients) < 3:

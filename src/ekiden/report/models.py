@@ -49,11 +49,7 @@ class Opened:
 
 
 def open_run(run: Summary) -> Opened:
-    """Read the data and models of a run.
-
-    Raises:
-        UserError: its data are not available here, or its models cannot be read.
-    """
+    """Read the data and models of a run."""
     plan = stored(run.folder)
     data = plan.federation(_dataset(plan.data, plan.silos, plan.size, plan.reading.for_model(plan.model), plan.task))
     check_same_data(run.config, plan.method, data, run.folder)
@@ -83,11 +79,7 @@ def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
 
 
 def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
-    """Return t-SNE of the inputs of the head: (k, 2) places and the (k,) rows of the test samples.
-
-    Raises:
-        UserError: the network does not declare its head, or there are too few test samples.
-    """
+    """Return t-SNE of the inputs of the head: (k, 2) places and the (k,) rows of the test samples."""
     from sklearn.manifold import TSNE  # noqa: PLC0415  (it takes a second)
 
     rows = _rows(opened, SHOWN)
@@ -104,11 +96,7 @@ def embedding(opened: Opened) -> tuple[NDArray[np.float32], Tensor]:
 
 
 def trained(opened: Opened) -> list[tuple[str, list[Weights]]]:
-    """Return, for each client that trained, the model that its last task started from and all that it trained.
-
-    Raises:
-        UserError: the run did not keep them.
-    """
+    """Return, for each client that trained, the model that its last task started from and all that it trained."""
     found = []
     for client in opened.run.config["clients"]:
         folder = opened.run.folder / "clients" / client
@@ -148,10 +136,6 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
 
     `others` are shown where they fall on it. Running statistics at a point are those of the corners, mixed by its
     barycentric coordinates cut off at 0.
-
-    Raises:
-        UserError: the models are of different networks or lie on a line, or the network is too large for
-            a figure that is drawn in seconds.
     """
     if len({len(model.params) for model in corners}) > 1 or not _fits(opened, corners[0], own):
         raise UserError("the three models are of different networks, or parts of one")

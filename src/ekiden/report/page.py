@@ -47,9 +47,6 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
         out: gets `index.html`, `figures/` (PNG and SVG) and `data/` (CSV).
         details: number of methods that get their own figures.
         say: tells the user what is being done.
-
-    Raises:
-        UserError: there is no finished run, or `out` holds something else.
     """
     _check(out)
     out = out.resolve()

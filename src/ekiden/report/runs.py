@@ -84,11 +84,7 @@ class Found:
 
 
 def collect(paths: Sequence[Path]) -> Found:
-    """Read all runs and sweeps in the given folders and in folders below them.
-
-    Raises:
-        UserError: a path holds no run, or no run is finished.
-    """
+    """Read all runs and sweeps in the given folders and in folders below them."""
     paths = [path for path in paths if path.name not in OWN]  # a pattern such as runs/sweep/* also matches these files
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
@@ -136,11 +132,7 @@ def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the run folders at or below a path, in the order of their names.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the run folders at or below a path, in the order of their names."""
     refuse_records(path)
     if (path / "config.json").exists():
         return [path]
@@ -162,11 +154,7 @@ def partition(config: Mapping[str, Any]) -> str:
 
 
 def _read(folder: Path) -> Summary:
-    """Read a finished run.
-
-    Raises:
-        UserError: the run is not finished.
-    """
+    """Read a finished run."""
     run = summarise(folder)
     if not run.finished:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` continues it")

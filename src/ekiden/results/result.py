@@ -304,11 +304,7 @@ def _like(config: Mapping[str, Any]) -> Dataset:
 
 
 def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
-    """Refuse data that would be measured with another meaning.
-
-    Raises:
-        UserError: the outputs have other names, or tables are scaled differently from the run's.
-    """
+    """Refuse data that would be measured with another meaning."""
     classes, own = tuple(config["classes"]), inputs_of(config)
     if dataset.classes != classes:
         ours, theirs = (", ".join(names[:10]) for names in (classes, dataset.classes))

@@ -109,11 +109,7 @@ TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
 
 
 def check(names: Sequence[str], folder: Path | None) -> None:
-    """Refuse trackers that cannot work, before anything is written.
-
-    Raises:
-        UserError: a name is unknown, a package is missing, or the run has no folder.
-    """
+    """Refuse trackers that cannot work, before anything is written."""
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)

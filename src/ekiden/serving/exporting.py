@@ -126,11 +126,7 @@ def _check_target(path: Path, to: str, overwrite: bool) -> None:
 
 
 def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
-    """Return the largest difference between both models' outputs, for raw samples together and for a single one.
-
-    Raises:
-        UserError: the difference is larger than allowed.
-    """
+    """Return the largest difference between both models' outputs, for raw samples together and for a single one."""
     largest = 0.0
     for part in (raw, raw[:1]):
         with torch.inference_mode():
@@ -166,11 +162,7 @@ def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
 
 
 def _traced(model: LoadedModel) -> Any:
-    """Return the model as a program for any number of samples.
-
-    Raises:
-        UserError: the network's code depends on values, or does something that cannot be traced.
-    """
+    """Return the model as a program for any number of samples."""
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
     if isinstance(model.inputs, Tokens):
         dims[1] = torch.export.Dim("length", max=model.shape[0])

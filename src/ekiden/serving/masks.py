@@ -21,11 +21,7 @@ _MOST = 256  # most classes of a PNG with a palette
 
 
 def check_out(out: str, overwrite: bool) -> None:
-    """Refuse an output before anything is computed.
-
-    Raises:
-        UserError: the output is not a folder that can be made.
-    """
+    """Refuse an output before anything is computed."""
     folder = Path(out)
     if out == "-" or folder.suffix:
         raise UserError("a segmentation gives a mask for each image: name a folder for them by -o FOLDER")
@@ -54,9 +50,6 @@ def write(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
 
     Returns:
         The number of images.
-
-    Raises:
-        UserError: there is no image, there are too many classes, or the folder cannot be written.
     """
     if len(model.classes) > _MOST:
         raise UserError(f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}")

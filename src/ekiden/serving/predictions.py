@@ -57,11 +57,7 @@ def predict(
 
 
 def check_out(out: str, overwrite: bool) -> None:
-    """Refuse an output before anything is computed.
-
-    Raises:
-        UserError: it is not a .parquet or .csv file, its folder does not exist, or the file exists already.
-    """
+    """Refuse an output before anything is computed."""
     if out == STDOUT:
         return
     file = Path(out)
@@ -71,11 +67,7 @@ def check_out(out: str, overwrite: bool) -> None:
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse to write where something exists, or where nothing can be written.
-
-    Raises:
-        UserError: one of these is the case; the message says which.
-    """
+    """Refuse to write where something exists, or where nothing can be written."""
     if path.exists() and (not overwrite or path.is_dir()):
         what = "is a folder" if path.is_dir() else "exists"
         raise UserError(f"{path} {what}: choose another name" + ("" if path.is_dir() else ", or add --overwrite"))

@@ -55,11 +55,7 @@ class SampleReader:
     batch: int = 256
 
     def found(self, paths: Sequence[Path]) -> list[Path]:
-        """Return the files that the paths name, including those in folders.
-
-        Raises:
-            UserError: a path does not exist or is of a kind that the model does not take, or there are no files.
-        """
+        """Return the files that the paths name, including those in folders."""
         if not paths:
             raise UserError(f"name the files to predict: {self._wanted}")
         return [file for path in paths for file in self._in(path)]
@@ -80,9 +76,6 @@ class SampleReader:
 
     def read(self, files: Sequence[Path]) -> Iterator[Batch]:
         """Yield batches of samples from files that `found` returned, in their order.
-
-        Raises:
-            UserError: a file is broken, or its samples do not fit the model; the message names the file.
 
         Warns:
             DataWarning: at the end, what should be known about how images were read.
@@ -221,11 +214,7 @@ class SampleReader:
 
 
 def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a column.
-    """
+    """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
     import pyarrow.parquet as pq  # noqa: PLC0415
 

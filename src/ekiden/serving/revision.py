@@ -114,11 +114,7 @@ class _Before:
         return tuple(self.config["clients"])
 
     def data(self, given: FederatedData | str | None) -> FederatedData:
-        """Return the data of all clients that can be in the run.
-
-        Raises:
-            UserError: the data were not given, or must not be.
-        """
+        """Return the data of all clients that can be in the run."""
         if self.plan:
             if given is not None:
                 raise UserError(f"{self.folder} names its data: leave out `data`, or give the name of others")
@@ -148,11 +144,7 @@ def _again(
     suffix: str,
     about: Mapping[str, str],
 ) -> api.Result:
-    """Make the run again among `clients`, if nothing else has changed.
-
-    Raises:
-        UserError: the folder exists already, or data or network differ.
-    """
+    """Make the run again among `clients`, if nothing else has changed."""
     folder = Path(out) if out else run.folder.with_name(f"{run.folder.resolve().name}-{suffix}")
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
@@ -182,11 +174,7 @@ def _again(
 
 
 def _check_data(run: _Before, data: FederatedData) -> None:
-    """Refuse data that differ from the run's.
-
-    Raises:
-        UserError: the data of some clients differ.
-    """
+    """Refuse data that differ from the run's."""
     found = identity.data_digests([c for c in data.clients if c.name in run.clients])
     wanted = run.config.get("digests", {}).get("data")
     if different := identity.unlike({"data": wanted}, {"data": found}):
@@ -194,11 +182,7 @@ def _check_data(run: _Before, data: FederatedData) -> None:
 
 
 def _check_network(run: _Before, data: FederatedData, method: Method, network: ModelSource | None) -> None:
-    """Refuse another network, or one with differently prepared inputs.
-
-    Raises:
-        UserError: the network differs, or was not given.
-    """
+    """Refuse another network, or one with differently prepared inputs."""
     config, plan = run.config, run.plan
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has its own network ({config['model']}): give it as `network`")

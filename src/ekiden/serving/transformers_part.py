@@ -27,9 +27,6 @@ def save(model: LoadedModel, x: Tensor, folder: Path) -> bool:
 
     Returns:
         Whether the network has a body of transformers; otherwise nothing is written.
-
-    Raises:
-        UserError: the written body gives other features.
     """
     features = getattr(model.network, "features", None)
     if not isinstance(features, Encoder | Decoder):

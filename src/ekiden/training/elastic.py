@@ -60,11 +60,7 @@ class Elastic(nn.Module):
     widths: Tensor
 
     def __init__(self, network: nn.Module) -> None:
-        """Take the structure and the values of `network`.
-
-        Raises:
-            UserError: a layer of another kind, or no hidden layer.
-        """
+        """Take the structure and the values of `network`."""
         super().__init__()
         self.network = folded(network)
         layers = self.layers
@@ -131,11 +127,7 @@ class Elastic(nn.Module):
 
 
 def adapted(module: nn.Module, model: Weights) -> nn.Module:
-    """Return `module`; an elastic network gets the widths that `model` says.
-
-    Raises:
-        UserError: the number of its values does not fit the widths.
-    """
+    """Return `module`; an elastic network gets the widths that `model` says."""
     if isinstance(module, Elastic):
         widths = model.counters.tolist()
         if not module.fits(widths, len(model.params)):
@@ -145,11 +137,7 @@ def adapted(module: nn.Module, model: Weights) -> nn.Module:
 
 
 def folded(network: nn.Module) -> nn.Module:
-    """Return a trainable copy of `network` in which each BatchNorm is folded into the layer before it.
-
-    Raises:
-        UserError: a layer with values that is neither linear, convolutional nor BatchNorm.
-    """
+    """Return a trainable copy of `network` in which each BatchNorm is folded into the layer before it."""
     network = copy.deepcopy(network).eval()
     last: Dense | None = None
     for layer in Network(copy.deepcopy(network).requires_grad_(True)).layout.layers:
@@ -190,11 +178,7 @@ def put(network: Network, layers: Sequence[Tensor]) -> None:
 
 
 def check(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose outputs change if hidden units change places, or if idle units are added.
-
-    Raises:
-        UserError: it has shortcuts, layers in another order than they are registered in, or some that are frozen.
-    """
+    """Refuse a network whose outputs change if hidden units change places, or if idle units are added."""
     if frozen.digest(network) or len({p.requires_grad for p in network.parameters()}) > 1:
         raise UserError("some of the network's layers are frozen, and all units are matched: train all, or use average")
     draw = torch.Generator().manual_seed(0)

@@ -94,11 +94,7 @@ class Layout:
 
     @cached_property
     def head(self) -> Layer:
-        """The classifier: the last linear or convolutional layer; if the model has a `head`, the last one in it.
-
-        Raises:
-            UserError: there is no such layer.
-        """
+        """The classifier: the last linear or convolutional layer; if the model has a `head`, the last one in it."""
         declared = [layer for layer in self.dense if layer.name.split(".")[0] == "head"]
         if not self.dense:
             raise UserError("the model has no linear or convolutional layer: this method does not know its classifier")

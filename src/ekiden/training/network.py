@@ -62,11 +62,7 @@ class Network:
             offset += parameter.numel()
 
     def load(self, weights: Weights) -> None:
-        """Copy `weights` in.
-
-        Raises:
-            UserError: they belong to a network of another shape.
-        """
+        """Copy `weights` in."""
         if weights.shapes != (self.params.shape, self.buffers.shape, self.counters.shape):
             raise UserError(
                 f"weights of {len(weights.params)} parameters do not fit this network of {len(self.params)}: "
@@ -78,11 +74,7 @@ class Network:
 
     @cached_property
     def head(self) -> Part:
-        """The entries of the classifier, which the model declares by naming it `head`.
-
-        Raises:
-            UserError: the model does not declare it.
-        """
+        """The entries of the classifier, which the model declares by naming it `head`."""
         head = getattr(self.module, "head", None)
         if not isinstance(head, nn.Module):
             raise UserError(
@@ -104,11 +96,7 @@ class Network:
         return type(self.module) is SplitNetwork and frozen.is_asked_once(self.module.features)
 
     def probe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and differentiable.
-
-        Raises:
-            UserError: the model does not declare its head, or does not call it on one tensor.
-        """
+        """Return what enters the head (b, A) and the outputs (b, K), in evaluation mode and differentiable."""
         _ = self.head  # raises if it is not declared
         entering: list[Tensor] = []
 

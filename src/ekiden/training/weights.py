@@ -61,11 +61,7 @@ class Part:
         return Weights(model.params[self.params], model.buffers[self.buffers], model.counters[self.counters])
 
     def put(self, values: Weights, model: Weights) -> Weights:
-        """Return `model` with these entries replaced by `values`, which `of` gave.
-
-        Raises:
-            UserError: they are of another part.
-        """
+        """Return `model` with these entries replaced by `values`, which `of` gave."""
         fits = (int(self.params.sum()), int(self.buffers.sum()), int(self.counters.sum()))
         if (len(values.params), len(values.buffers), len(values.counters)) != fits:
             raise UserError("these values are those of another part of the model: use the same network at every client")

@@ -259,11 +259,7 @@ class Scores:
 
     @property
     def right(self) -> Tensor:
-        """Return the share of right answers of each sample (n,).
-
-        Raises:
-            UserError: the task has no right answers.
-        """
+        """Return the share of right answers of each sample (n,)."""
         right = self.task.right(self.answers, self.y)
         if right is None:
             raise UserError(f"{self.task.kind} has no accuracy: use {self.task.headline.name}")

@@ -24,11 +24,7 @@ KINDS: Mapping[str, type[Task]] = {
 
 
 def named(kind: str) -> Task:
-    """Return the task of this name, with its defaults.
-
-    Raises:
-        UserError: there is no such task.
-    """
+    """Return the task of this name, with its defaults."""
     if kind not in KINDS:
         raise unknown("task", kind, tuple(KINDS))
     return KINDS[kind]()
@@ -76,9 +72,6 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
         task: any task except classification.
         y: all labels.
         given: the names, if the user gave some.
-
-    Raises:
-        UserError: there are too few or too many names.
     """
     if isinstance(task, LanguageModelling):
         return tuple(given or ())
@@ -105,11 +98,7 @@ def recorded(task: Task) -> dict[str, Any]:
 
 
 def task_of(values: Mapping[str, Any]) -> Task:
-    """Return the task that `recorded` wrote. A user's own metric is not in it; then the task's first is the headline.
-
-    Raises:
-        UserError: the values are not a task of this version.
-    """
+    """Return the task that `recorded` wrote. It has no metric of the user's own, but the task's first."""
     try:
         kind = KINDS[values["kind"]]
         given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
@@ -122,11 +111,7 @@ def task_of(values: Mapping[str, Any]) -> Task:
 
 
 def terms(task: Task) -> str:
-    """Return what parties must agree on, as text; "" for classification with its usual metric.
-
-    Raises:
-        UserError: the headline metric is the user's own, which other parties do not have.
-    """
+    """Return what parties must agree on, as text; "" for classification with its usual metric."""
     if task == Classification():
         return ""
     if task.headline not in task.metrics:
@@ -138,11 +123,7 @@ def terms(task: Task) -> str:
 
 
 def task_of_terms(text: str) -> Task:
-    """Return the task in a text that `terms` wrote; nothing that the text names is read or executed.
-
-    Raises:
-        UserError: the text holds no task.
-    """
+    """Return the task in a text that `terms` wrote; nothing that the text names is read or executed."""
     try:
         values = json.loads(text) if text else {"kind": Classification.kind}
         known = {metric.name for metric in KINDS[values["kind"]].metrics}

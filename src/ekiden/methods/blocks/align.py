@@ -53,9 +53,6 @@ def ledoit_wolf(features: Tensor) -> Gaussian:
     """Return mean and covariance of features (n, A), shrunk towards a multiple of the identity as by Ledoit and Wolf.
 
     With two samples the shrinkage is zero: the covariance stays singular.
-
-    Raises:
-        UserError: there are fewer than two samples, or all are equal.
     """
     x = features.double()
     n, dim = x.shape
@@ -79,9 +76,6 @@ def barycentre(
 
     Σ ← Σ^-½ (Σ_k w_k (Σ^½ Σ_k Σ^½)^½)² Σ^-½, starting from the weighted mean, until the relative change of Σ is below
     `tolerance` or all iterations are used up.
-
-    Raises:
-        UserError: a weight is negative, all are 0, or a covariance is singular.
     """
     if len(parts) != len(weights) or any(w < 0 for w in weights) or not sum(weights) > 0:
         raise UserError("a barycentre needs a weight of 0 or more for each domain, not all 0")
@@ -103,11 +97,7 @@ def barycentre(
 
 
 def transport(source: Gaussian, target: Gaussian) -> Affine:
-    """Return the optimal map from one Gaussian to another: A = Σ_t^½ (Σ_t^½ Σ_s Σ_t^½)^-½ Σ_t^½, b = μ_t - A μ_s.
-
-    Raises:
-        UserError: a covariance is singular.
-    """
+    """Return the optimal map from one Gaussian to another: A = Σ_t^½ (Σ_t^½ Σ_s Σ_t^½)^-½ Σ_t^½, b = μ_t - A μ_s."""
     root = square_roots(regular(target.covariance))
     matrix = root @ torch.linalg.solve(square_roots(root @ regular(source.covariance) @ root), root)
     matrix = (matrix + matrix.T) / 2
@@ -115,11 +105,7 @@ def transport(source: Gaussian, target: Gaussian) -> Affine:
 
 
 def regular(covariance: Tensor) -> Tensor:
-    """Return `covariance` (A, A) if it is positive definite.
-
-    Raises:
-        UserError: it is not positive definite.
-    """
+    """Return `covariance` (A, A) if it is positive definite."""
     values = torch.linalg.eigvalsh(covariance)
     if not bool(values[0] > 1e-14 * values[-1]):
         raise UserError("a covariance is singular: shrink it, and leave out domains of one or two samples")

@@ -19,9 +19,6 @@ def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: 
             that no client has becomes zero.
         layout: layout of the models.
         base: everything except the classifier; by default the uniform mean.
-
-    Raises:
-        UserError: no model, or models of different shape.
     """
     result = mean(models) if base is None else base
     if shares.shape != (len(models), layout.classes):

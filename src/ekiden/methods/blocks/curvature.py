@@ -52,9 +52,6 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
         network: the network; it is not changed.
         shape: shape of one sample.
         layers: the layers that the method treats.
-
-    Raises:
-        UserError: a layer cannot be measured; the message names it.
     """
     module = copy.deepcopy(network.module).eval()
     advice = "use average instead"
@@ -157,11 +154,7 @@ def half(matrix: Tensor) -> Tensor:
 
 
 def whole(triangle: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`.
-
-    Raises:
-        UserError: `triangle` has another size.
-    """
+    """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`."""
     if tuple(triangle.shape) != (length(size),):
         raise UserError(
             f"{tuple(triangle.shape)} numbers do not fit a symmetric matrix of {size} rows: use the same network at "

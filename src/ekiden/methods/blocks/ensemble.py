@@ -67,22 +67,14 @@ class EnsembleModel(nn.Module):
 
 
 def join(module: nn.Module, models: Sequence[Weights], rule: Rule, counts: Tensor) -> Weights:
-    """Return the weights of the ensemble of `models`, all of which are weights of `module`.
-
-    Raises:
-        UserError: no model, models of different shape, or an unknown rule.
-    """
+    """Return the weights of the ensemble of `models`, all of which are weights of `module`."""
     ensemble = EnsembleModel(copies(module, models), counts.shape[1], rule)
     ensemble.counts.copy_(counts)
     return Network(ensemble).weights()
 
 
 def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
-    """Return a copy of `module` with the values of each of `models`.
-
-    Raises:
-        UserError: models of different shape.
-    """
+    """Return a copy of `module` with the values of each of `models`."""
     members = []
     for model in models:
         network = Network(frozen.copied(module))

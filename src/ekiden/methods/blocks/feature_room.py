@@ -22,11 +22,7 @@ _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def check_bytes(text: str) -> None:
-    """Refuse text that is not a size.
-
-    Raises:
-        UserError: says how to write one.
-    """
+    """Refuse text that is not a size."""
     if text != "M" and not _WRITTEN.fullmatch(text):
         raise UserError(f"--bytes {text!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
 
@@ -58,11 +54,7 @@ class Room:
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
     def features(self, each: int, fixed: int, least: int = 1) -> int:
-        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
-
-        Raises:
-            UserError: fewer than `least` features fit.
-        """
+        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all."""
         if self.width:
             if self.width < least:
                 raise UserError(f"--width {self.width} is too small for features of this kind: give {least} or more")
@@ -98,11 +90,7 @@ def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
 
 
 def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:
-    """The features of a network as it is, and random units of these.
-
-    Raises:
-        UserError: there is no room for all features of the network.
-    """
+    """The features of a network as it is, and random units of these."""
     with torch.no_grad():
         inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
     width = room.features(each=4, fixed=4 * inputs)

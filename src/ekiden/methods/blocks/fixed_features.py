@@ -87,11 +87,7 @@ class FixedFeatures(Method):
         return self.features.startswith(source.PREFIX)
 
     def check_features(self) -> None:
-        """Refuse unknown features, a budget that is none, and sizes of patches that are none.
-
-        Raises:
-            UserError: says what to write.
-        """
+        """Refuse unknown features, a budget that is none, and sizes of patches that are none."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
@@ -122,9 +118,6 @@ class FixedFeatures(Method):
         Args:
             model: knows the network.
             more: further options for patches, and whether they were chosen.
-
-        Raises:
-            UserError: names the first of them.
         """
         if isinstance(features_of(model.network.module), PatchFeatures):
             return
@@ -143,9 +136,6 @@ class FixedFeatures(Method):
             network: what the user chose; it may be changed.
             shape: of one sample.
             room: what the clients may hand on.
-
-        Raises:
-            UserError: there is room for no feature, or `network` is not that of the run whose features are used.
         """
         if self.of_run:
             source.check_body(self.features, network)

@@ -93,9 +93,6 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
     Args:
         sums: sums over all samples.
         unit: the whole number that stands for 1 in targets; see `Task.unit`.
-
-    Raises:
-        UserError: there are no samples.
     """
     features, products, targets, powers = _doubles(sums, unit)
     n = float(sums.samples)
@@ -111,11 +108,7 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
 
 
 def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
-    """Return the moments that follow from `sums` for features standardised by another mean and scale (D,), on the CPU.
-
-    Raises:
-        UserError: there are no samples.
-    """
+    """Return the moments from `sums` for features standardised by another mean and scale (D,), on the CPU."""
     features, products, targets, powers = _doubles(sums, unit)
     mean, scale = mean.double(), scale.double()
     cross = torch.outer(features, mean)
@@ -127,11 +120,7 @@ def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) ->
 
 
 def _doubles(sums: AnySums, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ φ, Σ yφᵀ, Σ y and Σ y², float64 on the CPU.
-
-    Raises:
-        UserError: there are no samples.
-    """
+    """Return Σ φ, Σ yφᵀ, Σ y and Σ y², float64 on the CPU."""
     if not sums.samples:
         raise UserError("there are no samples behind these sums: no classifier can be made")
     if isinstance(sums, Sums):

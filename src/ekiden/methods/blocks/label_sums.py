@@ -29,9 +29,6 @@ def sums_of(
         device: device of the sums.
         largest: absolute value of a feature; see `measure`.
         rounding: how products are rounded; None: not at all.
-
-    Raises:
-        UserError: a feature or a label is too large for exact sums.
     """
     if isinstance(task, Classification):
         return measure(blocks, outputs, width, device, largest, rounding)

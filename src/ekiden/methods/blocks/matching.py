@@ -102,9 +102,6 @@ def match(
         prior: prior of the atoms.
         process: the model of how atoms appear.
         generator: draws the orders.
-
-    Raises:
-        UserError: units of different length, or NaN.
     """
     clients = len(units)
     if len({rows.shape[1] for rows in units}) != 1:
@@ -160,11 +157,7 @@ def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Ten
 
 
 def best(scores: Tensor) -> Tensor:
-    """Return (n,), the column of each row in the assignment with the largest sum.
-
-    Raises:
-        UserError: a score is NaN or infinite.
-    """
+    """Return (n,), the column of each row in the assignment with the largest sum."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  takes a while, and few need it
 
     if not bool(torch.isfinite(scores).all()):

@@ -27,11 +27,7 @@ class Mixtures(NamedTuple):
     covariances: Tensor
 
     def draw(self, counts: Tensor, classes: int, features: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU.
-
-        Raises:
-            UserError: the mixtures have another number of classes or features.
-        """
+        """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU."""
         self._check(counts, classes, features)
         drawn, labels = [torch.empty(0, features)], [torch.empty(0, dtype=torch.int64)]
         for c, n in enumerate(counts.tolist()):
@@ -68,9 +64,6 @@ def fit(
     """Fit a mixture to the features (n, A) of each class by EM from k-means++ seeds (scikit-learn), in float64.
 
     A class with fewer samples than `mixtures` gets as many Gaussians as samples.
-
-    Raises:
-        UserError: EM fails, or its result does not fit into `dtype`.
     """
     dim = features.shape[1]
     weights, means = torch.zeros(classes, mixtures), torch.zeros(classes, mixtures, dim)

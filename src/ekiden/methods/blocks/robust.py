@@ -23,9 +23,6 @@ def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
         models: the least number of models.
         faulty: f, how many of them may be arbitrary.
         weighted: whether they have different weights.
-
-    Raises:
-        UserError: the rule cannot be used; the message says what to change.
     """
     if weighted and rule in ("median", "trimmed-mean", "krum"):
         raise UserError(f"--combine {rule} counts every client once: use uniform weights with it")
@@ -50,9 +47,6 @@ def combine(models: Sequence[Weights], weights: Sequence[float], rule: Rule = "m
             weighted sum of distances (Krishna Pillutla, Sham Kakade, Zaid Harchaoui: Robust Aggregation for Federated
             Learning. IEEE TSP 2022. https://arxiv.org/abs/1912.13445), found by their smoothed Weiszfeld algorithm.
         faulty: f, how many models may be arbitrary; for trimmed-mean and krum.
-
-    Raises:
-        UserError: there are too few models for the rule, or it cannot use weights.
     """
     if rule == "mean":
         return mean(models, weights)

@@ -129,11 +129,7 @@ def _apart(model: Weights, other: Weights) -> float:
 
 
 def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> None:
-    """Refuse a rule that so many clients a round, or weights by samples, do not go with.
-
-    Raises:
-        UserError: says what to change.
-    """
+    """Refuse a rule that so many clients a round, or weights by samples, do not go with."""
     refuse(rule, clients, faulty, weighted=weighting == "samples")
 
 

@@ -31,9 +31,6 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     Args:
         features: run:FOLDER.
         model: network that the user chose, or auto.
-
-    Raises:
-        UserError: the folder is not a finished run, or its model's body is not available.
     """
     folder = Path(features.removeprefix(PREFIX)).expanduser().absolute()
     config, file = read_config(folder), folder / "model.safetensors"
@@ -60,9 +57,6 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
         features: run: and a digest.
         pretrained: the file of a run's model, whose header says what it takes.
         dataset: what the features are for.
-
-    Raises:
-        UserError: says what differs.
     """
     if not pretrained:
         raise UserError(
@@ -83,11 +77,7 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
 
 
 def check_body(features: str, network: nn.Module) -> None:
-    """Refuse a network whose body is not the one that `features` names; one without values passes.
-
-    Raises:
-        UserError: it is another one.
-    """
+    """Refuse a network whose body is not the one that `features` names; one without values passes."""
     body = as_split(network).features.state_dict()
     if any(tensor.is_meta for tensor in body.values()):
         return

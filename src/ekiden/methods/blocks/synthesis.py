@@ -52,9 +52,6 @@ def synthesise(
 
     Returns:
         (b, ...) on the CPU, images as bytes.
-
-    Raises:
-        UserError: the loss never was a number.
     """
     optimizer = torch.optim.Adam([*generator.parameters(), z], lr, betas=(0.5, 0.999))
     best, least = torch.empty(0), math.inf

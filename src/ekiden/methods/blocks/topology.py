@@ -32,9 +32,6 @@ def adjacency(topology: str, clients: int, round: int = 0, generator: Generator 
         clients: N.
         round: which round it is for.
         generator: for what is drawn each round.
-
-    Raises:
-        UserError: no such topology, or none over so many clients.
     """
     name, *given = topology.split(":")
     if name not in (*_FIXED, *_DRAWN):
@@ -95,22 +92,14 @@ def metropolis(edges: Tensor) -> Tensor:
 
 
 def check(topology: str, clients: int) -> None:
-    """Refuse a topology that cannot be over so many clients, or that leaves some out of reach.
-
-    Raises:
-        UserError: says why and what to choose.
-    """
+    """Refuse a topology that cannot be over so many clients, or that leaves some out of reach."""
     matrix = mixing(topology, clients, generator=Generator().manual_seed(0))
     if topology.split(":", 1)[0] in _FIXED:
         check_mixing(matrix, topology)
 
 
 def check_mixing(matrix: Tensor, name: str = "the mixing matrix") -> None:
-    """Refuse a mixing matrix that gossip does not converge with.
-
-    Raises:
-        UserError: it is not symmetric, not of non-negative rows that sum to 1, or its graph is not connected.
-    """
+    """Refuse a mixing matrix that gossip does not converge with."""
     if not torch.allclose(matrix, matrix.T):
         raise UserError(f"{name} is not symmetric: two neighbours must give each other the same weight")
     ones = torch.ones(len(matrix), dtype=matrix.dtype)

@@ -52,11 +52,7 @@ class ShortColumns(NamedTuple):
         return ShortColumns.of(self.matrix() + other.matrix())
 
     def checked(self, width: int, columns: int) -> "ShortColumns":
-        """Return these columns, which another party sent.
-
-        Raises:
-            UserError: they are of other features, or not finite.
-        """
+        """Return these columns, which another party sent."""
         fits = self.counts.shape == (width, columns) and self.units.shape == (columns,)
         if not fits or (self.counts.dtype, self.units.dtype) != (torch.int16, torch.float32):
             raise UserError(_OTHER)
@@ -104,9 +100,6 @@ class Labels(NamedTuple):
         Args:
             outputs: K.
             classes: whether targets are 0 or 1, and one of them is 1.
-
-        Raises:
-            UserError: they are of other outputs, not finite, or no targets have such sums.
         """
         _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)))
         if self.samples < 0 or bool((self.powers < 0).any()):
@@ -159,9 +152,6 @@ class OpeningSums(NamedTuple):
             width: D.
             outputs: K.
             classes: whether targets are 0 or 1, and one of them is 1.
-
-        Raises:
-            UserError: they are of other features or outputs, not finite, or no samples have such sums.
         """
         labels = self.labels.checked(outputs, classes)
         n, matrix = float(labels.samples), self.sums.checked(width, outputs + 2).matrix()
@@ -205,21 +195,13 @@ class Multiplied(NamedTuple):
         return Multiplied(self.sums.plus(other.sums), self.held.plus(other.held))
 
     def checked(self, own: "Multiplied") -> "Multiplied":
-        """Return these sums, which another party sent.
-
-        Raises:
-            UserError: they are of other features or directions than the receiver's `own`, or not finite.
-        """
+        """Return these sums, which another party sent."""
         self.sums.checked(*own.sums.counts.shape)
         _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held))
         return self
 
     def bounded(self, opening: OpeningSums) -> "Multiplied":
-        """Return these sums of the samples that `opening` counts.
-
-        Raises:
-            UserError: no such samples have these sums.
-        """
+        """Return these sums of the samples that `opening` counts."""
         width = len(self.sums.counts)
         answer = _REACH * _MOST_DIRECTION * width  # most |f|
         n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples

@@ -30,11 +30,7 @@ class ClassInputs(NamedTuple):
         return ClassInputs(self.counts.cpu(), self.means.cpu())
 
     def merged(self, other: "ClassInputs") -> "ClassInputs":
-        """Return the means of the samples of both.
-
-        Raises:
-            UserError: they are of other classes or inputs.
-        """
+        """Return the means of the samples of both."""
         if self.means.shape != other.means.shape or self.counts.shape != other.counts.shape:
             raise UserError("the class means are of other classes or inputs: use the same data and model everywhere")
         return _weighed(self.counts + other.counts, self, other, 1)
@@ -79,9 +75,6 @@ def mean_shape(classes: int, shape: tuple[int, ...], model: int, taken: int = 0)
         shape: of an input.
         model: its bytes.
         taken: bytes of that share which other statistics need.
-
-    Raises:
-        UserError: not even the coarsest fits.
     """
     room = (int(SHARE * model - taken) // 2 - 8 * classes) // (4 * classes)
     if len(shape) == 3:

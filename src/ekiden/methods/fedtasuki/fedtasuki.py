@@ -225,11 +225,7 @@ class FedTasuki(Method):
         return class_means.mean_shape(layout.classes, model.shape, model, taken)
 
     def rank(self, model: Size) -> int:
-        """Return r, the number of directions of the covariance that travel with a model.
-
-        Raises:
-            UserError: the classifier is not a linear layer with biases, or even the means of the classes are too large.
-        """
+        """Return r, the number of directions of the covariance that travel with a model."""
         layout, head = model.layout, model.layout.head
         if head.kind != "linear" or head.bias is None:
             raise UserError("--statistics needs a network whose classifier is a linear layer with biases: leave it out")

@@ -29,11 +29,7 @@ class ClassStatistics(NamedTuple):
     factor: Tensor
 
     def moments(self, classes: int, features: int) -> "ClassMoments":
-        """Return the statistics as full matrices.
-
-        Raises:
-            UserError: they are not of so many classes and features.
-        """
+        """Return the statistics as full matrices."""
         shapes = [tuple(part.shape) for part in self[:3]]
         if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (features,):
             raise UserError(

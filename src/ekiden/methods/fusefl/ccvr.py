@@ -31,11 +31,7 @@ class ClassGaussians:
     covariances: Tensor
 
     def __post_init__(self) -> None:
-        """Check what may come from another party.
-
-        Raises:
-            UserError: the parts do not fit each other, or cannot be of any samples.
-        """
+        """Check what may come from another party."""
         size = self.means.shape[-1]
         shapes = [(len(self.counts),), (len(self.counts), size), (len(self.counts), size * (size + 1) // 2)]
         if [tuple(t.shape) for t in (self.counts, self.means, self.covariances)] != shapes:

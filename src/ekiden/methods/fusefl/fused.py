@@ -111,11 +111,7 @@ def average(parts: Sequence[Tensor]) -> Tensor:
 
 
 def filled(module: M, weights: Weights) -> M:
-    """Return `module`, all of whose parameters are trainable, with these values.
-
-    Raises:
-        UserError: they belong to a module of another shape.
-    """
+    """Return `module`, all of whose parameters are trainable, with these values."""
     Network(module, weights.params.device).load(weights)
     return module
 
@@ -135,9 +131,6 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
 
     A block begins with a linear or convolutional layer, or a child that holds such layers, or with the flattening
     before it. Extractors with fewer of them than `blocks` are divided before norms too.
-
-    Raises:
-        UserError: it is not an `nn.Sequential`, or it has too few layers.
     """
     if not isinstance(features, nn.Sequential):
         raise UserError("FuseFL divides the extractor between its children: make `features` an nn.Sequential")
@@ -168,9 +161,6 @@ def thin(network: nn.Module, width: float) -> nn.Module:
     """Return a copy of `network` with `width` times the hidden units; unless that is 1, its values mean nothing.
 
     Widths are rounded to multiples of the numbers of groups of its GroupNorms, and are never less than these.
-
-    Raises:
-        UserError: a layer of another kind than linear, convolutional, BatchNorm and GroupNorm.
     """
     network = copy.deepcopy(network)
     if width == 1:

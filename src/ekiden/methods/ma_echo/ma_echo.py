@@ -209,11 +209,7 @@ class MAEcho(Method):
         return torch.from_numpy(min_norm(4 * (flat @ flat.T).cpu().numpy(), self.bound)).to(seen)
 
     def rank_of(self, layout: Layout) -> list[int]:
-        """Return how many eigenvectors of each projector travel, 0 for all.
-
-        Raises:
-            UserError: there are more or fewer numbers than layers.
-        """
+        """Return how many eigenvectors of each projector travel, 0 for all."""
         wanted, given = len(layout.hidden), [int(k) for k in self._ranks]
         if len(given) not in (0, 1, wanted):
             raise UserError(f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give as many")

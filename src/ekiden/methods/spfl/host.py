@@ -36,11 +36,7 @@ class Host:
 
 
 def host_named(text: str) -> Host:
-    """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5".
-
-    Raises:
-        UserError: there is no such host or setting, or its value cannot be.
-    """
+    """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5"."""
     name, _, given = text.partition(":")
     known = {kind.title(): kind for kind in HOSTS}
     if name not in known:

@@ -13,11 +13,7 @@ from ekiden.transports.flower.shelf import is_place
 
 
 def check_answer(ref: Ref[Any], answer: Answer) -> None:
-    """Refuse numbers that no task can have.
-
-    Raises:
-        UserError: the message names the silo.
-    """
+    """Refuse numbers that no task can have."""
     if min(answer.size, answer.forward, answer.backward) < 0:
         raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
     if answer.state and not is_place(answer.state):
@@ -25,11 +21,7 @@ def check_answer(ref: Ref[Any], answer: Answer) -> None:
 
 
 def counts_in(body: memoryview, client: str, models: int) -> list[Count]:
-    """Return what a silo counted for each of some models.
-
-    Raises:
-        UserError: the counts are impossible; the message names the silo.
-    """
+    """Return what a silo counted for each of some models."""
     try:
         found: list[Count] = wire.decode(body, list[Count])
     except wire.WireError as error:
@@ -50,11 +42,7 @@ def tally(
     digests: tuple[str, ...],
     counts: tuple[Count, ...],
 ) -> SignedTally:
-    """Return a silo's account of what it measured, for the chain of custody.
-
-    Raises:
-        UserError: the silo did not sign it, or it is about something else.
-    """
+    """Return a silo's account of what it measured, for the chain of custody."""
     found = custody.parse_measured(line)
     said = Tally(agreed.run, agreed.digest, client, step, results, digests, counts, found.tally.data)
     if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
@@ -63,11 +51,7 @@ def tally(
 
 
 def record(agreed: Agreement, ref: Ref[Any], answer: Answer) -> Record:
-    """Return a silo's account of what it did, for the chain of custody.
-
-    Raises:
-        UserError: the silo did not sign it, or it differs from what the silo says in its answer.
-    """
+    """Return a silo's account of what it did, for the chain of custody."""
     record = custody.parse(answer.record)
     hop = record.hop
     same = (hop.run, hop.terms, hop.client, hop.key) == (agreed.run, agreed.digest, ref.owner, ref.key)

@@ -31,22 +31,14 @@ class Admission:
         self.folder = self._runs / terms.run
 
     def bind(self) -> None:
-        """Bind the run to its terms on the disk at first contact; later, refuse any others.
-
-        Raises:
-            UserError: the run has other terms here, or the silo keeps too many runs.
-        """
+        """Bind the run to its terms on the disk at first contact; later, refuse any others."""
         if not (self.folder / TERMS).exists():
             self._make()
             write_once(self.folder / TERMS, self._terms.text().encode())
         self.check()
 
     def check(self) -> None:
-        """Refuse terms that differ from those to which the run is bound, if it is; store nothing.
-
-        Raises:
-            UserError: the run has other terms here.
-        """
+        """Refuse terms that differ from those to which the run is bound, if it is; store nothing."""
         file = self.folder / TERMS
         if file.exists() and file.read_bytes() != self._terms.text().encode():
             raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
@@ -56,9 +48,6 @@ class Admission:
 
         Args:
             fingerprint: fingerprint of the silo's data, see `custody.fingerprint`.
-
-        Raises:
-            UserError: the data have changed.
         """
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
@@ -68,11 +57,7 @@ class Admission:
             )
 
     def count(self) -> None:
-        """Count a request of the run.
-
-        Raises:
-            UserError: the run has sent more requests than the silo answers.
-        """
+        """Count a request of the run."""
         file, most = self.folder / _COUNT, self._limits.requests
         try:
             before = int(file.read_text(encoding="utf-8"))
@@ -86,21 +71,13 @@ class Admission:
         write(file, [str(before + 1).encode()], sync=False)
 
     def show(self, key: str, digest: str) -> None:
-        """Note that the server reads a result, before it does. It may read one result for each step and task.
-
-        Raises:
-            UserError: the server has read another one.
-        """
+        """Note that the server reads a result, before it does. It may read one result for each step and task."""
         step, _, task = key.split("-", 2)
         if write_once(self.folder / f"shown-{step}-{task}", digest.encode()) != digest.encode():
             raise UserError(f"{self._name} has shown the server another result of run {self._terms.run}: refused")
 
     def check_disk(self) -> None:
-        """Refuse to store more than the silo allows.
-
-        Raises:
-            UserError: the message names the limit that is reached.
-        """
+        """Refuse to store more than the silo allows."""
         for what, folder, limit in (("run_bytes", self.folder, "this run"), ("disk_bytes", self._runs, "all runs")):
             used, most = sum(_sizes(folder)), getattr(self._limits, what)
             if used >= most:

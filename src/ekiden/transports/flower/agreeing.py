@@ -25,11 +25,7 @@ from ekiden.transports.flower.remote_plan import RemotePlan
 def agree(
     plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
 ) -> Agreement:
-    """Return the terms of the run, from the plan and from what the silos hold.
-
-    Raises:
-        UserError: the silos' data do not go together, or lack the validation data that the method needs.
-    """
+    """Return the terms of the run, from the plan and from what the silos hold."""
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
     task = task_of_terms(one.task)
@@ -98,11 +94,7 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
 
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
-    """Refuse to measure intermediate models that only silos may read.
-
-    Raises:
-        UserError: the message says what to change.
-    """
+    """Refuse to measure intermediate models that only silos may read."""
     if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
         return
     raise UserError(
@@ -112,11 +104,7 @@ def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> 
 
 
 def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
-    """Refuse to measure more often than a silo allows, before the run starts.
-
-    Raises:
-        UserError: the message names the silo.
-    """
+    """Refuse to measure more often than a silo allows, before the run starts."""
     steps = plan.whole.steps(len(plan.names))
     often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
     for name, hello in hellos.items():

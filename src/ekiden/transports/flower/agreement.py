@@ -63,11 +63,7 @@ class Revision:
 
 
 def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
-    """Return the revision in the terms of a run among `clients`; None if the run replaces no other.
-
-    Raises:
-        UserError: the revision cannot be read, or does not fit `clients`.
-    """
+    """Return the revision in the terms of a run among `clients`; None if the run replaces no other."""
     if not text:
         return None
     run, terms, change, client = (text.split(" ", 3) + [""] * 4)[:4]
@@ -175,11 +171,7 @@ class Agreement:
         return json.dumps(plain(self), separators=(",", ":"), sort_keys=True)
 
     def build_method(self) -> Method:
-        """Return the method with its hyperparameters.
-
-        Raises:
-            UserError: there is no such method, or it cannot have these hyperparameters.
-        """
+        """Return the method with its hyperparameters."""
         kind = method_named(self.method)
         default = kind()
         values: dict[str, Any] = {}
@@ -205,9 +197,6 @@ class Agreement:
             method: the method.
             pretrained: folder in which a silo looks for networks and files with values, by the last part of their
                 names; None, as at the coordinator, takes the names as paths.
-
-        Raises:
-            UserError: `train` does not name a part of the network, or names one that the method cannot treat.
         """
         training_part.check(self.train, method.title(), averages=method.traits.averages)
         model, weights = self.model, self.pretrained
@@ -221,11 +210,7 @@ class Agreement:
 
 
 def parse(text: str) -> Agreement:
-    """Return the agreement in `text`.
-
-    Raises:
-        UserError: the text is not an agreement, or is of another version of Ekiden.
-    """
+    """Return the agreement in `text`."""
     if len(text) > _MOST_TEXT:
         raise UserError(f"the terms of the run cannot be read: they have {len(text)} characters, {_MOST_TEXT} at most")
     try:
@@ -251,11 +236,7 @@ def parse(text: str) -> Agreement:
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuse names of silos that mean another party in messages, such as the server, whose seals nobody signs.
-
-    Raises:
-        UserError: the message asks for another name.
-    """
+    """Refuse names of silos that mean another party in messages, such as the server, whose seals nobody signs."""
     if name in (SERVER, EVERYONE):
         raise UserError(f"{where}: no silo can be called {name!r}, which means another party; give it another name")
 
@@ -270,11 +251,7 @@ def no_samples(agreed: Agreement) -> Dataset:
 
 
 def own_network(name: str, folder: Path) -> str:
-    """Return the name of a silo's own copy of a network. No other party chooses the files it reads or the code it runs.
-
-    Raises:
-        UserError: the silo has no copy, would have to fetch it, or it is code in a file.
-    """
+    """Return the name of a silo's own copy of a network. No other party chooses its files or code."""
     if outside.is_file(name):
         raise UserError(NO_CODE)
     if name.startswith("timm:"):

@@ -47,9 +47,6 @@ def gather(
         contents: what the request holds.
         kept: returns one of the silo's own values, encoded, by its key.
         own: own values that the silo already has encoded.
-
-    Raises:
-        UserError: the task does not take these arguments.
     """
     method = worker.setup.method
     taken: dict[Taken, None] = {}

@@ -22,9 +22,6 @@ def make(folder: Path, host: str) -> None:
     Args:
         folder: an existing folder.
         host: name or IP address at which silos reach the SuperLink.
-
-    Raises:
-        UserError: the extra `flower` is missing, `host` is neither a name nor an address, or a file already exists.
     """
     try:
         from cryptography import x509  # noqa: PLC0415

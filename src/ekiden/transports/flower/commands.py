@@ -54,9 +54,6 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
         security: how the SuperLink is authenticated.
         say: shows a line to the user.
         anywhere: whether the user allows a plain connection to another machine.
-
-    Raises:
-        UserError: there is no address or no certificate file, or the connection to another machine is plain.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -81,9 +78,6 @@ def register(public_key: Path, link: str, security: Security, say: Say, *, again
         security: how the SuperLink is authenticated.
         say: shows a line to the user.
         again: whether the key may be registered already.
-
-    Raises:
-        UserError: the SuperLink did not accept the key.
     """
     arguments = ["supernode", "register", str(public_key.absolute()), _CONNECTION]
     try:
@@ -167,21 +161,13 @@ class _Heard:
 
 
 def stop(run_id: str, link: str, security: Security, say: Say) -> None:
-    """End a run at the SuperLink.
-
-    Raises:
-        UserError: there is no such run, or it has ended.
-    """
+    """End a run at the SuperLink."""
     _ask(["stop", run_id, _CONNECTION], link, security, say)
     say(f"run {run_id} is stopped; a silo that works on a task of it finishes that task")
 
 
 def runs(link: str, security: Security, say: Say) -> list[dict[str, Any]]:
-    """Return the runs that the SuperLink knows, as Flower describes them; the newest first.
-
-    Raises:
-        UserError: the SuperLink did not answer.
-    """
+    """Return the runs that the SuperLink knows, as Flower describes them; the newest first."""
     found: list[dict[str, Any]] = _ask(["ls", _CONNECTION], link, security, say)["runs"]
     return found
 
@@ -296,11 +282,7 @@ def write_connection(home: Path, link: str, security: Security) -> None:
 
 
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the public keys NAME.pub of all silos.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Return the public keys NAME.pub of all silos."""
     return {name: keys.read_public(folder / f"{name}.pub") for name in names}
 
 
@@ -317,11 +299,7 @@ def path() -> str:
 
 
 def flower(command: str) -> str:
-    """Return the path of a Flower command.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the path of a Flower command."""
     found = shutil.which(command, path=path())
     if found is None:
         raise UserError(f"{command} is not installed: pip install 'ekiden[flower]'")

@@ -340,11 +340,7 @@ class Remote(Transport):
             self._states[ref.owner] = answer.state
 
     def _missed(self, client: str) -> None:
-        """Ignore all that the client did in this step. The ledger records this, and a resumed run reads it there.
-
-        Raises:
-            UserError: the run's result is what the client would have made; no other silo shows the server a model.
-        """
+        """Ignore all that the client did in this step. The ledger records this, and a resumed run reads it there."""
         last = any(_made(ref) == (client, self._step) for ref in self._full.result) if self._full else False
         if last and self._agreed.sealed and self._agreed.skips:
             raise UserError(

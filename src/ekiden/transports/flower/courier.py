@@ -142,7 +142,6 @@ class Courier:
 
         Raises:
             ClientMissing: patience ended.
-            UserError: the silo refused.
         """
         began = time.monotonic()
         while message.answer is None:
@@ -242,7 +241,6 @@ class Courier:
 
         Raises:
             ClientMissing: patience ended.
-            UserError: patience ended, and no silo at all is connected: the SuperLink is missing, not a client.
         """
         if client not in self._silent:
             self._silent[client] = time.monotonic()
@@ -258,11 +256,7 @@ class Courier:
 
 
 def _read(client: str, data: bytes) -> tuple[Answer, memoryview]:
-    """Return a silo's answer.
-
-    Raises:
-        UserError: it cannot be read, or is from another silo.
-    """
+    """Return a silo's answer."""
     try:
         answer, body = unpack(data, Answer)
     except wire.WireError as error:

@@ -193,11 +193,7 @@ def measured(tally: Tally, sign: Sign) -> SignedTally:
 
 
 def parse(line: str) -> Record:
-    """Return the record of a task in a line.
-
-    Raises:
-        UserError: the line holds no such record.
-    """
+    """Return the record of a task in a line."""
     try:
         hop, signature = _parts(line, "hop")
         taken = tuple(_checked(Taken(**t)) for t in hop["taken"])
@@ -207,11 +203,7 @@ def parse(line: str) -> Record:
 
 
 def parse_measured(line: str) -> SignedTally:
-    """Return the record of a measurement in a line.
-
-    Raises:
-        UserError: the line holds no such record.
-    """
+    """Return the record of a measurement in a line."""
     try:
         tally, signature = _parts(line, "tally")
         counts = tuple(_checked(Count(**c)) for c in tally["counts"])
@@ -224,11 +216,7 @@ def parse_measured(line: str) -> SignedTally:
 
 
 def check_format(row: Mapping[str, Any], file: Path) -> None:
-    """Refuse a record of another version.
-
-    Raises:
-        UserError: the message names the version and the file.
-    """
+    """Refuse a record of another version."""
     said = row.get("hop", row.get("tally"))
     found = said.get("format", 1) if isinstance(said, dict) else FORMAT
     if not (type(found) is int and found == FORMAT):
@@ -238,11 +226,7 @@ def check_format(row: Mapping[str, Any], file: Path) -> None:
 
 
 def step_of(row: Mapping[str, Any]) -> int:
-    """Return the step of a line of the file, counted from 0.
-
-    Raises:
-        UserError: the line is not a record.
-    """
+    """Return the step of a line of the file, counted from 0."""
     try:
         return int(row["hop"]["step"]) if "hop" in row else int(row["tally"]["step"]) - 1
     except (KeyError, TypeError, ValueError) as error:
@@ -265,11 +249,7 @@ def fingerprint(data: ClientData, salt: bytes) -> str:
 
 
 def kept_salt(folder: Path) -> bytes:
-    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read it.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read it."""
     file = folder / SALT
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -83,9 +83,6 @@ def init(federation: Federation, data: str) -> None:
     Args:
         federation: what to make.
         data: each silo's data: a path (relative to its `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
-
-    Raises:
-        UserError: the folder exists, or cannot be written; then no part of it is left.
     """
     folder = federation.folder
     if folder.exists():
@@ -110,11 +107,7 @@ def init(federation: Federation, data: str) -> None:
 
 
 def read(folder: Path) -> Federation:
-    """Return the federation in `folder`.
-
-    Raises:
-        UserError: there is no federation, or its file is damaged.
-    """
+    """Return the federation in `folder`."""
     file = folder / FILE
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))

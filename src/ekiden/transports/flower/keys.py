@@ -14,9 +14,6 @@ def generate(private: Path) -> Path:
 
     Returns:
         The public key's file, next to the private one.
-
-    Raises:
-        UserError: the file exists.
     """
     ec, serialization, _, _ = _cryptography()
     public = private.with_name(private.name + ".pub")
@@ -44,11 +41,7 @@ def write_secret(path: Path, secret: bytes) -> None:
 
 
 def sign(private: Path, text: bytes) -> str:
-    """Return the signature of `text` in hexadecimal.
-
-    Raises:
-        UserError: the key cannot be read.
-    """
+    """Return the signature of `text` in hexadecimal."""
     ec, _, hashes, _ = _cryptography()
     return str(_load_private(private).sign(text, ec.ECDSA(hashes.SHA256())).hex())
 
@@ -67,11 +60,7 @@ def _load_private(private: Path) -> Any:
 
 
 def public_of(private: Path) -> str:
-    """Return the public key of a private key, as one line of text.
-
-    Raises:
-        UserError: the key cannot be read.
-    """
+    """Return the public key of a private key, as one line of text."""
     _, serialization, _, _ = _cryptography()
     public = _load_private(private).public_key()
     text: bytes = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -90,11 +79,7 @@ def fingerprint(public: str) -> str:
 
 
 def read_public(path: Path) -> str:
-    """Return a public key from a file, as one line of text.
-
-    Raises:
-        UserError: the file holds none.
-    """
+    """Return a public key from a file, as one line of text."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -114,11 +99,7 @@ def proves(public: str, text: bytes, signature: str) -> bool:
 
 
 def check(public: str) -> None:
-    """Refuse text that is not a public key.
-
-    Raises:
-        UserError: `public` is not an elliptic-curve key.
-    """
+    """Refuse text that is not a public key."""
     _load(public)
 
 

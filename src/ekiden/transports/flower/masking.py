@@ -57,11 +57,7 @@ class PartMasks:
         return custody.digest([json.dumps([[m.name, m.key] for m in self.members]).encode()])
 
     def added(self, before: Any, own: Any) -> Any:
-        """Return the sum `before` with the silo's `own` part under its mask; if complete, the total.
-
-        Raises:
-            UserError: the silo does not give this part.
-        """
+        """Return the sum `before` with the silo's `own` part under its mask; if complete, the total."""
         self._check_members()
         if before is not None and not isinstance(before, Masked):
             raise UserError(f"{self.party.name} received a sum that is not masked: refused")
@@ -95,11 +91,7 @@ class PartMasks:
                     block -= noise
 
     def _check_members(self) -> None:
-        """Refuse a list of members that could show the part of a silo.
-
-        Raises:
-            UserError: says what is wrong with it.
-        """
+        """Refuse a list of members that could show the part of a silo."""
         me, names = self.party.name, [m.name for m in self.members]
         if not names:
             raise UserError(f"{me} gives its part to a sum only under masks, and the request names no members: refused")
@@ -119,11 +111,7 @@ class PartMasks:
             raise UserError(f"the list of members names another key of {me} than it has: refused")
 
     def _use(self, name: str, part: str) -> None:
-        """Note that the masks of a sum are used for a part with this digest.
-
-        Raises:
-            UserError: they were used for another one, whose difference from this one would show.
-        """
+        """Note that the masks of a sum are used for a part with this digest."""
         file = self.folder / f"mask-{custody.digest([self.digest.encode(), name.encode()])[:32]}"
         if write_once(file, part.encode()) != part.encode():
             raise UserError(

@@ -25,11 +25,7 @@ from ekiden.transports.flower.silo_file import CLOSING_LAP, Held, SiloFile
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
-    """Refuse a run that the silo's file does not allow.
-
-    Raises:
-        UserError: the message names the line of the file.
-    """
+    """Refuse a run that the silo's file does not allow."""
     name = file.name
     if agreed.method not in file.limits.methods:
         raise UserError(
@@ -65,11 +61,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
-    """Return what the method will ask for without the missing clients; None if that is not known beforehand.
-
-    Raises:
-        UserError: it is more than the silo allows, or no client of the run can have been missing there.
-    """
+    """Return what the method will ask for without the missing clients; None if that is not known beforehand."""
     if not agreed.clients:
         return None
     steps = setup.method.steps(len(agreed.clients))
@@ -92,9 +84,6 @@ def check_size(file: SiloFile, setup: Setup) -> nn.Module:
     """Refuse a model above the silo's limits, without allocating it; return its network on the device `meta`.
 
     `model_bytes` limits the part that travels. The network with its frozen part, which stays, must fit into `memory`.
-
-    Raises:
-        UserError: the message gives both sizes.
     """
     module = on_meta(setup.build)
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
@@ -108,11 +97,7 @@ def check_size(file: SiloFile, setup: Setup) -> nn.Module:
 
 
 def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
-    """Refuse a run whose frozen or pretrained values differ from the silo's own.
-
-    Raises:
-        UserError: they differ, or the silo does not have them.
-    """
+    """Refuse a run whose frozen or pretrained values differ from the silo's own."""
     if agreed.has_values and (own := identity.values_digest(setup.build())) != agreed.values:
         raise UserError(
             f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): "
@@ -121,11 +106,7 @@ def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
 
 
 def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
-    """Refuse a run over other samples than the silo holds.
-
-    Raises:
-        UserError: the message says what differs.
-    """
+    """Refuse a run over other samples than the silo holds."""
     dataset, _ = held
     for what, here, there in (
         ("samples of shape", dataset.shape, agreed.shape),
@@ -149,9 +130,6 @@ def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, 
     """Refuse a task, an order or an input value that the method's outer loop would not ask for.
 
     This is known only if the server reads no values during the run. The request says which clients were missing.
-
-    Raises:
-        UserError: the method does not make this request.
     """
     if plan is None:
         return
@@ -183,9 +161,6 @@ def check_readers(
         plan: the same without the clients said to be missing.
         key: key of the value.
         readers: the parties that want to read it.
-
-    Raises:
-        UserError: a reader takes no part in the run, or the method does not let it read this value.
     """
     name = file.name
     value: Ref[Any] = Ref(name, key)
@@ -224,9 +199,6 @@ def check_result(
         initial: digest of the initial model.
         digests: digests of the models to measure.
         records: records of the chain of custody, one for each model.
-
-    Raises:
-        UserError: a model is not the result.
     """
     if not len(digests) == len(records) == len(plan.models):
         raise UserError(f"in {agreed.method} silos measure only the result, {len(plan.models)} models: refused")
@@ -253,9 +225,6 @@ def check_measured(file: SiloFile, before: int, models: int, *, once: bool) -> N
         before: number of models of the run that it has measured.
         models: number of models that it is asked to measure now.
         once: whether only the run's result is measured.
-
-    Raises:
-        UserError: there would be more models than allowed.
     """
     if once and before:
         raise UserError(f"{file.name} has measured the result of this run, and measures no other model: refused")
@@ -274,11 +243,7 @@ def _place(ref: Ref[Any]) -> tuple[str, str, str]:
 
 
 def _check_keys(file: SiloFile, agreed: Agreement) -> None:
-    """Compare the keys in the terms with those that the silo was given; store none.
-
-    Raises:
-        UserError: a key differs, or the silo was not given it.
-    """
+    """Compare the keys in the terms with those that the silo was given; store none."""
     if file.name not in agreed.clients:
         raise UserError(f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused")
     if agreed.sealed and not file.link.peers:

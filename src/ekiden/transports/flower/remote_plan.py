@@ -92,20 +92,12 @@ class RemotePlan(Checked, Generic[M]):
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
-    """Return the plan with these plain values.
-
-    Raises:
-        UserError: they are not a plan of this version.
-    """
+    """Return the plan with these plain values."""
     return plan_of(RemotePlan, values, "the same Ekiden at the SuperLink")
 
 
 def check(plan: RemotePlan[Method]) -> None:
-    """Refuse a plan that cannot run between silos.
-
-    Raises:
-        UserError: the message says what to change.
-    """
+    """Refuse a plan that cannot run between silos."""
     method, clients = plan.whole, plan.names
     if not clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")

@@ -121,11 +121,7 @@ def samples(signed: Signed) -> Iterator[str]:
 
 
 def transfers(folder: Path) -> list[Transfer]:
-    """Return the rows of ledger.jsonl.
-
-    Raises:
-        UserError: a row is not a transfer.
-    """
+    """Return the rows of ledger.jsonl."""
     found = []
     for number, row in enumerate(read_ledger(folder)):
         kinds = [(f.name, f.type) for f in fields(Transfer)]

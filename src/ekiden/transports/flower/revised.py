@@ -16,11 +16,7 @@ from ekiden.transports.flower.remote_plan import RemotePlan, stored
 
 
 def without(folder: Path, client: str) -> RemotePlan[Method]:
-    """Return the plan of the run in `folder` among all its silos except `client`.
-
-    Raises:
-        UserError: it is not a run between machines, or it has no such silo, or no other one.
-    """
+    """Return the plan of the run in `folder` among all its silos except `client`."""
     plan = _stored(folder)
     if client not in plan.names:
         raise unknown("silo", client, plan.names)
@@ -30,11 +26,7 @@ def without(folder: Path, client: str) -> RemotePlan[Method]:
 
 
 def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
-    """Return the plan of the run in `folder` among all its silos and `client`, which comes last.
-
-    Raises:
-        UserError: it is not a run between machines, or it has this silo already.
-    """
+    """Return the plan of the run in `folder` among all its silos and `client`, which comes last."""
     plan = _stored(folder)
     if client in plan.names:
         raise UserError(f"{client} is in {folder} already: name a silo that is not")

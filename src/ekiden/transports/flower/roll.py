@@ -64,7 +64,6 @@ class Roll:
 
         Raises:
             ClientMissing: patience ended.
-            UserError: two silos have one name, or a silo has another version or does not hold its key.
         """
         since, told = time.monotonic(), 0.0
         while True:

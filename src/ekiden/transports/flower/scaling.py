@@ -39,11 +39,7 @@ class Scaling:
         return table | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
 
     def scaled(self, dataset: Dataset) -> Dataset:
-        """Return a silo's data set with the agreed scale of the numbers to predict.
-
-        Raises:
-            UserError: the agreed scaling lacks a target.
-        """
+        """Return a silo's data set with the agreed scale of the numbers to predict."""
         if not isinstance(dataset.task, Regression):
             return dataset
         if isinstance(dataset.inputs, Table) and self.table is None:
@@ -56,11 +52,7 @@ class Scaling:
 
 
 def read_agreed(path: Path) -> Scaling:
-    """Return the scaling in a file that `ekiden federation agree` made.
-
-    Raises:
-        UserError: the file holds no scaling.
-    """
+    """Return the scaling in a file that `ekiden federation agree` made."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
@@ -73,11 +65,7 @@ def read_agreed(path: Path) -> Scaling:
 
 
 def agree_on(files: Sequence[Path]) -> Scaling:
-    """Return the scaling for all silos that wrote these sums.
-
-    Raises:
-        UserError: the sums are of different columns, or no silo reported a column.
-    """
+    """Return the scaling for all silos that wrote these sums."""
     told = []
     for file in files:
         try:

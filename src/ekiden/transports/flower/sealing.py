@@ -172,11 +172,7 @@ class Party:
 
 
 def encrypt(plain: bytes) -> Sealed:
-    """Encrypt `plain` under a new key.
-
-    Raises:
-        UserError: it is longer than the cipher takes.
-    """
+    """Encrypt `plain` under a new key."""
     if len(plain) > _MOST:
         raise UserError("a value of more than 2 GB cannot be sealed: use a smaller model, or --no-sealed")
     key: bytes = _chacha().generate_key()
@@ -257,11 +253,7 @@ def public_of(private: Any) -> str:
 
 
 def kept_private(file: Path) -> Any:
-    """Return the X25519 key in `file`, made at the first call, the same for all processes. Only its owner can read it.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the X25519 key in `file`, made at the first call. Only the owner of the file can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         kept = write_once(file, new_private().private_bytes_raw())

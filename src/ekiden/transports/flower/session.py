@@ -62,9 +62,6 @@ def run(
         say: shows a line to the user.
         link: JSON that says how to reach the engine again; kept in the folder for `ekiden resume`.
         poll: longest time in seconds between two looks at the post.
-
-    Raises:
-        UserError: something that the user can fix; the run folder then holds the last good state.
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)

@@ -117,7 +117,6 @@ class Shelf:
 
         Raises:
             LostValue: it is missing or damaged.
-            UserError: no value can have such a name.
         """
         place, task = _place(key)
         return self._load(self._outcome(place, task))
@@ -296,11 +295,7 @@ def text_of(place: Place | None) -> str:
 
 
 def place_of(text: str) -> Place:
-    """Return the place that `text_of` wrote as `text`.
-
-    Raises:
-        UserError: the text is not a place.
-    """
+    """Return the place that `text_of` wrote as `text`."""
     if not is_place(text):
         raise UserError(f"{text[:80]!r} is not the place of a task in a run")
     step, call = text.split("-")

@@ -108,11 +108,7 @@ class Silo:
         return pack(Answer(file.name), wire.chunks(hello))
 
     def _agreed(self, terms: Agreement) -> Agreed:
-        """Return the run with these terms.
-
-        Raises:
-            UserError: the silo does not agree to the terms.
-        """
+        """Return the run with these terms."""
         if self._agreement is None or self._agreement.terms != terms:
             policy.check_terms(self._file, terms)
             Admission(self._file, terms).check()  # before anything is read or built for terms that are refused

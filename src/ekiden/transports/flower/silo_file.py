@@ -145,11 +145,7 @@ class SiloFile:
         return self.path.parent / Path(path).expanduser()
 
     def load(self) -> Held:
-        """Load the silo's data.
-
-        Raises:
-            UserError: they cannot be read, there is no training sample, or the silos did not agree on the scaling.
-        """
+        """Load the silo's data."""
         found = self._call() if self.data.python else self.read()
         if isinstance(found, Dataset):
             found = _in_order(found, self.data.classes)
@@ -178,11 +174,7 @@ class SiloFile:
         return found.dataset, client
 
     def sums(self) -> ColumnSums:
-        """Return what the silo reports about its training rows, so that all silos can agree on the scaling of a table.
-
-        Raises:
-            UserError: the silo holds no table, or one that is already scaled.
-        """
+        """Return what the silo reports about its training rows, so that all silos can scale a table alike."""
         found = None if self.data.python else self.read()
         if found is None or not found.least:
             raise UserError(
@@ -241,11 +233,7 @@ def is_name(name: str) -> bool:
 
 
 def read(path: Path) -> SiloFile:
-    """Read the file at `path`, and check every field.
-
-    Raises:
-        UserError: the message names the entry to fix.
-    """
+    """Read the file at `path`, and check every field."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -106,22 +106,14 @@ class SiloTasks:
         self.shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
 
     def _value(self, key: str) -> tuple[Done, Encoded]:
-        """Return a value that a task returned here; make it again if its file is missing or damaged.
-
-        Raises:
-            UserError: it cannot be made again; the message names this silo and the file.
-        """
+        """Return a value that a task returned here; make it again if its file is missing or damaged."""
         try:
             return self.shelf.value(key)
         except LostValue as lost:
             return self._again(key, lost, f"value {key}")
 
     def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
-        """Return this silo's state before a task; make it again if its file is missing or damaged.
-
-        Raises:
-            UserError: it cannot be made again, or the coordinator names another state.
-        """
+        """Return this silo's state before a task; make it again if its file is missing or damaged."""
         place = (ask.step, ask.call)
         made = self.shelf.last(place, void)
         known = place_of(ask.state) if ask.state else None
@@ -239,11 +231,7 @@ class SiloTasks:
         return PartMasks(party, ask.members, fewest, f"{ask.step}-{ask.task}", self.run.admission.folder)
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
-        """Return the task's arguments; `own` are values of this silo that are already loaded.
-
-        Raises:
-            UserError: the task does not take these arguments.
-        """
+        """Return the task's arguments; `own` are values of this silo that are already loaded."""
         return arguments.gather(
             self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {}
         )

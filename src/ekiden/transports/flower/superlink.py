@@ -31,11 +31,7 @@ def command_of(federation: Federation) -> list[str]:
 
 
 def start(federation: Federation, say: Say) -> None:
-    """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM).
-
-    Raises:
-        UserError: a port is taken, or the SuperLink ended by itself.
-    """
+    """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
         if _taken(host, port):
             where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"

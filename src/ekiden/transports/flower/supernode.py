@@ -69,11 +69,7 @@ def _free_port() -> int:
 
 @contextmanager
 def alone(file: SiloFile) -> Iterator[None]:
-    """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the same key.
-
-    Raises:
-        UserError: another one is running.
-    """
+    """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the same key."""
     file.folder.mkdir(parents=True, exist_ok=True)
     started = file.folder / "started"
     wanted = [(started, started, "stop that one first")]

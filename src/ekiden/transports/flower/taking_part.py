@@ -71,11 +71,7 @@ class Agreed:
         return _ARGUMENT_BYTES * self.file.limits.model_bytes
 
     def check_length(self, body: memoryview) -> None:
-        """Refuse a message that is larger than the silo takes.
-
-        Raises:
-            UserError: the message is too large.
-        """
+        """Refuse a message that is larger than the silo takes."""
         if len(body) > self.most_bytes:
             raise UserError(
                 f"a message of {len(body)} bytes: {self.file.name} takes {self.most_bytes} (64 largest models)"
@@ -88,11 +84,7 @@ def sign(file: SiloFile, text: bytes) -> str:
 
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
-    """Prepare to execute tasks of this run. Nothing is stored before all is checked.
-
-    Raises:
-        UserError: the silo does not agree to the run.
-    """
+    """Prepare to execute tasks of this run. Nothing is stored before all is checked."""
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)

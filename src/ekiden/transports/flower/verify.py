@@ -57,9 +57,6 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     Args:
         folder: folder of a run between silos.
         trusted: public keys of the silos; by default those in the run's own terms.
-
-    Raises:
-        UserError: nothing in it was signed, or a file cannot be read.
     """
     agreed = terms(folder)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
@@ -110,11 +107,7 @@ def _follows(setup: Setup, clients: int) -> dict[str, Any]:
 
 
 def terms(folder: Path) -> Agreement:
-    """Return the terms that the silos of a run signed.
-
-    Raises:
-        UserError: nothing was signed, or it cannot be read.
-    """
+    """Return the terms that the silos of a run signed."""
     if read_config(folder).get("on") != "flower":
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
     try:
@@ -136,11 +129,7 @@ def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline |
 
 
 def _records(folder: Path) -> tuple[list[Record], list[SignedTally], list[str]]:
-    """Return the records of tasks and of measurements in order of steps, and lines about those that cannot be read.
-
-    Raises:
-        UserError: another version wrote them.
-    """
+    """Return the records of tasks and of measurements in order of steps, and lines about those that cannot be read."""
     records, measured, wrong = [], [], []
     for number, row in enumerate(read_lines(folder / custody.FILE)):
         custody.check_format(row, folder / custody.FILE)
