@@ -64,8 +64,8 @@ def test_a_list_of_silos_is_federated() -> None:
         ((FedSeq(), "digits"), {}, "data cannot be of type str: give what ekiden.split or ekiden.federate returns"),
         ((FedSeq(), from_tensors((X, Y))), {}, 'data are not divided among clients yet: give ekiden.split(data, "diri'),
         ((FedSeq(), (X, Y)), {}, "federate needs a list with the samples of each silo"),
-        ((FedSeq(), list(zip(X, Y, strict=True))), {}, "silo 0 is one sample, not many"),
-        ((FedSeq(), list(zip(X, Y.tolist(), strict=True))), {}, "silo 0 is one sample, not many"),
+        ((FedSeq(), list(zip(X, Y, strict=True))), {}, "silo client-0 is one sample, not many"),
+        ((FedSeq(), list(zip(X, Y.tolist(), strict=True))), {}, "silo client-0 is one sample, not many"),
         ((FedSeq(), FRAME), {}, "data cannot be of type DataFrame"),
         ((FedSeq(), images()), {}, "data cannot be of type Dataset"),
         ((FedSeq(), SILOS, 3), {}, "model 3 is of the wrong type: it must be a text or of type Module or of type Call"),
@@ -140,8 +140,8 @@ def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
         (((X, Y), "iid", "3"), "clients '3' is of the wrong type: it must be a whole number or None"),
         (((X, Y), "iid", 2.0), "clients 2.0 is of the wrong type"),
         (
-            (FRAME, "iid"),
-            "train is a DataFrame, which does not say what the label is: name it, as in ekiden.load(frame, ",
+            (FRAME.drop(columns="label"), "iid"),
+            "train has no column 'label': say which one holds the labels (--label-column, label_column=)",
         ),
     ],
 )
@@ -197,24 +197,23 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert torch.equal(first, second)
     half = len(both.train) // 2
     assert torch.equal(both.train.y[:half], 1 - both.train.y[half:])
-    with pytest.raises(UserError, match="silo 0 are names, but those of silo 1 are numbers of unknown"):
+    with pytest.raises(UserError, match="silo client-0 holds images, silo client-1 arrays: give one kind"):
         federate([images(), (torch.zeros(10, 3, 8, 8), torch.arange(10) % 3)])
-    with pytest.raises(UserError, match="label 'a' of silo 0 is not among the classes: x, y, z"):
+    with pytest.raises(UserError, match=r"label 'a' in row 0 .* of silo client-0 is not among the classes: x, y, z"):
         federate([images()], classes=("x", "y", "z"))
 
 
 @pytest.mark.parametrize(
     ("silo", "message"),
     [
-        (FRAME, "a federation needs two silos or more"),
         (FRAME.drop(columns="label"), "silo client-0 has no column 'label'"),
         (images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds the labels"),
-        (datasets.DatasetDict({"train": images()}), "silo 0 is a DatasetDict of train: give one of its parts"),
-        ((FRAME.assign(a="x"), FRAME["label"]), "silo 0 holds values that are not numbers"),
-        (([[1.0], [1.0, 2.0]], [0, 1]), "silo 0 holds rows of different lengths"),
-        (X, "silo 0 must be tensors"),
+        (datasets.DatasetDict({"train": images()}), "silo client-0 is a DatasetDict of train: give one of its parts"),
+        ((FRAME.assign(a="x"), FRAME["label"]), "silo client-0 holds values that are not numbers"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), "silo client-0 holds rows of different lengths"),
+        (X, "silo client-0 must be tensors"),
         ("photos", "there is no file or folder 'photos'"),
-        (None, "silo 0 must be tensors"),
+        (None, "silo client-0 must be tensors"),
     ],
 )
 def test_federate_refuses_the_rest_in_one_line(silo: Any, message: str) -> None:

@@ -20,9 +20,9 @@ from ekiden.base.checks import Count, CountOrZero, checked
 from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.federate import federate
+from ekiden.data.given import Source
 from ekiden.data.samples import ClientData, Dataset, FederatedData
 from ekiden.data.tasks import Metric, own_metric
-from ekiden.data.tensors import Source
 from ekiden.engine import identity
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence

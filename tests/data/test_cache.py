@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.data import Dataset, decode, load, sources
+from ekiden.data import Dataset, decode, encoding, load
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -29,7 +29,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(1)
         return decode.decode(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sources, "decode", counting)
+    monkeypatch.setattr(encoding, "decode", counting)
     return calls
 
 

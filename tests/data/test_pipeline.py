@@ -13,6 +13,7 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.data import federate, from_tensors, load
+from ekiden.data.samples import Dataset
 from tests.data.conftest import noise, png, write_folder
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -86,3 +87,74 @@ def test_groups_with_a_row_of_each_class_still_give_a_fifth() -> None:
     data = load({"v": np.arange(100.0), "label": [f"c{k % 10}" for k in range(100)], "group": writers})
     assert data.test.group is not None
     assert torch.bincount(data.test.group).tolist() == [2] * 10
+
+
+SOURCES = ["frame", "polars", "csv", "npz", "tensors", "pairs"]
+
+
+def given(source: str, x: Any, y: list[Any], folder: Path) -> Any:
+    """The same numbers (n, 2) and labels, in another form."""
+    columns = {"a": x[:, 0], "b": x[:, 1], "label": y}
+    match source:
+        case "frame":
+            return pandas.DataFrame(columns)
+        case "polars":
+            return polars.DataFrame(columns)
+        case "csv":
+            file = folder / f"{len(list(folder.iterdir()))}.csv"
+            pandas.DataFrame(columns).to_csv(file, index=False)
+            return str(file)
+        case "npz":
+            file = folder / f"{len(list(folder.iterdir()))}.npz"
+            np.savez(file, x=x, y=np.array(y))
+            return str(file)
+        case "tensors":
+            return x, np.array(y)
+    return list(zip(x, y, strict=True))
+
+
+def silos_of(source: str, labels: list[list[Any]], folder: Path, **more: Any) -> Dataset:
+    """A federation in which each silo has its own labels."""
+    x = [np.random.default_rng(k).normal(size=(len(y), 2)).astype(np.float32) for k, y in enumerate(labels)]
+    held = [given(source, rows, y, folder) for rows, y in zip(x, labels, strict=True)]
+    return federate(held, val_fraction=0.0, **more).dataset
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_has_the_same_classes_and_the_same_part_held_out(source: str, tmp_path: Path) -> None:
+    names = silos_of(source, [["cat", "dog"] * 20, ["dog", "eel"] * 20], tmp_path)
+    assert names.classes == ("cat", "dog", "eel")
+    assert torch.bincount(names.test.y).tolist() == [4, 8, 4]
+    numbers = silos_of(source, [[0, 1] * 20, [1, 2] * 20], tmp_path)
+    assert numbers.classes == ("0", "1", "2")
+    assert numbers.groups == ("client-0", "client-1") if source not in ("csv", "npz") else len(numbers.groups) == 2
+    assert torch.equal(numbers.test.y, names.test.y)
+    reference = silos_of("tensors", [[0, 1] * 20, [1, 2] * 20], tmp_path)
+    for part in ("y", "group"):
+        assert torch.equal(getattr(numbers.train, part), getattr(reference.train, part))
+        assert torch.equal(getattr(numbers.test, part), getattr(reference.test, part))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_takes_a_common_test_set_and_names_of_classes(source: str, tmp_path: Path) -> None:
+    common = given(source, np.ones((6, 2), dtype=np.float32), ["a", "b", "c"] * 2, tmp_path)
+    data = silos_of(source, [["a", "b"] * 10, ["b", "c"] * 10], tmp_path, test=common, classes=("c", "b", "a"))
+    assert data.classes == ("c", "b", "a")
+    assert data.test.y.tolist() == [2, 1, 0] * 2
+    assert len(data.train) == 40
+    with pytest.raises(UserError, match=r"label 'c' in row 1 .* is not among the classes: b, a"):
+        silos_of(source, [["a", "b"] * 10, ["b", "c"] * 10], tmp_path, test=common, classes=("b", "a"))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_names_and_numbers_do_not_mix_in_any_source(source: str, tmp_path: Path) -> None:
+    if source in ("frame", "polars", "csv", "npz"):  # there, whole numbers are names too
+        assert silos_of(source, [["1", "a"] * 10, [1, 3] * 10], tmp_path).classes == ("1", "3", "a")
+        return
+    with pytest.raises(UserError, match="the labels of silo client-0 are names, but those of silo client-1"):
+        silos_of(source, [["cat", "dog"] * 10, [0, 1] * 10], tmp_path)
+
+
+def test_one_frame_is_a_federation_of_one() -> None:
+    fed = federate([pandas.DataFrame(frame(1.5, 0))], min_count=1)
+    assert [client.name for client in fed.clients] == ["client-0"]

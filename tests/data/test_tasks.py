@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ekiden import UserError
 from ekiden.data import Dataset, federate, from_tensors
-from ekiden.data.labels import meant
+from ekiden.data.targets import meant
 from ekiden.data.tasks import (
     KINDS,
     Classification,

@@ -156,8 +156,8 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
         (lambda: federate([features()], tests=[]), "0 tests for 1 silos"),
         (lambda: federate([features()], names=["a", "b"]), "2 names for 1 silos"),
         (lambda: federate([features()] * 2, names=["a", "a"]), "two silos have the same name"),
-        (lambda: federate([features(), spoiled(float("nan"))]), "silo 1 has NaN"),
-        (lambda: federate([features(), (torch.zeros(9, 2), torch.zeros(9).long())]), r"silo 1 holds .* shape \(2,\)"),
+        (lambda: federate([features(), spoiled(float("nan"))]), "silo client-1 has NaN"),
+        (lambda: federate([features(), (torch.zeros(9, 2), torch.zeros(9).long())]), r"client-1 are float32 .* \(2,\)"),
         (lambda: federate([features()], val_fraction=-0.1), "val_fraction"),
     ],
 )  # fmt: skip
@@ -227,18 +227,18 @@ def test_numerals_are_names_where_others_are() -> None:
 
 def test_names_and_numbers_do_not_mix() -> None:
     numbers = (images_of(1, 2), torch.tensor([0, 1]))
-    with pytest.raises(UserError, match=r"silo 0 are names, but those of silo 1 are numbers of unknown"):
+    with pytest.raises(UserError, match=r"silo client-0 are names, but those of silo client-1 are numbers of unknown"):
         federate([CATS_DOGS, numbers], TEST)
     fed = federate([CATS_DOGS, numbers], TEST, classes=("dog", "cat", "bird"))  # now a number is a place in the list
     assert by_class(fed) == {"dog": {1}, "cat": {2}, "bird": set()}
-    with pytest.raises(UserError, match="label 'bird' of silo 1 is not among the classes: cat, dog"):
+    with pytest.raises(UserError, match=r"label 'bird' in row 0 .* of silo client-1 is not among .*: cat, dog"):
         federate([CATS_DOGS, BIRDS_CATS], CATS_DOGS, classes=("cat", "dog"))
 
 
 def test_labels_with_gaps_need_names() -> None:
     x, y = torch.randn(12, 3), torch.tensor([0, 1, 7] * 4)
     for call in (lambda: from_tensors((x, y)), lambda: federate([(x, y)])):
-        with pytest.raises(UserError, match=r"no client has a sample with label 2, 3, 4, 5, 6, but .* 7: number"):
+        with pytest.raises(UserError, match=r"no sample has label 2, 3, 4, 5, 6, but row 2 .* has label 7: number"):
             call()
     names = [f"class {k}" for k in range(8)]
     assert from_tensors((x, y), classes=names).classes == tuple(names)

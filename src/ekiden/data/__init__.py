@@ -1,5 +1,6 @@
 """Load data sets and divide them among clients."""
 
+from ekiden.data.assemble import from_tensors
 from ekiden.data.describe import draw, table
 from ekiden.data.federate import federate
 from ekiden.data.named import NAMED, Named
@@ -7,7 +8,6 @@ from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, P
 from ekiden.data.reading import Reading
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
 from ekiden.data.sources import join, load, located, silos
-from ekiden.data.tensors import from_tensors
 
 __all__ = [
     "NAMED",

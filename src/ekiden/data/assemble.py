@@ -1,4 +1,4 @@
-"""Make data sets from the user's files and frames: from one source, or from one for each silo."""
+"""Make a data set of what sources hold: the last step for files, frames, and data that are already in Python."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,21 +7,63 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
+from ekiden.base.wording import counted
 from ekiden.data import apart, doubts, times
+from ekiden.data.augment import Augment
 from ekiden.data.encoding import encode
-from ekiden.data.holdings import Holding
+from ekiden.data.given import Source
+from ekiden.data.holdings import Holding, hold
 from ekiden.data.inputs import Inputs, Table, Tokens
 from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
-from ekiden.data.targets import KINDS, provisional, targets
-from ekiden.data.tasks import LanguageModelling, Regression, Task
+from ekiden.data.targets import KINDS, refuse_constant, targets
+from ekiden.data.tasks import LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.whose import silo_name
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
+
+
+@checked("train", "test", "task")
+def from_tensors(
+    train: Source,
+    test: Source | None = None,
+    *,
+    name: str = "own data",
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    augment: Augment | None = None,
+    task: Task | str | None = None,
+) -> Dataset:
+    """Make a data set from tensors or map-style datasets.
+
+    Args:
+        train: (x, y), or a map-style dataset of such pairs. x: uint8 images (n, C, H, W) or (n, H, W), or
+            float features or images of any shape (n, ...), which are used unchanged; y: integers, or class names
+            (an array of strings). Samples from `load`, and data sets of Hugging Face, keep their class names. Or the
+            labels of another task, see `task`. `Samples` may say whom each sample is about, and when it was taken
+            (`subject`, `time`).
+        test: the same for test data; None holds out 20 % of each class, with a fixed seed: whole subjects, or the most
+            recent samples, if they are known.
+        name: name of the data set.
+        classes: class names in the order of the outputs; integer labels are positions in it. None means all names in
+            `train` and `test`, sorted, or 0 to the largest label, each of which must have a sample.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
+        augment: how training batches are augmented.
+        task: the task, which says what the labels mean, or its name; None infers it from the labels
+            (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training samples' moments.
+    """
+    holding = hold(train, Reading(), what="train")
+    if test is not None:
+        holding = replace(holding, test=hold(test, Reading(), what="test").train)
+    made = assemble([holding], Reading(), name=name, task=task, classes=classes)
+    return replace(made, mean=tuple(mean), std=tuple(std), augment=augment or Augment())
 
 
 def assemble(
@@ -30,11 +72,15 @@ def assemble(
     *,
     name: str,
     size: int | None = None,
-    task: str = "",
+    task: Task | str | None = None,
     like: Dataset | None = None,
     inputs: Inputs | None = None,
+    classes: Sequence[str] | None = None,
+    domains: tuple[str, ...] = (),
+    test: Raw | None = None,
+    doubt: bool = True,
 ) -> Dataset:
-    """Return one data set of what all sources hold; each silo's samples are a group.
+    """Return one data set of what all sources hold. The samples of a source with a name (a silo) are a group.
 
     If a source has no test part, 20 % of it is held out, evenly from all (domain, group, label).
 
@@ -43,52 +89,62 @@ def assemble(
         reading: how they were read.
         name: name of the data set.
         size: side of images in pixels.
-        task: name of the task; "" infers it from the labels.
+        task: the task or its name; None or "" infers it from the labels.
         like: a data set whose classes, scaling and task are used, to measure a model on other data.
         inputs: what samples become, if the silos have agreed on that.
+        classes: names of the outputs in their order, if the user gave some.
+        domains: names of the domains in their order, if the sources do not name them.
+        test: a test part of all sources, which then have none of their own.
+        doubt: warn of what may be wrong with the data.
+
+    Raises:
+        UserError: the sources do not go together.
     """
-    raws = [part for holding in holdings for part in holding.parts]
+    raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
     _alike(raws)
-    if len(holdings) > 1 and reading.group_column:
+    silos = tuple(holding.name for holding in holdings if holding.name)
+    if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
-    y, classes, chosen = targets(raws, task, like)
-    domain, domains = owners("domain", raws)
-    group, groups = _groups(holdings, raws)
+    y, outputs, chosen = targets(raws, task, like, classes)
+    domain, domains = owners("domain", raws, domains)
+    group, groups = _groups(holdings, raws) if silos else owners("group", raws)
     found = zip(raws, y, domain, group, subjects(raws), times.numbers(raws), strict=True)
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
         for raw, labels, place, owner, who, when in found
     ]
-    sides = _sides(holdings, pieces, chosen)
+    sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
     known = inputs if like is None else like.inputs
     x, inputs = encode(
         [[raw for raw, _ in side] for side in sides], reading, size, known, () if like is None else like.shape
     )
-    train, test = (
+    train, held = (
         Samples(
             tensor,
-            tensor if isinstance(chosen, LanguageModelling) else torch.cat([s.y for _, s in side]),
+            torch.cat([s.y for _, s in side]),
             _joined([s.domain for _, s in side]),
             _joined([s.group for _, s in side]),
-            classes,
+            outputs,
             _joined([s.subject for _, s in side]),
             _joined([s.time for _, s in side]),
         )
         for tensor, side in zip(x, sides, strict=True)
     )
-    if isinstance(chosen, LanguageModelling):
+    if isinstance(chosen, LanguageModelling) and not raws[0].given:
         tokens = cast(Tokens, inputs)
         chosen = replace(chosen, vocabulary=tokens.vocabulary)
-        train, test = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test))
-    named = _unlike(groups) if reading.group_column or len(holdings) > 1 else ()
-    made = Dataset(name, train, test, classes, domains, task=chosen, inputs=inputs, groups=named)
+        train, held = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, held))
+    groups = groups if silos else _unlike(groups) if reading.group_column else ()
+    made = Dataset(name, train, held, outputs, domains, task=chosen, inputs=inputs, groups=groups)
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
-    _doubt(made, holdings, reading, known is None)
+    if doubt:
+        _doubt(made, holdings, reading, known is None)
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
-        made = replace(made, task=provisional(chosen, train.y))
+        refuse_constant(train.y, outputs)
+        made = replace(made, task=scaled(chosen, train.y))
     open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
-    return replace(made, least=reading.min_count if open_ else 0)
+    return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
 def _doubt(made: Dataset, holdings: Sequence[Holding], reading: Reading, open_: bool) -> None:
@@ -106,12 +162,12 @@ def _doubt(made: Dataset, holdings: Sequence[Holding], reading: Reading, open_: 
         doubts.rows_of_several(doubts.by_group(made))
 
 
-def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[Sequence[Tensor | None], tuple[str, ...]]:
-    """Return the owner of each sample, and the owners' names: the silos, if there are several."""
-    if len(holdings) == 1:
-        return owners("group", raws)
-    group = [torch.full((len(part.label),), k) for k, holding in enumerate(holdings) for part in holding.parts]
-    return group, tuple(holding.name for holding in holdings)
+def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[list[Tensor | None], tuple[str, ...]]:
+    """Return the silo of each sample, None for a test part of all silos; and the silos' names."""
+    group: list[Tensor | None] = [
+        torch.full((len(part),), k) for k, holding in enumerate(holdings) for part in holding.parts
+    ]
+    return [*group, *[None] * (len(raws) - len(group))], tuple(holding.name for holding in holdings)
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
@@ -133,7 +189,9 @@ def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) ->
         test += [second] if len(second[1]) else []
     if not test:
         raw = pieces[0][0]
-        raise UserError(f"{raw.source} has only {len(raw.label)} rows, too few to hold out a test part: add one")
+        raise UserError(
+            f"{raw.source} has only {counted(len(raw), 'sample')}, too few to hold out a test part: give a test set"
+        )
     return train, test
 
 
@@ -155,12 +213,18 @@ def _alike(raws: Sequence[Raw]) -> None:
             raise UserError(
                 f"{raws[0].source} holds {KINDS[raws[0].kind]}, {raw.source} {KINDS[raw.kind]}: give one kind"
             )
+    for name in ("subject", "time"):
+        lacking = {getattr(raw, name) is None: raw.source for raw in raws}
+        if len(lacking) > 1:
+            raise UserError(
+                f"samples of {lacking[False]} have a {name}, those of {lacking[True]} none: give it for all"
+            )
 
 
 def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
     """Divide each source into a training part and a test part. A subject of several sources is not divided either."""
     each = [samples for _, samples in sources]
-    strata = [(provisional(task, s.y) if isinstance(task, Regression) else task).strata(s.y) for s in each]
+    strata = [scaled(task, s.y).strata(s.y) for s in each]
     rows = apart.hold_out(each, strata, sources[0][0].source) if sources else []
     return [
         [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in parts]

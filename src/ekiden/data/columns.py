@@ -57,13 +57,12 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
         if name and name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
-    unlabelled = not reading.label_column and "label" not in table.column_names
-    if unlabelled and not reading.text_column:
+    targets = reading.label_column or _label(table)
+    if not targets and not reading.text_column:
         raise UserError(
             f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
             f"{', '.join(table.column_names)}."
         )
-    targets = reading.label_column or (() if unlabelled else ("label",))
     domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
     group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
     subject, time = reading.subject_column or None, reading.time_column or None
@@ -82,6 +81,12 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
         None if subject is None else _names_of(table, subject, source).astype(np.str_),
         None if time is None else times.read(table[time], f"column {time!r} of {source}"),
     )
+
+
+def _label(table: Any) -> tuple[str, ...]:
+    """Return the column of labels, if none is named: `label`, or the only one of classes in a Hugging Face data set."""
+    named = [name for name in table.column_names if _names(table, name, b"")]
+    return ("label",) if "label" in table.column_names else tuple(named) if len(named) == 1 else ()
 
 
 def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:

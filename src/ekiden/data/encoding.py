@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data import cache, tables, texts
 from ekiden.data.decode import decode
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.data.inputs import Images, Inputs, Table, Tokens, of_tensor
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
 
@@ -43,9 +42,8 @@ def encode(
             )
             return _padded([[texts.encode(raw.images, tokens) for raw in side] for side in sides], tokens), tokens
         case "arrays":
-            return [_stacked(side, raws[0]) for side in sides], (
-                Images() if raws[0].images.dtype == np.uint8 and raws[0].images.ndim == 4 else Arrays()
-            )
+            x = [_stacked(side, raws[0]) for side in sides]
+            return x, of_tensor(x[0])
     if size:
         raise UserError("--size is the side of images, but the data are a table: leave it out")
     if isinstance(known, Table):
@@ -70,10 +68,16 @@ def _padded(sides: Sequence[Sequence[Tensor]], tokens: Tokens) -> list[Tensor]:
 
 
 def _stacked(side: Sequence[Raw], first: Raw) -> Tensor:
-    for raw in side:
-        if raw.images.shape[1:] != first.images.shape[1:] or raw.images.dtype != first.images.dtype:
+    parts = [torch.as_tensor(raw.images) for raw in side]
+    wanted = _form(torch.as_tensor(first.images))
+    for raw, form in zip(side, map(_form, parts), strict=True):
+        if form != wanted:
             raise UserError(
-                f"samples of {raw.source} have shape {raw.images.shape[1:]} ({raw.images.dtype}), those of "
-                f"{first.source} {first.images.shape[1:]} ({first.images.dtype}): give all samples one shape and type"
+                f"samples of {raw.source} are {form}, those of {first.source} {wanted}: give all samples one shape and "
+                "type"
             )
-    return torch.from_numpy(np.concatenate([np.ascontiguousarray(raw.images) for raw in side]))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _form(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape[1:])}"

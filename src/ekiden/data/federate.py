@@ -10,17 +10,15 @@ from torch import Tensor
 
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
-from ekiden.data import frames, whose
+from ekiden.data import whose
 from ekiden.data.assemble import assemble, augmented
 from ekiden.data.augment import Augment
-from ekiden.data.given import pairs_of_images
-from ekiden.data.holdings import hold
+from ekiden.data.given import Source
+from ekiden.data.holdings import Holding, hold
 from ekiden.data.partition import Natural, split
 from ekiden.data.reading import reading
-from ekiden.data.samples import FederatedData, Samples
-from ekiden.data.shares import Rows, divide, share_out
+from ekiden.data.samples import FederatedData
 from ekiden.data.tasks import Task
-from ekiden.data.tensors import Source, concatenated, held_out, labelled, made_of
 
 
 @checked("silos", "test", "tests", "task")
@@ -61,28 +59,24 @@ def federate(
         UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as silos.
     """
     _check(silos, test, tests, names)
-    if columns or any(map(_is_own, silos)):
-        if test is not None or classes is not None:
-            raise UserError("for frames and files, give tests=[...] for each silo instead of test, and no classes")
-        kind = task.kind if isinstance(task, Task) else task or ""
-        made = _from_own(silos, tests, names, columns, kind, val_fraction, seed)
-        dataset = replace(made.dataset, mean=tuple(mean), std=tuple(std), augment=augment or made.dataset.augment)
-        return replace(made, dataset=dataset)
-    sources: dict[str, Source] = {f"silo {i}": silo for i, silo in enumerate(silos)}
-    sources |= {f"test set {i}": own for i, own in enumerate(tests or ())}
-    sources |= {} if test is None else {"test": test}
-    parts, order, meant = labelled(sources, classes, task)
-    train, held = parts[: len(silos)], parts[len(silos) :]
-    if not held:
-        train, held = held_out({f"silo {i}": s for i, s in enumerate(train)}, meant)
-    sides = concatenated(train), concatenated(held)
-    dataset = made_of(*sides, name="own data", classes=order, mean=mean, std=std, augment=augment, task=meant)
-    rng = np.random.default_rng(seed)
-    rows = [rng.permutation(r) for r in _ranges(train)]
-    test_rows = (
-        _ranges(held) if test is None else divide(dataset.strata(dataset.train), rows, dataset.strata(dataset.test))
-    )
-    return share_out(dataset, names or [f"client-{i}" for i in range(len(rows))], rows, test_rows, val_fraction)
+    how = reading(columns)
+    sources: Sequence[Any] = silos
+    if names is None and all(isinstance(silo, str | PathLike) for silo in sources):
+        found = whose.silos([fspath(silo) for silo in sources])
+        names, sources = list(found), list(found.values())
+    names = names or [f"client-{k}" for k in range(len(sources))]
+
+    def held(source: Any, name: str, what: str = "") -> Holding:
+        return hold(source, how.without_augment(), name, what)
+
+    holdings = [held(source, name) for source, name in zip(sources, names, strict=True)]
+    if tests is not None:
+        parts = [held(own, name, f"the test set of {name}").train for own, name in zip(tests, names, strict=True)]
+        holdings = [replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)]
+    common = None if test is None else held(test, "", "test").train
+    dataset = assemble(holdings, how, name="own data", task=task, classes=classes, test=common)
+    dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
+    return split(augmented(dataset, how), Natural(), seed=seed, val_fraction=val_fraction)
 
 
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
@@ -100,46 +94,3 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")
-
-
-def _is_own(source: Any) -> bool:
-    """Return whether it is read like a file: a frame, a path, or a dict of columns."""
-    if isinstance(source, str | PathLike) or type(source) is dict:
-        return True
-    return frames.is_frame(source) and not pairs_of_images(source)
-
-
-def _from_own(
-    silos: Sequence[Any],
-    tests: Sequence[Any] | None,
-    names: Sequence[str] | None,
-    columns: dict[str, Any],
-    task: str,
-    val_fraction: float,
-    seed: int,
-) -> FederatedData:
-
-    how = reading(columns)
-    for silo in silos:
-        if not _is_own(silo) and not frames.is_frame(silo):
-            raise UserError(f"a silo is {type(silo).__name__}, which has no columns: give a frame, a path or a dict")
-    if names is None and all(isinstance(silo, str | PathLike) for silo in silos):
-        given = whose.silos([fspath(silo) for silo in silos])
-        names, silos = list(given), list(given.values())
-    names = names or [f"client-{k}" for k in range(len(silos))]
-    holdings = [hold(silo, how, name) for silo, name in zip(silos, names, strict=True)]
-    if tests is not None:
-        held = [hold(test, how, f"{name} (test)") for test, name in zip(tests, names, strict=True)]
-        holdings = [replace(h, test=t.train) for h, t in zip(holdings, held, strict=True)]
-    if len(holdings) < 2:
-        raise UserError(
-            "a federation needs two silos or more: give several, or divide the data with ekiden.split(ekiden.load(...))"
-        )
-    dataset = augmented(assemble(holdings, how, name="own data", task=task), how)
-    return split(dataset, Natural(), seed=seed, val_fraction=val_fraction)
-
-
-def _ranges(parts: list[Samples]) -> list[Rows]:
-    """Return the rows of each part within their concatenation."""
-    ends = np.cumsum([len(p) for p in parts])
-    return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]

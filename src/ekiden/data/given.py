@@ -1,85 +1,88 @@
-"""Understand data as other libraries hold them: make tensors or pairs of them, and refuse what is unclear."""
+"""Read samples that are already in Python: arrays, pairs, and map-style datasets such as those of torch."""
 
-import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import frames
+from ekiden.base.wording import row_text
+from ekiden.data.raw import Raw
+from ekiden.data.samples import Samples
+from ekiden.data.tasks import LanguageModelling, inferred
 
 
-@dataclass(frozen=True)
-class NamedPairs:
-    """Pairs (x, y) whose labels have names.
+class Pairs(Protocol):
+    """A map-style dataset of (x, y) pairs, such as those of torch."""
 
-    Attributes:
-        pairs: the samples.
-        classes: the names, in the order of the labels.
-    """
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
 
-    pairs: list[tuple[Any, Any]]
-    classes: tuple[str, ...]
+    def __getitem__(self, index: int, /) -> Any:
+        """(x, y) of one sample."""
+        ...
 
 
-def recognised(source: Any, what: str) -> Any:
-    """Return `source` as (x, y) arrays or as a map-style dataset of pairs; unchanged if it is neither of these.
+Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Samples | Pairs
+"""(x, y) with x (n, ...) and y (n,), or a map-style dataset of such pairs."""
 
-    Pairs of arrays, lists, and pandas frames and series become arrays. Data sets of Hugging Face with one column of
-    images and one of classes become `NamedPairs`.
+
+def raw_of(source: Any, what: str) -> Raw:
+    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs.
 
     Args:
         source: what the user gave.
         what: its name in messages.
     """
-    if frames.is_frame(source) and not _is(source, "datasets", "Dataset"):
+    if isinstance(source, Samples):
+        raw = _raw(source.x, source.y, what, source.classes)
+        subject, time = (_for_each(getattr(source, part), raw, part) for part in ("subject", "time"))
+        if subject is not None and subject.dtype.kind == "f":
+            raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
+        return replace(raw, subject=subject, time=time)
+    if isinstance(source, tuple) and len(source) == 2:
+        x, y = source
+        if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and not isinstance(x, int | float | np.number):
+            raise UserError(
+                f"{what} is one sample, not many: give (inputs, labels) with one row and one label for each sample, or "
+                "divide a data set with ekiden.split"
+            )
+        if _array_like(x) and _array_like(y):
+            return _raw(torch.as_tensor(_array(x, what)), _array(y, what), what)
+    return _raw(*_collected(source, what), what)
+
+
+def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
+    names = isinstance(y, np.ndarray) and y.ndim == 1 and len(y) > 0 and all(isinstance(label, str) for label in y)
+    label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
+    tokens = not names and isinstance(inferred(torch.as_tensor(label), x), LanguageModelling)
+    x = x.long() if tokens else _inputs(x, what)
+    if len(label) != len(x):
         raise UserError(
-            f"{what} is a {type(source).__name__}, which does not say what the label is: name it, as in "
-            'ekiden.load(frame, label_column="died") or ekiden.federate([frame, frame], label_column="died")'
+            f"{what} has {len(x)} samples and {len(label)} labels: it must hold {len(x)} integers or other labels"
         )
-    if _is(source, "datasets", "DatasetDict"):
-        raise UserError(f'{what} is a DatasetDict of {", ".join(source)}: give one of its parts, as in data["train"]')
-    if _is(source, "datasets", "Dataset"):
-        image, label = _columns(source, what)
-        return NamedPairs([(row[image], row[label]) for row in source], tuple(source.features[label].names))
-    if not isinstance(source, tuple) or len(source) != 2:
-        return source
-    x, y = source
-    if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and not isinstance(x, int | float | np.number):
+    return Raw(what, x, label, classes=classes, kind="arrays", given=True)
+
+
+def _for_each(values: Any, raw: Raw, part: str) -> NDArray[Any] | None:
+    """Return numbers (n,), one for each sample."""
+    if values is None:
+        return None
+    what = f"{part} of {raw.source}"
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must be numbers ({error}): number names first") from None
+    if numbers.shape != (len(raw),) or not torch.isfinite(numbers).all():
         raise UserError(
-            f"{what} is one sample, not many: give (inputs, labels) with one row and one label for each sample, or "
-            "divide a data set with ekiden.split"
+            f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of {len(raw)} samples"
         )
-    if not _array_like(x) or not _array_like(y):
-        return source
-    return _array(x, what), _array(y, what)
-
-
-def _is(source: Any, library: str, name: str) -> bool:
-    """Return whether `source` is an instance of a library's class; the library is not imported for this."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(source, getattr(module, name, ()))
-
-
-def pairs_of_images(source: Any) -> bool:
-    """Return whether `source` is a data set of Hugging Face with one column of images and one of classes."""
-    kinds = [type(kind).__name__ for kind in source.features.values()] if _is(source, "datasets", "Dataset") else []
-    return kinds.count("Image") == 1 and kinds.count("ClassLabel") == 1
-
-
-def _columns(table: Any, what: str) -> tuple[str, str]:
-    """Return the columns of images and of classes."""
-    kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
-    images = [name for name, kind in kinds.items() if kind == "Image"]
-    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    if len(images) != 1 or len(labels) != 1:
-        raise UserError(
-            f"{what} is a Hugging Face data set with columns {', '.join(kinds)}, of which not exactly one holds images "
-            'and one classes: name them, as in ekiden.load(data, text_column="text", label_column="label")'
-        )
-    return images[0], labels[0]
+    return (numbers if numbers.is_floating_point() else numbers.long()).cpu().numpy()
 
 
 def _array_like(part: Any) -> bool:
@@ -99,3 +102,57 @@ def _array(part: Any, what: str) -> Any:
     if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
         raise UserError(f"{what} holds values that are not numbers: give numbers, or name the columns to use")
     return array if array.flags.writeable else array.copy()
+
+
+def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
+    """Return the samples and labels of pairs."""
+    try:
+        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
+        xs, ys = [x for x, _ in items], [y for _, y in items]
+        named = bool(ys) and all(isinstance(y, str) for y in ys)
+        labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
+        tensors = [x if isinstance(x, Tensor) else _tensor(x) for x in xs]
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UserError(
+            f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers or names ({error})."
+        ) from error
+    shapes = {tuple(x.shape) for x in tensors}
+    if len(shapes) > 1:
+        raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
+    return (torch.stack(tensors) if tensors else torch.empty(0)), labels
+
+
+def _tensor(x: Any) -> Tensor:
+    """Return an array, a number, a list, or a PIL image (its channels come last) as a tensor."""
+    channels_last = hasattr(x, "getbands") and len(x.getbands()) > 1
+    tensor = torch.from_numpy(np.array(x))
+    return tensor.permute(2, 0, 1) if channels_last else tensor
+
+
+def _numbers(ys: Sequence[Any]) -> Tensor:
+    """Return the labels of pairs: whole numbers as int64, other numbers and arrays unchanged."""
+    if any(np.ndim(y) for y in ys):
+        return torch.stack([torch.as_tensor(y) for y in ys])
+    values = [y.item() if isinstance(y, Tensor) else y for y in ys]
+    if any(int(value) != value for value in values):
+        return torch.tensor([float(value) for value in values], dtype=torch.float64)
+    return torch.tensor([int(value) for value in values], dtype=torch.int64)
+
+
+def _inputs(x: Tensor, what: str) -> Tensor:
+    """Check samples (n, ...), and return them as uint8 images or float32."""
+    if len(x) == 0 or x.ndim < 2:
+        raise UserError(f"{what} has x of shape {tuple(x.shape)}: it must be (n, ...) with n at least 1.")
+    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+        return x.unsqueeze(1) if x.ndim == 3 else x
+    if not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or float values."
+        )
+    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    if bad.any():
+        raise UserError(
+            f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values."
+        )
+    return x.float()

@@ -1,6 +1,7 @@
 """Read what one source holds, undecoded: a path, a frame, or arrays in files side by side."""
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError
-from ekiden.data import arrays, columns, files, frames, times
+from ekiden.data import arrays, columns, files, frames, given, times
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
 
@@ -38,11 +39,30 @@ def suits(path: Path) -> bool:
     return path.suffix.lower() in files.READABLE
 
 
-def hold(source: Any, reading: Reading, name: str = "") -> Holding:
-    """Read a path or a frame."""
-    if not isinstance(source, str | Path):
-        what = f"silo {name}" if name else "the table"
+def hold(source: Any, reading: Reading, name: str = "", what: str = "") -> Holding:
+    """Read a path, a frame, or samples that are already in Python.
+
+    Args:
+        source: where the samples are.
+        reading: what its columns mean.
+        name: name of the silo.
+        what: its name in messages, unless it is a path.
+
+    Raises:
+        UserError: it cannot be read, or lacks a column.
+    """
+    what = what or (f"silo {name}" if name else "the table")
+    if frames.is_frame(source) or type(source) is dict:
         return Holding(name, columns.samples(frames.arrow(source, what), what, reading))
+    if not isinstance(source, str | PathLike):
+        if isinstance(source, dict):
+            raise UserError(
+                f"{what} is a {type(source).__name__} of {', '.join(source)}: give one of its parts, as in "
+                'data["train"]'
+            )
+        if reading.names_columns:
+            raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
+        return Holding(name, given.raw_of(source, what))
     train, test = files.find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
     files.check_class_folders(parts)

@@ -15,9 +15,10 @@ from torch import Tensor
 from ekiden.base.checks import Checked, Count, Positive, checked
 from ekiden.base.errors import DataWarning, UserError, at, unknown
 from ekiden.data.apart import Units
+from ekiden.data.assemble import from_tensors
+from ekiden.data.given import Source
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.shares import Rows, divide, numpy, share_out
-from ekiden.data.tensors import Source, from_tensors
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100

@@ -25,12 +25,13 @@ class Raw:
         label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
         domain: (n,) integers or names, or None.
         group: (n,) integers or names, or None.
-        subject: (n,) names of whom or what the samples are about, such as patients, or None.
-        time: (n,) datetime64[us] or float64, or None.
+        subject: (n,) names or int64 numbers of whom or what the samples are about, such as patients, or None.
+        time: (n,) datetime64[us], or numbers, or None.
         classes: class names in the order of the labels; empty if the source has none.
         domains: names of domains in their order.
         kind: what the samples are.
         targets: names of the columns of labels; none if there are no labels.
+        given: whether these are arrays that were given in Python.
         rows: (n,) number of each sample in the source; None if these are all samples of the source.
     """
 
@@ -43,14 +44,26 @@ class Raw:
     domains: tuple[str, ...] = ()
     kind: Literal["images", "table", "tokens", "arrays"] = "images"
     targets: tuple[str, ...] = ()
-    subject: NDArray[np.str_] | None = None
+    subject: NDArray[Any] | None = None
     time: NDArray[Any] | None = None
+    given: bool = False
     rows: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.images):
             what = "image" if self.kind == "images" else "row"
             raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def positions(self) -> bool:
+        """Whether whole numbers among the labels are positions of classes, from 0 without gaps.
+
+        In a column of a table or an array of a file they are names of classes, so they may be any numbers.
+        """
+        return self.given or self.kind == "images"
 
     def taken(self, rows: NDArray[np.int64]) -> "Raw":
         """Return these rows."""
@@ -83,34 +96,6 @@ def natural(name: str) -> tuple[bool, int, str]:
     """Return a sort key: numbers by value, before other names."""
     number = name.isascii() and name.isdigit()
     return not number, int(name) if number else 0, name
-
-
-def class_codes(
-    parts: Sequence[NDArray[Any]], names: tuple[str, ...], source: str
-) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the class indices of each part, and the class names.
-
-    Integers stay unchanged (without names they run from 0 to the largest). Names are numbered in the order of
-    `names`, or else sorted.
-    """
-    if not all(p.dtype.kind == "i" for p in parts):
-        return codes(parts, names, "label", source)
-    low, high = min(int(p.min()) for p in parts), max(int(p.max()) for p in parts)
-    limit = len(names) or sum(map(len, parts)) + 1
-    if low < 0 or high >= limit:
-        bad = low if low < 0 else high
-        raise UserError(
-            f"label {bad} in {source}: labels must be integers from 0 to classes - 1"
-            + (f" ({len(names)} classes are named)." if names else ", or class names.")
-        )
-    present = {int(k) for p in parts for k in np.unique(p)}
-    if not names and len(present) <= high:
-        gap = next(k for k in range(high) if k not in present)
-        raise UserError(
-            f"no image in {source} has label {gap}, but the largest label is {high}: number the labels from 0 "
-            "without gaps, or write class names instead of numbers"
-        )
-    return [torch.from_numpy(p) for p in parts], names or tuple(str(i) for i in range(high + 1))
 
 
 def codes(

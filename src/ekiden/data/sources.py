@@ -13,21 +13,17 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.data import cache, frames, whose
-from ekiden.data.assemble import assemble, augmented
+from ekiden.data.assemble import assemble, augmented, from_tensors
 from ekiden.data.columns import from_table
-from ekiden.data.decode import decode
 from ekiden.data.federate import federate
 from ekiden.data.files import check_class_folders, files, find, read
 from ekiden.data.holdings import Holding, hold, suits
-from ekiden.data.holdout import divided
-from ekiden.data.inputs import Images
-from ekiden.data.labels import meant
 from ekiden.data.named import NAMED, Named
 from ekiden.data.picture import split
-from ekiden.data.raw import Raw, class_codes, owners
+from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading, reading
-from ekiden.data.samples import Dataset, FederatedData, Samples
-from ekiden.data.tensors import from_tensors
+from ekiden.data.samples import Dataset, FederatedData
+from ekiden.data.targets import meant
 
 
 def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
@@ -322,20 +318,13 @@ def _digits() -> Raw:
 
 
 def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
-    """Decode one or two parts; a single part is split into training and test samples."""
-    source = parts[0].source
-    y, classes = class_codes([p.label for p in parts], parts[0].classes, source)
-    domain, domains = owners("domain", parts, spec.domains)
-    group, _ = owners("group", parts)
-    images = Images(size or 0)
-    if len(parts) == 1:  # the held-out rows are known before anything is decoded
-        rows = divided(y[0], domain[0], group[0])
-        if not len(rows[1]):
-            raise UserError(f"{source} has too few samples to hold out a test part: give one, or more samples.")
-        parts = [parts[0].taken(r.numpy()) for r in rows]
-        y, domain, group = ([None if t[0] is None else t[0][r] for r in rows] for t in (y, domain, group))  # type: ignore[assignment]
-    samples = [
-        Samples(*fields)
-        for fields in zip(decode([[part] for part in parts], images, cache.room), y, domain, group, strict=True)
-    ]
-    return Dataset(source, samples[0], samples[1], classes, domains)
+    """Make the data set of one or two parts of images."""
+    return assemble(
+        [Holding("", *parts)],
+        Reading(),
+        name=parts[0].source,
+        size=size,
+        task="classification",
+        domains=spec.domains,
+        doubt=spec == Named(),
+    )

@@ -1,8 +1,7 @@
-"""Find out what the labels of files mean: the task, and its targets as tensors."""
+"""Find out what labels mean, the same for every source: the task, the names of the outputs, and tensors."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,99 +9,251 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data.raw import Raw, class_codes, codes
+from ekiden.data.raw import Raw, natural
 from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Task, named
+from ekiden.data.tasks import (
+    Classification,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    Task,
+    inferred,
+    named,
+    names_of,
+    scaled,
+)
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
+_SHOWN = 8  # labels in a message
 
 KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "arrays"}
 
 
-def targets(raws: Sequence[Raw], task: str, like: Dataset | None) -> tuple[list[Tensor], tuple[str, ...], Task]:
-    """Return the labels of each part, the names of the outputs, and the task."""
-    source = raws[0].source
-    parts = [raw.label for raw in raws]
-    chosen = like.task if like is not None else named(task) if task else _guess(raws)
-    if not isinstance(chosen, LanguageModelling) and raws[0].kind == "tokens" and not raws[0].targets:
+def targets(
+    raws: Sequence[Raw], task: Task | str | None, like: Dataset | None = None, classes: Sequence[str] | None = None
+) -> tuple[list[Tensor], tuple[str, ...], Task]:
+    """Return the labels of each part, the names of the outputs, and the task.
+
+    Args:
+        raws: all parts of one data set.
+        task: the task or its name; None or "" infers it from the labels.
+        like: a data set whose task and classes are used.
+        classes: names of the outputs, if the user gave some.
+    """
+    first = raws[0]
+    wanted = like.task if like is not None else named(task) if isinstance(task, str) and task else task
+    chosen = wanted if isinstance(wanted, Task) else _guess(raws)
+    if first.kind == "tokens" and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
-            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=), "
+            f"{first.source} has no column 'label': say which one holds the labels (--label-column, label_column=), "
             "or learn the texts themselves by --task language-modelling"
         )
-    match chosen:
-        case LanguageModelling():
-            if raws[0].kind != "tokens":
-                raise UserError(
-                    f"language modelling needs texts, but {source} holds {KINDS[raws[0].kind]}: name a --text-column"
-                )
-            return [torch.zeros(len(p), dtype=torch.int64) for p in parts], (), chosen
-        case Classification():
-            if any(part.ndim > 1 for part in parts):
-                raise UserError(
-                    "classification has one label per sample: name one --label-column, or use --task multi-label"
-                )
-            whole = [_whole(part, raw) for part, raw in zip(parts, raws, strict=True)]
-            names = like.classes if like is not None else raws[0].classes
-            if (names or raws[0].kind == "images") and (like is None or any(p.dtype.kind != "i" for p in whole)):
-                return *class_codes(whole, names, source), chosen
-            y, classes = codes([p.astype(np.str_) for p in whole], names, "label", source)
-            if len(classes) < 2:
-                raise UserError(f"all labels in {source} are {classes[0]!r}: classification needs two classes or more")
-            return y, classes, chosen
-        case MultiLabel() | Regression():
-            numbers = [_numbers(part, raw, chosen.kind) for part, raw in zip(parts, raws, strict=True)]
-            y = [chosen.labels(torch.from_numpy(p), len(p), raw.source) for p, raw in zip(numbers, raws, strict=True)]
-            columns = raws[0].targets
-            width = 1 if y[0].ndim == 1 else y[0].shape[1]
-            if len(columns) != width:
-                columns = tuple(f"{columns[0] if columns else 'y'}-{k}" for k in range(width))
-            return y, columns if like is None else like.classes, chosen
-    raise UserError(f"{chosen.kind} cannot be read from files: give a function that makes the data, FILE.py:NAME")
+    if isinstance(chosen, LanguageModelling) and first.kind != "arrays":
+        if first.kind != "tokens":
+            raise UserError(
+                f"language modelling needs texts, but {first.source} holds {KINDS[first.kind]}: name a --text-column"
+            )
+        return [torch.zeros(len(raw), dtype=torch.int64) for raw in raws], (), chosen
+    if isinstance(chosen, Classification):
+        return *_classes(raws, like, classes), chosen
+    if isinstance(chosen, LanguageModelling) and not chosen.vocabulary and classes is None:
+        chosen = replace(chosen, vocabulary=1 + max(int(max(raw.label.max(), raw.images.max())) for raw in raws))
+    y = [chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source) for raw in raws]
+    if len({part.shape[1:] for part in y}) > 1:
+        shapes = ", ".join(f"{raw.source}: {tuple(part.shape)}" for raw, part in zip(raws, y, strict=True))
+        raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
+    if like is not None:
+        return y, like.classes, chosen
+    columns = first.targets if classes is None else ()
+    if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
+        columns = tuple(f"{columns[0]}-{k}" for k in range(width))
+    return y, columns or names_of(chosen, torch.cat(y), classes), chosen
 
 
 def _guess(raws: Sequence[Raw]) -> Task:
     """Infer the task from the labels."""
-    parts = [raw.label for raw in raws]
-    if parts[0].ndim > 1:
-        binary = all(np.isin(part, (0, 1)).all() for part in parts)
-        return MultiLabel() if binary else Regression()
-    if all(part.dtype.kind == "f" for part in parts) and any((part != np.floor(part)).any() for part in parts):
-        return Regression()
-    different = {value for part in parts for value in np.unique(part).tolist()}
-    if all(part.dtype.kind in "if" for part in parts) and len(different) > _MANY and not raws[0].classes:
+    if any(len(raw.targets) > 1 for raw in raws):  # each column is a label or a number
+        return MultiLabel() if all(np.isin(raw.label, (0, 1)).all() for raw in raws) else Regression()
+    # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
+    found = [Classification() if raw.classes or _are_names(raw.label) else _inferred(raw) for raw in raws]
+    task = next((one for one in found if not isinstance(one, Classification)), found[0])
+    whole = all(raw.label.dtype.kind in "if" and not raw.classes and not raw.positions for raw in raws)
+    if not whole or not isinstance(task, Classification):
+        return task
+    different = {value for raw in raws for value in np.unique(raw.label).tolist()}
+    if len(different) > _MANY:
         shown = raws[0].targets[0] if raws[0].targets else "label"
         raise UserError(
             f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: use "
             "--task regression if they are numbers to predict, or --task classification if they are classes"
         )
-    return Classification()
+    return task
 
 
-def _whole(part: NDArray[Any], raw: Raw) -> NDArray[Any]:
-    """Return the labels of classes: names or integers."""
-    if part.dtype.kind != "f":
-        return part
-    if (part != np.floor(part)).any():
-        row = int(np.flatnonzero(part != np.floor(part))[0])
-        raise UserError(f"the label in {raw.where(row)} is {part[row]}, not a class: use --task regression")
-    return part.astype(np.int64)
+def _inferred(raw: Raw) -> Task:
+    return inferred(torch.from_numpy(raw.label), raw.images if isinstance(raw.images, Tensor) else torch.empty(0))
 
 
-def _numbers(part: NDArray[Any], raw: Raw, kind: str) -> NDArray[np.float64]:
-    if part.dtype.kind == "U" and kind == "multi-label" and set(np.unique(part)) <= {"true", "false"}:
-        part = part == "true"
-    if part.dtype.kind == "U":
+def _are_names(label: NDArray[np.generic]) -> bool:
+    return label.dtype.kind == "U"
+
+
+def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
+    """Return labels that are not classes of samples: numbers, or 0 and 1."""
+    label = raw.label
+    if kind == "multi-label" and _are_names(label) and set(np.unique(label)) <= {"true", "false"}:
+        label = label == "true"
+    if kind == "regression" and raw.classes and label.dtype.kind == "i":  # class names that are numbers
+        label = np.array(raw.classes)[label]
+    if _are_names(label):
+        try:
+            return label.astype(np.float64)
+        except ValueError:
+            raise UserError(
+                f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds text "
+                f"({str(label[0])!r}): {kind} needs numbers"
+            ) from None
+    return label[:, None] if kind == "multi-label" and label.ndim == 1 else label
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Labels of one part.
+
+    Attributes:
+        raw: the part.
+        y: (n,) int64 positions in the names, or in names of others.
+        names: the part's own names; none if its labels are numbers of classes.
+    """
+
+    raw: Raw
+    y: Tensor
+    names: tuple[str, ...]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the labels have no names, or names that are these numbers."""
+        return self.names == tuple(map(str, range(len(self.names))))
+
+    def present(self) -> list[int]:
+        """Return the labels that occur, in order."""
+        return [int(label) for label in np.unique(self.y.numpy())]
+
+    def first(self, label: int) -> str:
+        """Return where a label occurs first."""
+        return self.raw.where(int((self.y == label).nonzero()[0]))
+
+    def placed(self, order: tuple[str, ...]) -> Tensor:
+        """Return labels with names as positions in `order`."""
+        place = {name: i for i, name in enumerate(order)}
+        strange = next((label for label in self.present() if self.names[label] not in place), None)
+        if strange is not None:
+            raise UserError(
+                f"label {self.names[strange]!r} in {self.first(strange)} is not among the classes: {', '.join(order)}"
+            )
+        return torch.tensor([place.get(name, -1) for name in self.names])[self.y]
+
+
+def _classes(
+    raws: Sequence[Raw], like: Dataset | None, given: Sequence[str] | None
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Give all parts one meaning of each class.
+
+    Labels with names are matched by name, in the order that all parts share, or else sorted. Labels without names are
+    numbers of classes. In a column of a table, whole numbers are names too, so they need not begin with 0.
+    """
+    parts = [_read(raw, like) for raw in raws]
+    order = like.classes if like is not None else tuple(given or ())
+    if not order and all(part.numbered for part in parts):
+        order = _numbered(parts)
+    elif not order:
+        if nameless := next((part for part in parts if not part.names), None):
+            one = next(part for part in parts if not part.numbered)
+            raise UserError(
+                f"the labels of {one.raw.source} are names, but those of {nameless.raw.source} are numbers of unknown "
+                "classes: use names everywhere, or name the classes in order by classes="
+            )
+        together = {name for part in parts for name in part.names}
+        first = parts[0].names
+        order = first if all(part.names == first for part in parts) else tuple(sorted(together, key=natural))
+    if len(order) < 2 and raws[0].targets and raws[0].kind != "images":
+        raise UserError(f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more")
+    return [_placed(part, order, by_number=like is None) for part in parts], order
+
+
+def _read(raw: Raw, like: Dataset | None) -> _Labels:
+    """Return the labels of one part with its own names."""
+    label = raw.label
+    if raw.targets and label.ndim > 1:
+        raise UserError("classification has one label per sample: name one --label-column, or use --task multi-label")
+    if label.dtype.kind == "f" and not raw.positions:
+        if (label != np.floor(label)).any():
+            row = int(np.flatnonzero(label != np.floor(label))[0])
+            raise UserError(f"the label in {raw.where(row)} is {label[row]}, not a class: use --task regression")
+        label = label.astype(np.int64)
+    values = not raw.classes and (not raw.positions or like is not None)
+    if _are_names(label) or (values and label.dtype.kind == "i"):
+        names, inverse = np.unique(label.astype(np.str_), return_inverse=True)
+        found = _Labels(raw, torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names)))
+        order = raw.classes or tuple(sorted(found.names, key=natural))
+        return replace(found, y=found.placed(order), names=order)
+    low, high = (int(label.min()), int(label.max())) if label.dtype.kind in "iu" and label.ndim == 1 else (0, 0)
+    if low < 0 or (raw.classes and high >= len(raw.classes)):
+        bad = low if low < 0 else high
         raise UserError(
-            f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds text ({str(part[0])!r}): "
-            f"{kind} needs numbers"
+            f"label {bad} in {raw.where(int(np.flatnonzero(label == bad)[0]))}: labels must be integers from 0 to "
+            f"classes - 1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or class names."
         )
-    if kind == "multi-label" and part.ndim == 1:
-        part = part[:, None]
-    return part.astype(np.float64)
+    return _Labels(raw, Classification().labels(torch.from_numpy(label), len(raw), raw.source), raw.classes)
 
 
-def provisional(task: Regression, y: Tensor) -> Regression:
-    """Return the task with the scale of these targets."""
-    columns = (y[:, None] if y.ndim == 1 else y).double()
-    std = columns.std(0, correction=0)
-    return replace(task, mean=tuple(columns.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
+def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
+    """Return the names of numbered classes. Their count comes from the parts' own names, or else from the labels."""
+    present = {label for part in parts for label in part.present()}
+    known, high = max(len(part.names) for part in parts), max(present)
+    gaps = (k for k in range(high) if k not in present)
+    if high >= known and (missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]):
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        largest = next(part for part in parts if high in part.present())
+        raise UserError(
+            f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the labels from 0 "
+            "without gaps, or give names of the classes instead of numbers"
+        )
+    return tuple(map(str, range(max(high + 1, known))))
+
+
+def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor:
+    """Return labels as positions in the names of all."""
+    if by_number and part.raw.positions and part.numbered and not (part.names and set(part.names) <= set(order)):
+        if (high := int(part.y.max())) >= len(order):
+            raise UserError(
+                f"label {high} has no name among the {len(order)} classes ({part.first(high)}): name them all, or "
+                "give no names"
+            )
+        return part.y
+    return part.placed(order)
+
+
+def meant(dataset: Dataset, task: str) -> Dataset:
+    """Return the data set with its labels as labels of `task`: for a regression, integers become numbers."""
+    if not task or dataset.task.kind == task:
+        return dataset
+    if task != "regression" or not isinstance(dataset.task, Classification):
+        raise UserError(f"the labels of {dataset.name} are of {dataset.task.kind}, not of {task}: leave out --task")
+    try:
+        values = torch.tensor([float(name) for name in dataset.classes])
+    except ValueError:
+        raise UserError(
+            f"the labels of {dataset.name} are names, but regression needs numbers: leave out --task"
+        ) from None
+    names = ("target",)
+    train, test = (replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y))
+
+
+def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
+    """Refuse numbers to predict (n,) or (n, K) of which one is the same for all samples."""
+    columns = y if y.ndim == 2 else y[:, None]
+    for name, column in zip(names, columns.T, strict=True):
+        if len(column) and bool((column == column[0]).all()):
+            raise UserError(f"the label {name!r} is {column[0]:g} in all training rows: name a label that varies")
