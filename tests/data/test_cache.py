@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever images are decoded."""
     calls: list[int] = []
 
-    def counting(*args: object) -> list[torch.Tensor]:
+    def counting(*args: Any, **options: Any) -> list[torch.Tensor]:
         calls.append(1)
-        return decode.decode(*args)  # type: ignore[arg-type]
+        return decode.decode(*args, **options)
 
     monkeypatch.setattr(encoding, "decode", counting)
     return calls

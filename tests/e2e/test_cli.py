@@ -671,7 +671,7 @@ def test_an_empty_client_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             go(FedSeq(epochs=1), replace(data, clients=clients), Exploding, Path("run"))
-    with pytest.raises(UserError, match="silo 1"):
+    with pytest.raises(UserError, match="silo client-1"):
         federate([silo(30), (torch.empty(0, 4), torch.empty(0, dtype=torch.int64))], test=silo(20))
     assert not Path("run").exists()
 
