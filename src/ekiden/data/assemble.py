@@ -96,9 +96,6 @@ def assemble(
         domains: names of the domains in their order, if the sources do not name them.
         test: a test part of all sources, which then have none of their own.
         doubt: warn of what may be wrong with the data.
-
-    Raises:
-        UserError: the sources do not go together.
     """
     raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
     _alike(raws)

@@ -47,9 +47,6 @@ def hold(source: Any, reading: Reading, name: str = "", what: str = "") -> Holdi
         reading: what its columns mean.
         name: name of the silo.
         what: its name in messages, unless it is a path.
-
-    Raises:
-        UserError: it cannot be read, or lacks a column.
     """
     what = what or (f"silo {name}" if name else "the table")
     if frames.is_frame(source) or type(source) is dict:
