@@ -180,7 +180,7 @@ def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
     model = load_model(tmp_path / "run", network=nn.Linear(4, 1))
     with torch.no_grad():
         theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(samples.x)
-        torch.testing.assert_close(theirs, model(samples.x) * 3 + 50)
+        torch.testing.assert_close(theirs, model(samples.x).double() * 3 + 50)
 
 
 def patients(draw: np.random.Generator, columns: tuple[str, ...] = ("age", "output", "seen", "sex", "n/a")) -> Any:

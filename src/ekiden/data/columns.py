@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.wording import row_text
 from ekiden.data import times
+from ekiden.data.cells import Cells
 from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
@@ -68,18 +69,20 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     subject, time = reading.subject_column or None, reading.time_column or None
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, meant)
+    features = chosen if kind == "table" else ()
+    cells = Cells(table, source, reading.writing, [*features, *targets, *filter(None, [time])])
     return Raw(
         source,
-        chosen,
-        targets_of(table, targets, source) if targets else np.zeros(len(table), dtype=np.int64),
-        None if domain is None else _names_of(table, domain, source),
-        None if group is None else _names_of(table, group, source),
+        cells.features(features, reading.categorical_columns) if kind == "table" else chosen,
+        targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
+        None if domain is None else _names_of(table, domain, source, cells),
+        None if group is None else _names_of(table, group, source, cells),
         _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
         () if domain is None else _names(table, domain, b"domain_names"),
         kind,
         targets,
-        None if subject is None else _names_of(table, subject, source).astype(np.str_),
-        None if time is None else times.read(table[time], f"column {time!r} of {source}"),
+        None if subject is None else _names_of(table, subject, source, cells).astype(np.str_),
+        None if time is None else times.read(cells.time(time), f"column {time!r} of {source}"),
     )
 
 
@@ -90,7 +93,7 @@ def _label(table: Any) -> tuple[str, ...]:
 
 
 def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:
-    """Return what the samples are, and the samples."""
+    """Return what the samples are, and the samples; of a table the names of its columns."""
     image = reading.image_column or (None if reading.text_column or reading.array_column else _image(table, meant))
     if image is not None and not reading.feature_columns:
         return "images", images_in(table, image, source)
@@ -106,7 +109,9 @@ def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> 
         raise UserError(f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one")
     if not columns:
         raise UserError(f"{source} has no column left to learn from: drop fewer")
-    return "table", table.select(list(columns))
+    if unknown_ := [name for name in reading.categorical_columns if name not in columns]:
+        raise UserError(f"{source} has no column {unknown_[0]!r} to take as categories: it has {', '.join(columns)}")
+    return "table", tuple(columns)
 
 
 def _image(table: Any, meant: set[str | None]) -> str | None:
@@ -201,58 +206,58 @@ def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
         ) from None
 
 
-def targets_of(table: Any, columns: Sequence[str], source: str) -> NDArray[Any]:
+def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) -> NDArray[Any]:
     """Return the labels: for one column (n,) integers, names, or float64; for several (n, K) float64."""
+    each = [_target(table[name], name, source, cells) for name in columns]
+    if len(each) == 1:
+        return each[0]
+    for name, values in zip(columns, each, strict=True):
+        if values.dtype.kind == "U" and not set(np.unique(values)) <= {"true", "false"}:
+            raise UserError(
+                f"column {name!r} of {source} holds names: with several --label-column, all must hold numbers"
+            )
+    return np.stack([v == "true" if v.dtype.kind == "U" else v.astype(np.float64) for v in each], axis=1, dtype=float)
+
+
+def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
+    """Return the labels of one column: (n,) integers, names, or float64."""
     import pyarrow as pa  # noqa: PLC0415
 
-    each = []
-    for name in columns:
-        column = table[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            raise UserError(
-                f"the label in {row_text(row)} of {source} is missing (column {name!r}): give it one, or leave the "
-                "row out"
-            )
-        if pa.types.is_boolean(column.type):
-            numbers = column.cast(pa.int8())
-            each.append(np.array(numbers.to_numpy(), dtype=np.float64))
-            if len(columns) == 1:
-                return np.where(each[0] > 0, "true", "false")
-        elif pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-            each.append(np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64))
-        elif len(columns) == 1:
-            return _values(table, name, source)
-        elif pa.types.is_integer(column.type):
-            each.append(np.array(column.to_numpy(), dtype=np.float64))
-        else:
-            raise UserError(
-                f"column {name!r} of {source} holds {column.type}: with several --label-column, all must hold numbers"
-            )
-        if not np.isfinite(each[-1]).all():
-            row = int(np.flatnonzero(~np.isfinite(each[-1]))[0])
-            raise UserError(
-                f"the label in {row_text(row)} of {source} is {each[-1][row]} (column {name!r}): give a number"
-            )
-    return each[0] if len(each) == 1 else np.stack(each, axis=1)
+    if cells.is_text(name):
+        return cells.label(name)
+    kind = column.type
+    if column.null_count:
+        cells.refuse_missing(name, column.is_null().to_pylist().index(True))
+    if pa.types.is_dictionary(kind) or pa.types.is_boolean(kind):
+        return np.array(cells.names(name).to_pylist(), dtype=np.str_)
+    if pa.types.is_integer(kind):
+        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
+    if not pa.types.is_floating(kind) and not pa.types.is_decimal(kind):
+        raise UserError(f"column {name!r} of {source} holds {kind}: it must hold integers or names (strings).")
+    values = np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise UserError(f"the label in {row_text(row)} of {source} is {values[row]} (column {name!r}): give a number")
+    return values
 
 
-def _names_of(table: Any, name: str, source: str) -> NDArray[Any]:
+def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
     import pyarrow as pa  # noqa: PLC0415
 
     column = table[name]
-    if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
-        values = column.cast(pa.float64()).to_numpy()
-        if (values != np.floor(values)).any():
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return _values(table, name, source)  # the file may name them
+    names = cells.names(name)
+    if names.null_count:
+        row = names.is_null().to_pylist().index(True)
+        raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
+    found: NDArray[Any] = np.array(names.to_pylist(), dtype=np.str_)
+    if pa.types.is_floating(column.type):
+        if not all(value.lstrip("-").isdigit() for value in np.unique(found)):
             raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
-        return np.array(values, dtype=np.int64)
-    return _values(table, name, source)
+        return found.astype(np.int64)
+    return found
 
 
 def _values(table: Any, name: str, source: str) -> NDArray[Any]:

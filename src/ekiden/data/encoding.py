@@ -48,7 +48,7 @@ def encode(
         raise UserError("--size is the side of images, but the data are a table: leave it out")
     if isinstance(known, Table):
         return [torch.cat([tables.encode(*tables.rows(raw, known), known) for raw in side]) for side in sides], known
-    table, tensors = tables.unscaled(raws, reading.categorical_columns)
+    table, tensors = tables.unscaled(raws, reading.missing)
     cut = len(sides[0])
     return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
 

@@ -2,13 +2,15 @@
 
 import re
 import sys
+import warnings
+from csv import reader
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.data.cells import DELIMITER
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
-_NULLS = ["", "NA", "N/A", "#N/A", "n/a", "NaN", "nan", "NULL", "null", "?", "."]
 _DELIMITERS = ",;\t|"
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 
@@ -34,8 +36,8 @@ def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each l
         table = _file(Path(source).expanduser())
     elif _is(source, "pandas", "DataFrame"):
         try:
-            table = pa.Table.from_pandas(source, preserve_index=False)
-        except (pa.ArrowException, ValueError) as error:
+            table = pa.Table.from_pandas(_without_mixtures(source), preserve_index=False)
+        except (pa.ArrowException, ValueError, TypeError) as error:
             raise UserError(f"{what} cannot be read: {first(error)}; give each column values of one type") from None
     elif _is(source, "polars", "LazyFrame"):
         table = source.collect().to_arrow()
@@ -49,13 +51,14 @@ def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each l
             table = table.replace_schema_metadata(source.features.arrow_schema.metadata)
     elif isinstance(source, dict):
         try:
-            table = pa.table(source)
+            table = pa.table({name: _unmixed(values) for name, values in source.items()})
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise UserError(f"{what} is not a table: {first(error)}; give columns of equal length") from None
     elif _is(source, "pyarrow", "Table"):
         table = source
     else:
         raise UserError(f"{what} cannot be of type {type(source).__name__}: give a path, a frame or a dict of columns")
+    table = _named(table, what)
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
         raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
@@ -102,12 +105,50 @@ def _without_index(table: Any) -> Any:
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
 
 
+def _without_mixtures(frame: Any) -> Any:
+    """Return a pandas frame in which columns of several types, such as 1.5 and "n.d.", are text."""
+    mixed = {name: _unmixed(frame[name]) for name in frame.columns if frame.columns.tolist().count(name) == 1}
+    mixed = {name: values for name, values in mixed.items() if values is not frame[name] and isinstance(values, list)}
+    return frame.assign(**mixed) if mixed and all(isinstance(name, str) for name in mixed) else frame
+
+
+def _unmixed(values: Any) -> Any:
+    """Return the values of a column as text if they have several types."""
+    if str(getattr(values, "dtype", "object")) != "object" or not hasattr(values, "__iter__"):
+        return values
+    kinds = {type(value) for value in values if value is not None and value == value}  # noqa: PLR0124  (NaN)
+    if len(kinds) < 2 or str not in kinds or not all(issubclass(kind, str | int | float) for kind in kinds):
+        return values
+    return [None if value is None or value != value else str(value) for value in values]  # noqa: PLR0124
+
+
+def _named(table: Any, what: str) -> Any:
+    """Return the table without row numbers and empty columns that have no name."""
+    for place in reversed(range(table.num_columns)):
+        name = table.column_names[place].strip()
+        if name and not re.fullmatch(r"Unnamed: \d+", name):
+            continue
+        values = [str(value) for value in table.column(place).to_pylist() if value is not None]
+        numbers = [str(k) for k in range(len(table) + 1)]
+        if values in ([], numbers[:-1], numbers[1:]):
+            table = table.remove_column(place)
+            if values:
+                line = f"column {place} of {what} holds row numbers under no name of its own: it is left out"
+                warnings.warn(line, DataWarning, stacklevel=3)
+        elif not name:
+            raise UserError(f"column {place} of {what} (counted from 0) has no name: give it one, or remove it")
+    return table
+
+
 def _text(path: Path) -> Any:
-    """Read a table from a text file; delimiter and decimal sign are found in the file."""
+    """Read a table of text from a text file. Its delimiter is found in the file; `Cells` finds what the text means."""
+    import pyarrow as pa  # noqa: PLC0415
     from pyarrow import csv  # noqa: PLC0415
 
     with path.open("rb") as file:
         head = file.read(_HEAD)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{path} is written in UTF-16: save it as CSV UTF-8")
     try:
         head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,14 +156,19 @@ def _text(path: Path) -> Any:
             raise UserError(f"{path} is not written in UTF-8 (byte {error.start}): save it as CSV UTF-8") from None
     if b"\0" in head:
         raise UserError(f"{path} is not a text file: give CSV, TSV, Parquet or Feather")
-    header, *lines = head.decode("utf-8-sig", errors="ignore").splitlines() or [""]
+    lines = head.decode("utf-8-sig", errors="ignore").splitlines(keepends=True) or [""]
+    told = re.fullmatch(r'"?sep=(.)"?\s*', lines[0])  # as Excel writes it
+    header = lines[bool(told)] if len(lines) > bool(told) else ""
     bare = re.sub(r'"[^"]*"', "", header)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=bare.count)
-    comma = delimiter == ";" and any(re.search(r"(^|;)-?\d+,\d+(;|$)", line) for line in lines)
-    return csv.read_csv(
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else told[1] if told else max(_DELIMITERS, key=bare.count)
+    width = len(next(reader(lines[bool(told) :], delimiter=delimiter), []))
+    table = csv.read_csv(
         path,
+        read_options=csv.ReadOptions(autogenerate_column_names=True, skip_rows=int(bool(told))),
         parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         convert_options=csv.ConvertOptions(
-            null_values=_NULLS, strings_can_be_null=True, decimal_point="," if comma else "."
+            column_types={f"f{k}": pa.large_string() for k in range(width)}, null_values=[""], strings_can_be_null=True
         ),
     )
+    names = [(column[0].as_py() or "").strip() for column in table.columns]
+    return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})

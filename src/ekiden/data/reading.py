@@ -8,7 +8,9 @@ from ekiden.base.checks import Checked, Count, CountOrZero, Range
 from ekiden.base.codec import made
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
+from ekiden.data.cells import Writing
 from ekiden.data.decode import Images
+from ekiden.data.tables import Table
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Reading(Checked):
     """columns of a table that the model does not get: names, row numbers"""
     categorical_columns: tuple[str, ...] = ()
     """columns of numbers that are codes of categories, such as postcodes"""
+    missing: tuple[str, ...] = ()
+    """further cells of a table that mark a missing value, such as n.d. or -999"""
+    decimal: Literal["", ".", ","] = ""
+    """the sign before decimals; by default the one that the numbers of the table show"""
+    dates: Literal["", "day-first", "month-first"] = ""
+    """whether 03/04/2024 begins with the day or with the month; by default what the dates of the column show"""
     min_count: Count = 10
     """smallest number of rows that a silo reports when silos agree on the scaling of a table: a column with fewer
     values, or a category with fewer rows, is left out"""
@@ -79,6 +87,18 @@ class Reading(Checked):
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
     @property
+    def writing(self) -> Writing:
+        """Return how tables are written."""
+        return Writing(self.missing, self.decimal, self.dates)
+
+    def like(self, inputs: object) -> "Reading":
+        """Return these options with the categories and the marks of missing values that a trained model knows."""
+        if not isinstance(inputs, Table):
+            return self
+        missing = dict.fromkeys((*self.missing, *inputs.missing))
+        return replace(self, categorical_columns=inputs.categorical, missing=tuple(missing))
+
+    @property
     def augment(self) -> Augment:
         """Return how training images are augmented, at the size of training."""
         return Augment(self.augment_crop, self.augment_flip, float(self.augment_rotation))
@@ -112,8 +132,8 @@ def reading(columns: dict[str, Any]) -> Reading:
 
 
 def listed(values: Any) -> Any:
-    """Return `values` of a `Reading`, in which one column may replace a list of columns."""
+    """Return `values` of a `Reading`, in which one column or mark may replace a list of them."""
     if not isinstance(values, dict):
         return values
-    several = {f.name for f in fields(Reading) if f.name == "label_column" or f.name.endswith("_columns")}
+    several = {f.name for f in fields(Reading) if f.name in ("label_column", "missing") or f.name.endswith("_columns")}
     return {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}

@@ -62,7 +62,7 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
-    chosen = reading(columns)
+    chosen = reading(columns).like(None if like is None else like.inputs)
     if size is not None and (type(size) is not int or size < 1):
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
     return augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
@@ -120,7 +120,7 @@ def join(
     Raises:
         UserError: as in `load`; or the silos' data do not go together.
     """
-    chosen = reading(columns)
+    chosen = reading(columns).like(None if like is None else like.inputs)
     how = chosen.without_augment()
     return augmented(_own(list(whose.silos(paths).items()), "silos", size, how, task, like), chosen)
 

@@ -1,5 +1,6 @@
 """Make tensors of the rows of a table."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
+from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.raw import Raw
 
 _SHOWN = 5  # names in a message
-_QUOTED = "numbers in quotes"
 Numbers = NDArray[np.float64]
 Names = NDArray[np.str_]
 
@@ -38,6 +39,8 @@ class Table(Checked):
         scale: per numeric column, divided by.
         gaps: the numeric columns for which a row says whether the number is missing.
         vocabularies: per categorical column, its known categories; "" is a missing one.
+        dates: the numeric columns that are dates, as days since 1970.
+        missing: cells that mark a missing value, in addition to the usual ones.
         agreed: whether the silos have agreed on scaling and vocabularies; see above for rows before that.
     """
 
@@ -47,6 +50,8 @@ class Table(Checked):
     scale: tuple[float, ...] = ()
     gaps: tuple[str, ...] = ()
     vocabularies: tuple[tuple[str, ...], ...] = ()
+    dates: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(s > 0 for s in self.scale)
@@ -67,8 +72,15 @@ class Table(Checked):
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), or a dict of columns."""
-        table = frames.arrow(raw, "the table given")
-        return encode(*rows(Raw("the table given", table, np.zeros(len(table)), kind="table"), self), self)
+        return encode(*rows(self.read(frames.arrow(raw, "the table given"), "the table given"), self), self)
+
+    def read(self, frame: Any, source: str) -> Raw:
+        """Return an Arrow table as rows of these columns, which are not encoded yet."""
+        columns = [*self.numeric, *self.categorical]
+        _same_columns(columns, frame.column_names, "the model's data", source, more=True)
+        cells = Cells(frame, source, Writing(self.missing), self.numeric)
+        read = cells.features(columns, self.categorical, self.numeric)
+        return Raw(source, read, np.zeros(len(frame)), kind="table")
 
 
 def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
@@ -95,25 +107,30 @@ def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     return encode(rows[:, :n], names, after)
 
 
-def unscaled(raws: Sequence[Raw], categorical: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
+def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
     """Return the columns of several tables together, and their rows (n, d) float64, unscaled.
 
     Args:
-        raws: the tables.
-        categorical: columns of numbers that are codes of categories.
+        raws: the tables, as `Cells.features` returns them.
+        missing: cells that mark a missing value, in addition to the usual ones.
+
+    Warns:
+        DataWarning: a column has no value in one of several tables.
     """
     first, wanted = raws[0].source, raws[0].images.column_names
     for raw in raws:
         _same_columns(wanted, raw.images.column_names, first, raw.source)
-    for name in categorical:
-        if name not in wanted:
-            raise UserError(f"{first} has no column {name!r} to take as categories: it has {', '.join(wanted)}")
-    kinds = {name: _kind(name, raws, categorical) for name in wanted}
+    kinds = {name: _kind(name, raws) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
             f"column {lost[0]!r} of {first} has no value at all: leave it out with --drop-columns {lost[0]}"
         )
-    table = Table(*(tuple(n for n in wanted if kinds[n] == kind) for kind in ("numbers", "names")))
+    table = Table(
+        tuple(name for name in wanted if kinds[name] != "names"),
+        tuple(name for name in wanted if kinds[name] == "names"),
+        dates=tuple(name for name in wanted if kinds[name] == "dates"),
+        missing=tuple(missing),
+    )
     read = [rows(raw, table) for raw in raws]
     found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
     table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
@@ -125,12 +142,17 @@ def unscaled(raws: Sequence[Raw], categorical: Sequence[str] = ()) -> tuple[Tabl
 
 
 def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
-    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column."""
+    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column.
+
+    Args:
+        raw: rows as `Cells.features` returns them.
+        table: the columns.
+    """
     frame = raw.images
     _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", raw.source, more=True)
-    numbers = [_numbers(raw, name) for name in table.numeric]
+    numbers = [_numbers(raw, name, date=name in table.dates) for name in table.numeric]
     empty = np.empty((len(frame), 0))
-    names = [_texts(frame[name]) for name in table.categorical]
+    names = [_names(frame[name]) for name in table.categorical]
     return (np.stack(numbers, axis=1) if numbers else empty), names
 
 
@@ -149,91 +171,74 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
         )
 
 
-def _kind(name: str, raws: Sequence[Raw], categorical: Sequence[str]) -> str:
-    """Return numbers, names, or "" for a column without any value."""
-    kinds = [_type(raw.images[name].type, name, raw.source) for raw in raws]
-    if name in categorical:
-        return "names" if any(kinds) else ""
-    texts, numbers = ([r for k, r in zip(kinds, raws, strict=True) if k == kind] for kind in ("names", "numbers"))
-    if texts and numbers:
-        shown = next((raw for raw in texts if _first_text(raw, name) != _QUOTED), texts[0])
+def _kind(name: str, raws: Sequence[Raw]) -> str:
+    """Return numbers, dates, names, or "" for a column without any value."""
+    kinds = [_stored(raw, name) for raw in raws]
+    known: dict[str, Raw] = {}
+    for kind, raw in zip(kinds, raws, strict=True):
+        if kind:
+            known.setdefault(kind, raw)
+    if "names" in known and len(known) > 1:
+        text, other = known["names"], next(raw for kind, raw in known.items() if kind != "names")
+        row, value = _first(text, name)
         raise UserError(
-            f"column {name!r} of {shown.source} holds text ({_first_text(shown, name)}), but that of "
-            f"{numbers[0].source} numbers: correct it, or take it as categories everywhere with --categorical-columns "
-            f"{name}"
+            f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that of {other.source} "
+            f"numbers: correct it, or take it as categories everywhere with --categorical-columns {name}"
         )
-    return "names" if texts else "numbers" if numbers else ""
-
-
-def _first_text(raw: Raw, name: str) -> str:
-    """Return the first value of a column that is not a number, with its row."""
-    for row, value in enumerate(raw.images[name].to_pylist()):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            if value is not None:
-                return f"{value!r} in {raw.row(row)}"
-    return _QUOTED
-
-
-def _type(kind: Any, name: str, source: str) -> str:
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
-    types = pa.types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-        return _type(kind, name, source) and "names"
-    if types.is_null(kind):
-        return ""
-    numbers = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_temporal)
-    if any(test(kind) for test in numbers):
-        return "numbers"
-    if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
-        return "names"
-    raise UserError(
-        f"column {name!r} of {source} holds {kind}, neither numbers nor text: leave it out with --drop-columns "
-        f"{name}, or name it with --image-column or --array-column"
-    )
-
-
-def _numbers(raw: Raw, name: str) -> Numbers:
-    """Return the values (n,) of a column; dates and times become days since 1970."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    column, source = raw.images[name], raw.source
-    kind = column.type
-    if pa.types.is_temporal(kind):
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            unit = 1e-9 / 86_400
-            stamps = (
-                column.cast(pa.timestamp("ns", tz=getattr(kind, "tz", None)))
-                .cast(pa.int64())
-                .cast(pa.float64(), safe=False)
-            )
-            return np.array(stamps.to_numpy(), dtype=np.float64) * unit
-        raise UserError(f"column {name!r} of {source} holds {kind}: leave it out with --drop-columns {name}")
-    if pa.types.is_boolean(kind):
-        column = column.cast(pa.int8())
-    try:
-        values = column.cast(pa.float64(), safe=False).to_numpy()
-    except pa.ArrowException:
+    if len(known) > 1:
+        (form, one), (unlike, odd) = [*known.items()][:2]
         raise UserError(
-            f"column {name!r} of {source} holds text ({_first_text(raw, name)}), but numbers are expected: correct it"
-        ) from None
-    values = np.array(values, dtype=np.float64)
-    if np.isinf(values).any():
-        row = int(np.flatnonzero(np.isinf(values))[0])
-        raise UserError(f"column {name!r} of {source} is infinite in {raw.row(row)}: give a number, or leave it empty")
-    return values
+            f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} {_written(form)}: "
+            "write dates alike at all silos"
+        )
+    empty = {raw.source for kind, raw in zip(kinds, raws, strict=True) if not kind}
+    empty -= {raw.source for kind, raw in zip(kinds, raws, strict=True) if kind}
+    if known and empty:
+        warnings.warn(f"column {name!r} of {', '.join(sorted(empty))} has no value", DataWarning, stacklevel=3)
+    return "".join(kind if kind in ("names", "numbers") else "dates" for kind in known)
 
 
-def _texts(column: Any) -> Names:
+def _first(raw: Raw, name: str) -> tuple[int, Any]:
+    """Return the first value of a column that is not missing, and its place."""
+    return next((row, value) for row, value in enumerate(raw.images[name].to_pylist()) if value is not None)
+
+
+def _written(kind: str) -> str:
+    return kind if kind == "numbers" else f"dates as {kind}"
+
+
+def _stored(raw: Raw, name: str) -> str:
+    """Return how a column is stored: names, numbers, how its dates are written, or "" if it has no value."""
+    field = raw.images.schema.field(name)
+    if raw.images[name].null_count == len(raw.images):
+        return ""
+    if str(field.type) != "double":
+        return "names"
+    return str((field.metadata or {}).get(DATE, b"numbers").decode())
+
+
+def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
+    """Return the values (n,) of a column; dates and times are days since 1970."""
+    kind = _stored(raw, name)
+    if not kind:
+        return np.full(len(raw.images), np.nan)
+    if kind == "names" or date == (kind == "numbers"):
+        found = {"names": "text", "numbers": "numbers"}.get(kind, "dates")
+        row, value = _first(raw, name)
+        raise UserError(
+            f"column {name!r} of {raw.source} holds {found} ({value!r} in {raw.row(row)}), but "
+            f"{'dates' if date else 'numbers'} are expected: correct it"
+        )
+    return np.array(raw.images[name].to_numpy(), dtype=np.float64)
+
+
+def _names(column: Any) -> Names:
     """Return names (n,), "" if one is missing."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return np.array(["" if v is None else str(v) for v in column.to_pylist()], dtype=np.str_)
+    values = column.to_pylist()
+    if str(column.type) == "double":
+        whole = all(v is None or v.is_integer() for v in values)
+        values = [v if v is None else int(v) if whole else v for v in values]
+    return np.array(["" if v is None else str(v) for v in values], dtype=np.str_)
 
 
 def _codes(names: Names, known: Sequence[str]) -> NDArray[np.float64]:

@@ -74,11 +74,15 @@ class ColumnSums:
         moments: of each numeric column and target.
         missing: for each numeric column, the number of missing values.
         categories: for each categorical column, the number of rows of each category.
+        dates: the numeric columns that are days since 1970.
+        marks: cells that mark a missing value, in addition to the usual ones.
     """
 
     moments: Mapping[str, Moments]
     missing: Mapping[str, int]
     categories: Mapping[str, Mapping[str, int]]
+    dates: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @staticmethod
     def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
@@ -88,6 +92,8 @@ class ColumnSums:
             {name: Moments.together([one.moments[name] for one in told]) for name in first.moments},
             {name: sum(one.missing[name] for one in told) for name in first.missing},
             {name: _counted([one.categories[name] for one in told]) for name in first.categories},
+            first.dates,
+            tuple(sorted({mark for one in told for mark in one.marks})),
         )
 
     def to_json(self) -> str:
@@ -105,7 +111,8 @@ class ColumnSums:
             }
             missing = {str(k): int(n) for k, n in found["missing"].items()}
             categories = {str(k): {str(c): int(n) for c, n in v.items()} for k, v in found["categories"].items()}
-            if set(missing) - set(moments):
+            dates, marks = (tuple(map(str, found[key])) for key in ("dates", "marks"))
+            if set(missing) - set(moments) or set(dates) - set(missing):
                 raise ValueError("columns")
             if not all(m.count >= 0 and abs(m.mean) <= _LARGEST and 0 <= m.squares < inf for m in moments.values()):
                 raise ValueError("moments")
@@ -113,7 +120,7 @@ class ColumnSums:
                 raise ValueError("counts")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(moments, missing, categories)
+        return ColumnSums(moments, missing, categories, dates, marks)
 
     def scale(self, name: str) -> tuple[float, float]:
         """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""
@@ -149,7 +156,7 @@ def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> 
     for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
         counts = np.bincount(rows[:, len(table.numeric) + place].astype(np.int64), minlength=len(known) + 1)
         categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
-    return ColumnSums(moments, missing, categories)
+    return ColumnSums(moments, missing, categories, table.dates, table.missing)
 
 
 def target(name: str) -> str:
@@ -187,6 +194,7 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
         scale=tuple(std or 1.0 for _, std in scales.values()),
         gaps=tuple(name for name in table.numeric if total.missing[name]),
         vocabularies=vocabularies,
+        missing=total.marks,
     )
 
 

@@ -80,8 +80,13 @@ def agree_on(files: Sequence[Path]) -> Scaling:
                     f"{files[0]} and {file} do not both describe the column {odd[0]!r} as {_TOLD[what]}: give "
                     "all silos the same columns"
                 )
+        if odd := sorted({*told[0].dates} ^ {*one.dates}):
+            raise UserError(
+                f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"
+            )
     columns = [name for name in told[0].moments if name in told[0].missing]  # the others are targets
-    table = agree(Table(tuple(sorted(columns)), tuple(sorted(told[0].categories))), told)
+    table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
+    table = agree(table, told)
     return Scaling(table if table.numeric or table.categorical else None, target_scales(told))
 
 

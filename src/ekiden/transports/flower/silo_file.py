@@ -190,6 +190,7 @@ class SiloFile:
         own = self.beside(data.path)
         if data.agreed:
             known = read_agreed(self.beside(data.agreed))
+            reading = reading.like(known.table)
             found = assemble([hold(own, reading)], reading, name=own.stem, inputs=known.table, task=data.task)
             found = known.scaled(found)
         else:

@@ -1,0 +1,726 @@
+"""Find out what the cells of a table mean: numbers, dates, truth values or names.
+
+What is stored otherwise but shown the same is read as the same: a CSV file, and the types of other files and frames.
+"""
+
+import re
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import cached_property
+from math import isnan
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.wording import row_text
+
+NULLS = ("", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "NaT", "NULL", "null", "?", ".")
+"""cells that mark a missing value in every table"""
+DATE = b"ekiden date"
+"""key in the metadata of a field: its numbers are days since 1970; the value is how the dates were written"""
+ISO = "YYYY-MM-DD"
+DELIMITER = b"ekiden delimiter"
+"""key in the metadata of a schema: the table comes from a text file, whose cells have no types"""
+
+_MANY = 10  # different numbers; more are hardly names of categories
+_SHOWN = 4  # cells in a message
+_EXACT = 2**53  # larger whole numbers lose digits as float64
+_DAY = 86_400_000_000  # microseconds
+_EPOCH = datetime(1970, 1, 1)
+
+_EXPONENT = r"([eE][+-]?\d+)?"
+_INFINITE = r"[+-]?(?i:inf|infinity)"
+_NUMBER = {
+    ".": rf"([+-]?(\d+\.?\d*|\.\d+|[1-9]\d{{0,2}}(,\d{{3}})+(\.\d*)?){_EXPONENT}|{_INFINITE})",
+    ",": rf"([+-]?(\d+,?\d*|,\d+|[1-9]\d{{0,2}}(\.\d{{3}})+(,\d*)?){_EXPONENT}|{_INFINITE})",
+}
+_SPACES = "[ \u00a0\u2009\u202f'’]"
+_SPACED = rf"^[+-]?[1-9]\d{{0,2}}({_SPACES}\d{{3}})+([.,]\d+)?$"
+_CODE = r"^0\d+$"
+_WHOLE = r"^[+-]?\d+$"
+_WHOLE_FLOAT = r"^[+-]?(0|[1-9]\d*)(\.0*)?$"
+_ANY = r"[+-]?[\d.,' ]*\d[\d.,]*"
+_MONEY = r"([$€£¥₹]|EUR|USD|GBP|CHF|JPY)"
+_DECORATED = rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰]|{_MONEY})|\({_ANY}\))$"
+_CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
+_DURATION = r"^[+-]?\d+ days?( .*)?$"
+
+_TIME = r"(?:[T ]+(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?(?: ?([AaPp])[Mm])?)? ?(Z|UTC|[+-]\d{2}(?::?\d{2})?)?"
+_YEAR_FIRST = re.compile(rf"(\d{{4}})([-/.])(\d{{1,2}})\2(\d{{1,2}}){_TIME}")
+_YEAR_LAST = re.compile(rf"(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}}|\d{{2}}){_TIME}")
+_WITH_MONTH = re.compile(rf"(\d{{1,2}})[ .-]+([A-Za-z]{{3,9}})[ .,-]+(\d{{4}}){_TIME}")
+_MONTH_FIRST = re.compile(rf"([A-Za-z]{{3,9}})[ .]+(\d{{1,2}}),? +(\d{{4}}){_TIME}")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+_STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?9{2,}(\.9+|\.25)?|-32768|-2147483648")
+_FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
+_FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a table is written, where its cells leave it open.
+
+    Attributes:
+        missing: further cells that mark a missing value.
+        decimal: the decimal sign; "" finds it out.
+        dates: whether 03/04/2024 begins with the day or with the month; "" finds it out.
+    """
+
+    missing: tuple[str, ...] = ()
+    decimal: Literal["", ".", ","] = ""
+    dates: Literal["", "day-first", "month-first"] = ""
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """Return the marks of missing values that are numbers."""
+        found = [_float(mark) for mark in self.missing]
+        return [number for number in found if number is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """The different cells of a column of text, without blanks at their ends.
+
+    Attributes:
+        cells: (k,) `pyarrow.Array` of the cells that are not missing.
+        places: (n,) the position of each row's cell among them; -1 if it is missing.
+        counts: (k,) number of rows with each.
+    """
+
+    cells: Any
+    places: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @staticmethod
+    def of(column: Any, missing: Sequence[str]) -> "_Text":
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        trimmed = pc.utf8_trim_whitespace(column)
+        trimmed = pc.if_else(pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed)
+        coded = trimmed.dictionary_encode()
+        places = np.array(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        counts = np.bincount(places[places >= 0], minlength=len(coded.dictionary))
+        return _Text(coded.dictionary, places, counts)
+
+    def like(self, pattern: str) -> NDArray[np.bool_]:
+        """Return (k,) which cells have this form."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        return np.array(pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool)
+
+    @cached_property
+    def plain(self) -> "_Text":
+        """Return the same cells with a plain minus and without blanks and apostrophes between thousands."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        cells = pc.replace_substring(self.cells, "\u2212", "-")
+        spaced = pc.match_substring_regex(cells, _SPACED)
+        joined = pc.replace_substring_regex(cells, _SPACES, "")
+        return _Text(pc.if_else(spaced, joined, cells), self.places, self.counts)
+
+    @cached_property
+    def numbers(self) -> dict[str, NDArray[np.bool_]]:
+        """Return (k,) which cells are numbers, by the decimal sign."""
+        return {sign: self.plain.like(f"^{form}$") for sign, form in _NUMBER.items()}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return list(self.cells.to_pylist())
+
+    def share(self, which: NDArray[np.bool_]) -> float:
+        """Return the share of the rows with these cells among those with any."""
+        return float(self.counts[which].sum() / max(self.counts.sum(), 1))
+
+    def where(self, cell: int) -> str:
+        """Return a cell and its first row, for messages."""
+        first = int(np.flatnonzero(self.places == cell)[0])
+        more = int(self.counts[cell]) - 1
+        return f"{_short(self.texts[cell])} in {row_text(first)}" + (f" and {more} more" if more else "")
+
+    def shown(self, which: NDArray[np.bool_]) -> str:
+        """Return some of these cells with their rows, for messages."""
+        found = sorted(np.flatnonzero(which).tolist(), key=lambda k: int(np.argmax(self.places == k)))
+        rest = len(found) - _SHOWN
+        return ", ".join(map(self.where, found[:_SHOWN])) + (f", and {rest} other texts" if rest > 0 else "")
+
+    def spread(self, values: NDArray[Any], lost: Any) -> NDArray[Any]:
+        """Return (n,) the value of each row's cell, `lost` where it is missing."""
+        return np.append(values, lost)[self.places]
+
+
+class Cells:
+    """The columns of a table, read as what they are used for."""
+
+    def __init__(self, table: Any, source: str, writing: Writing, measured: Sequence[str]) -> None:
+        """Look at a table.
+
+        Args:
+            table: a `pyarrow.Table`.
+            source: its name in messages.
+            writing: how it is written.
+            measured: the columns that may hold numbers; they decide on the decimal sign.
+        """
+        self._table = table
+        self._source = source
+        self._writing = writing
+        delimiter = (table.schema.metadata or {}).get(DELIMITER)
+        self._delimiter = delimiter.decode() if delimiter else ""
+        self._texts = {
+            name: _Text.of(_strings(table[name]), writing.missing) for name in measured if _is_text(table[name].type)
+        }
+
+    def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
+        """Return a `pyarrow.Table` with these columns as float64 (null if missing) or as text.
+
+        Dates become days since 1970, and truth values 0 and 1.
+
+        Args:
+            columns: their names.
+            categorical: those that are text, whatever they look like.
+            numeric: those that must be numbers or dates.
+
+        Warns:
+            DataWarning: a column is probably not what it seems.
+        """
+        import pyarrow as pa  # noqa: PLC0415
+
+        arrays, fields = [], []
+        for name in columns:
+            column = self._table[name]
+            if name in categorical or pa.types.is_dictionary(column.type):
+                array, written = self.names(name), ""
+            elif name in self._texts:
+                array, written = self._of_text(name, strict=name in numeric)
+            else:
+                array, written = self._of_numbers(name)
+            arrays.append(array)
+            fields.append(pa.field(name, array.type, metadata={DATE: written.encode()} if written else None))
+        return pa.table(arrays, schema=pa.schema(fields))
+
+    def is_text(self, name: str) -> bool:
+        """Return whether a column that may hold numbers is stored as text."""
+        return name in self._texts
+
+    def names(self, name: str) -> Any:
+        """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and 1.0 do not."""
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        column = self._table[name]
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+            kind = kind.value_type
+        if pa.types.is_null(kind):
+            return pa.nulls(len(column), pa.large_string())
+        if not _is_text(kind):
+            column = self._shown(column, name)
+        texts = pc.utf8_normalize(_strings(column), "NFC")
+        found = _Text.of(texts, self._writing.missing)
+        texts = pc.if_else(pa.array(found.places < 0), None, texts)
+        if len(found.cells) and found.like(_WHOLE_FLOAT).all():
+            return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
+        if _truth(found.texts) is not None:
+            lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
+            return pc.if_else(pc.equal(lower, "1"), "true", pc.if_else(pc.equal(lower, "0"), "false", lower))
+        return texts
+
+    def label(self, name: str) -> NDArray[Any]:
+        """Return a column of text as labels: (n,) names, int64, or float64."""
+        text = self._texts[name]
+        if (text.places < 0).any():
+            self.refuse_missing(name, int(np.argmax(text.places < 0)))
+        number = text.numbers[self.decimal]
+        if number.any() and not number.all() and number.sum() > _MANY and text.share(number) >= 0.5:
+            raise UserError(
+                f"the label {name!r} of {self._source} holds numbers, but also text ({text.shown(~number)}): correct "
+                "it, or leave such rows out"
+            )
+        if not number.all() or text.like(_CODE).any() or _truth(text.texts) is not None:
+            names: NDArray[Any] = np.array(self.names(name).to_pylist(), dtype=np.str_)
+            if _dates(text).which.all():
+                raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
+            return names
+        if text.like(_WHOLE).all() and max(map(len, text.texts)) < 18:
+            return text.spread(np.array([int(cell) for cell in text.plain.texts]), 0)
+        return text.spread(self._parsed(text), np.nan)
+
+    def refuse_missing(self, name: str, row: int) -> NoReturn:
+        """Say that a label is missing."""
+        raise UserError(
+            f"the label in {row_text(row)} of {self._source} is missing (column {name!r}): give it one, or leave the "
+            "row out"
+        )
+
+    def time(self, name: str) -> Any:
+        """Return a column of times: as it is, or text as timestamps or float64 (`pyarrow.Array`)."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        if name not in self._texts:
+            return self._table[name]
+        text = self._texts[name]
+        lost = text.places < 0
+        found = _dates(text)
+        if found.which.any():
+            stamps = text.spread(self._microseconds(name, text, found), 0)
+            return pa.array(stamps, pa.timestamp("us"), mask=lost)
+        if len(text.cells) and text.numbers[self.decimal].all():
+            return pa.array(text.spread(self._parsed(text), 0.0), mask=lost)
+        return self._table[name]
+
+    @cached_property
+    def decimal(self) -> Literal[".", ","]:
+        """Return the decimal sign of the table, which all its numbers decide together."""
+        if self._writing.decimal:
+            return self._writing.decimal
+        only: dict[str, tuple[str, str]] = {}  # a number that has this sign for certain, and its column
+        open_: tuple[str, str] | None = None
+        for name, text in self._texts.items():
+            point, comma = text.numbers["."], text.numbers[","]
+            if text.share(point | comma) < 0.5:
+                continue
+            for sign, which in ((".", point & ~comma), (",", comma & ~point)):
+                if which.any():
+                    only.setdefault(sign, (name, text.where(int(np.argmax(which)))))
+            signed = text.like("," if self._delimiter != ";" else "[.,]") & point & comma
+            if signed.any() and open_ is None:
+                open_ = name, text.where(int(np.argmax(signed)))
+        if len(only) == 2:
+            raise UserError(
+                f"{self._source} writes numbers with a point (column {only['.'][0]!r}: {only['.'][1]}) and with a "
+                f"comma (column {only[','][0]!r}: {only[','][1]}): write all alike"
+            )
+        if only:
+            return "," if "," in only else "."
+        if open_ is not None:
+            raise UserError(
+                f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals or thousands: say "
+                "which sign stands before decimals with --decimal . or --decimal ,"
+            )
+        return "."
+
+    def _of_text(self, name: str, *, strict: bool) -> tuple[Any, str]:
+        """Return a column of text as what it means, and how dates are written; "" if they are none.
+
+        Args:
+            name: the column.
+            strict: whether it must hold numbers or dates.
+        """
+        import pyarrow as pa  # noqa: PLC0415
+
+        text = self._texts[name]
+        what = f"column {name!r} of {self._source}"
+        if not len(text.cells):
+            return pa.nulls(len(text.places)), ""
+        if (truth := _truth(text.texts)) is not None:
+            return _floats(text.spread(truth, np.nan)), ""
+        number = text.numbers[self.decimal]
+        if text.like(_CODE).any() and text.like(_WHOLE)[number].all() and not strict:
+            example = text.where(int(np.argmax(text.like(_CODE))))
+            _warn(
+                f"{what} holds numbers with leading zeros ({example}), so its values are read as categories; if they "
+                "are quantities, write them without zeros"
+            )
+            return self.names(name), ""
+        found = _dates(text)
+        for which, kind in ((number, "numbers"), (found.which, "dates")):
+            self._refuse_odd(name, text, which, kind, strict=strict)
+        if found.which.all():
+            days = self._microseconds(name, text, found) / _DAY
+            self._look_for_marks(name, text.spread(days, np.nan), dates=True)
+            return _floats(text.spread(days, np.nan)), found.form
+        if not number.all():
+            self._refuse_almost_numbers(name, text)
+            if strict:
+                raise UserError(f"{what} holds text ({text.shown(~number)}), but numbers are expected: correct it")
+            return self.names(name), ""
+        values = text.spread(self._parsed(text), np.nan)
+        if not self._delimiter and text.like(_WHOLE).all():
+            _warn(
+                f"{what} holds whole numbers stored as text, which are read as numbers: if they are codes, take them "
+                f"as categories with --categorical-columns {name}"
+            )
+        if text.like(_WHOLE).any():
+            self._look_for_large(name, values)
+        return self._finite(name, values), ""
+
+    def _of_numbers(self, name: str) -> tuple[Any, str]:
+        """Return a column of numbers, truth values or dates as float64."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        column = self._table[name].combine_chunks()
+        kind, what = column.type, f"column {name!r} of {self._source}"
+        if pa.types.is_null(kind):
+            return column, ""
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            stamps = _stamps(column)
+            days = np.where(stamps == _LOST, np.nan, stamps / _DAY)
+            self._look_for_marks(name, days, dates=True)
+            return _floats(days), ISO
+        numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+        if pa.types.is_temporal(kind):
+            raise UserError(f"{what} holds {kind}: leave it out with --drop-columns {name}")
+        if not any(test(kind) for test in numeric):
+            raise UserError(
+                f"{what} holds {kind}, neither numbers nor text: leave it out with --drop-columns {name}, or name it "
+                "with --image-column or --array-column"
+            )
+        if pa.types.is_boolean(kind):
+            column = column.cast(pa.int8())
+        values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        if pa.types.is_integer(kind):
+            self._look_for_large(name, values)
+        return self._finite(name, values), ""
+
+    def _finite(self, name: str, values: Floats) -> Any:
+        """Return numbers without those that mark missing values."""
+        values = np.where(np.isin(values, self._writing.numbers), np.nan, values)
+        if np.isinf(values).any():
+            row = int(np.flatnonzero(np.isinf(values))[0])
+            raise UserError(
+                f"column {name!r} of {self._source} is infinite in {row_text(row)}: give a number, or leave it empty"
+            )
+        self._look_for_marks(name, values)
+        return _floats(values)
+
+    def _parsed(self, text: _Text) -> Floats:
+        """Return (k,) the numbers that all cells are."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        cells = pc.replace_substring(text.plain.cells, "," if self.decimal == "." else ".", "")
+        cells = pc.replace_substring(cells, self.decimal, ".")
+        return np.array([float(cell) for cell in cells.to_pylist()], dtype=np.float64)
+
+    def _refuse_odd(self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool) -> None:
+        """Refuse a column that holds numbers (or dates) with a few other texts."""
+        odd, share = ~which, text.share(which)
+        several = which.sum() > _MANY and 2 * odd.sum() <= which.sum()
+        if not which.any() or which.all() or not (share >= 0.5 or several):
+            return
+        if strict:
+            raise UserError(
+                f"column {name!r} of {self._source} holds text ({text.shown(odd)}), but {kind} are expected: correct it"
+            )
+        marks = " ".join(_quoted(text.texts[k]) for k in np.flatnonzero(odd)[:_SHOWN])
+        raise UserError(
+            f"column {name!r} of {self._source} holds {kind}, but also text ({text.shown(odd)}): correct it, say that "
+            f"it marks missing values with --missing {marks}, or take all as categories with --categorical-columns "
+            f"{name}"
+        )
+
+    def _refuse_almost_numbers(self, name: str, text: _Text) -> None:
+        """Refuse numbers with signs or units, times of day, and durations."""
+        number = text.numbers[self.decimal]
+        for pattern, what in (
+            (_DECORATED, "numbers with other signs"),
+            (_CLOCK, "times of day"),
+            (_DURATION, "durations"),
+        ):
+            which = text.like(pattern)
+            if which.any() and text.share(which | number) >= 0.5:
+                raise UserError(
+                    f"column {name!r} of {self._source} holds {what} ({text.where(int(np.argmax(which)))}): write "
+                    f"plain numbers, leave it out with --drop-columns {name}, or take it as categories with "
+                    f"--categorical-columns {name}"
+                )
+        united = text.like(rf"^{_ANY}\s*[A-Za-zµ°/]+$")
+        units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(united)}
+        if united.sum() > _MANY and len(units) == 1 and text.share(united | number) >= 0.5:
+            raise UserError(
+                f"column {name!r} of {self._source} holds numbers with a unit ({text.where(int(np.argmax(united)))}): "
+                f"write plain numbers, or take it as categories with --categorical-columns {name}"
+            )
+
+    def _microseconds(self, name: str, text: _Text, found: "_Dates") -> NDArray[np.int64]:
+        """Return (k,) microseconds since 1970."""
+        what = f"column {name!r} of {self._source}"
+        short = [k for k, one in enumerate(found.each) if one is not None and one.short]
+        if short:
+            raise UserError(f"{what} holds dates with two-digit years ({text.where(short[0])}): write four digits")
+        first = next(k for k, one in enumerate(found.each) if one is not None)
+        dates = [one for one in found.each if one is not None]
+        forms = [None if one is None else one.form for one in found.each]
+        odd = next((k for k, form in enumerate(forms) if form != forms[first]), None)
+        if odd is not None:
+            raise UserError(
+                f"{what} holds dates of different forms ({text.where(first)}, {text.where(odd)}): write all as {ISO}"
+            )
+        order = self._order(what, text, dates) if dates[0].day_or_month else ""
+        stamps = []
+        for k, one in enumerate(dates):
+            try:
+                stamps.append(one.microseconds(order))
+            except ValueError:
+                raise UserError(f"{what} holds {text.where(k)}, which is not a date: correct it") from None
+        found.form = dates[0].written(order)
+        return np.array(stamps, dtype=np.int64)
+
+    def _order(self, what: str, text: _Text, dates: Sequence["_Date"]) -> str:
+        """Return whether dates begin with the day or with the month."""
+        days = next((k for k, one in enumerate(dates) if one.first > 12), None)
+        months = next((k for k, one in enumerate(dates) if one.second > 12), None)
+        if days is not None and months is not None:
+            raise UserError(
+                f"{what} holds dates that begin with the day ({text.where(days)}) and with the month "
+                f"({text.where(months)}): write all as {ISO}"
+            )
+        if days is not None or months is not None:
+            return "day-first" if days is not None else "month-first"
+        if self._writing.dates:
+            return self._writing.dates
+        if dates[0].sign == "." or all(one.first == one.second for one in dates):
+            return "day-first"
+        raise UserError(
+            f"{what} holds {text.where(0)}, which may begin with the day or with the month: say which with --dates "
+            f"day-first or --dates month-first, or write {ISO}"
+        )
+
+    def _look_for_large(self, name: str, values: Floats) -> None:
+        if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
+            _warn(
+                f"column {name!r} of {self._source} holds whole numbers above 2^53, which lose digits: if they are "
+                f"codes, take them as categories with --categorical-columns {name}, or leave them out with "
+                f"--drop-columns {name}"
+            )
+
+    def _look_for_marks(self, name: str, values: Floats, *, dates: bool = False) -> None:
+        warn_of_marks(values, f"column {name!r} of {self._source}", dates=dates)
+
+    def _shown(self, column: Any, name: str) -> Any:
+        """Return numbers, truth values or dates as a text file shows them."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        kind = column.type
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            return column.cast(pa.large_string())
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            values = column.cast(pa.float64(), safe=False).to_pylist()
+            known = [None if v is None or isnan(v) else v for v in values]
+            whole = all(v is None or v.is_integer() for v in known)
+            return pa.array(
+                [None if v is None else str(int(v)) if whole else repr(v) for v in known], pa.large_string()
+            )
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            stamps = _stamps(column.combine_chunks())
+            midnight = bool((stamps[stamps != _LOST] % _DAY == 0).all())
+            return pa.array([None if s == _LOST else _iso(int(s), whole=midnight) for s in stamps], pa.large_string())
+        raise UserError(f"column {name!r} of {self._source} holds {kind}: it must hold integers or names (strings).")
+
+
+def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
+    """Notice numbers that probably mark missing values: -999, 9999, or -1 far from positive numbers.
+
+    Args:
+        values: (n,), NaN if one is missing.
+        what: the column, for the message.
+        dates: whether they are days since 1970.
+
+    Warns:
+        DataWarning: there is such a number.
+    """
+    different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    if dates:
+        days = [(d - date(1970, 1, 1)).days for d in _FAR_DATES]
+        marks = np.isin(np.floor(different), days)
+    else:
+        ends = [*range(min(8, len(different))), *range(max(8, len(different) - 8), len(different))]
+        marks = np.zeros(len(different), dtype=bool)
+        marks[ends] = [bool(_STANDS_FOR_MISSING.fullmatch(f"{different[k]:.15g}")) for k in ends]
+        marks |= np.abs(different) >= 1e20
+    rest, common = different[~marks], counts[~marks]
+    if len(rest) < 5 or not marks.any():
+        return
+    low, high = float(rest[0]), float(rest[-1])
+    for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
+        gap = low - mark if mark < low else mark - high
+        far = gap >= (0.25 if mark < low and not dates else 1) * (high - low) and gap > 0
+        far &= not -10 < mark < 0 or low >= 0
+        often = count >= 5 and len(rest) >= 10 and count > 3 * int(common.max())
+        if far or (often and (mark >= 0 or low >= 0)):
+            shown = _iso(int(mark * _DAY), whole=True) if dates else f"{mark:.15g}"
+            between = " to ".join(_iso(int(v * _DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
+            _warn(
+                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): if it "
+                f"marks missing values, say so with --missing {shown}"
+            )
+
+
+@dataclass
+class _Date:
+    """A date as it is written.
+
+    Attributes:
+        form: how it is written, without the order of day and month.
+        year, first, second: its numbers; first and second are month and day unless `day_or_month`.
+        clock: microseconds since midnight.
+        sign: the sign between the numbers.
+        day_or_month: whether the first may be the day or the month.
+        short: whether the year has two digits.
+    """
+
+    form: str
+    year: int
+    first: int
+    second: int
+    clock: int
+    sign: str = "-"
+    day_or_month: bool = False
+    short: bool = False
+
+    def microseconds(self, order: str) -> int:
+        """Return microseconds since 1970; a ValueError if there is no such date."""
+        month, day = (self.second, self.first) if order == "day-first" else (self.first, self.second)
+        return (datetime(self.year, month, day) - _EPOCH) // timedelta(microseconds=1) + self.clock
+
+    def written(self, order: str) -> str:
+        """Return how the date is written, as a pattern."""
+        if not self.day_or_month:
+            return self.form.partition("+")[0]
+        return f"{self.sign}".join(["DD", "MM", "YYYY"] if order == "day-first" else ["MM", "DD", "YYYY"])
+
+
+@dataclass
+class _Dates:
+    """The cells of a column as dates.
+
+    Attributes:
+        each: (k,) the date that each cell is, or None.
+        which: (k,) which cells are dates.
+        form: how they are written; known once their order is.
+    """
+
+    each: list[_Date | None]
+    which: NDArray[np.bool_]
+    form: str = ISO
+
+
+def _dates(text: _Text) -> _Dates:
+    """Read cells as dates; none of them if hardly any looks like one."""
+    none = _Dates([None] * len(text.cells), np.zeros(len(text.cells), dtype=bool))
+    if not text.like(r"^(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ .-]+[A-Za-z]{3}|[A-Za-z]{3,9}[ .]+\d{1,2},? )").any():
+        return none
+    each = [_date(cell) for cell in text.texts]
+    return _Dates(each, np.array([one is not None for one in each]))
+
+
+def _date(text: str) -> _Date | None:
+    if m := _YEAR_FIRST.fullmatch(text):
+        year, sign, month, day, *time = m.groups()
+        found = _Date(f"YYYY{sign}MM{sign}DD", int(year), int(month), int(day), 0, sign)
+    elif m := _YEAR_LAST.fullmatch(text):
+        first, sign, second, year, *time = m.groups()
+        found = _Date(f"..{sign}..{sign}YYYY", int(year), int(first), int(second), 0, sign, True, len(year) == 2)
+        if max(found.first, found.second) > 31 or min(found.first, found.second) > 12:
+            return None
+    elif m := _WITH_MONTH.fullmatch(text) or _MONTH_FIRST.fullmatch(text):
+        day, name, year, *time = m.groups() if m[1].isdigit() else (m[2], m[1], *m.groups()[2:])
+        if name[:3].lower() not in _MONTHS:
+            return None
+        form = "DD Month YYYY" if m[1].isdigit() else "Month DD YYYY"
+        found = _Date(form, int(year), _MONTHS.index(name[:3].lower()) + 1, int(day), 0)
+    else:
+        return None
+    hour, minute, second_, fraction, half, zone = time
+    if hour is not None:
+        hours = int(hour) % 12 + 12 * (half.lower() == "p") if half else int(hour)
+        found.clock = ((hours * 60 + int(minute)) * 60 + int(second_ or 0)) * 1_000_000
+        found.clock += int((fraction or "0").ljust(6, "0")[:6])
+    if zone is not None:
+        found.form += "+zone"
+        if zone not in ("Z", "UTC"):
+            minutes = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
+            found.clock -= (1 if zone[0] == "+" else -1) * minutes * 60_000_000
+    return found
+
+
+def spelled_alike(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the groups of names that differ only in case, blanks and the form of characters."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        key = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        groups.setdefault(key, []).append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+_LOST = np.iinfo(np.int64).min
+"""in place of a missing time"""
+
+
+def _stamps(column: Any) -> NDArray[np.int64]:
+    """Return microseconds since 1970 of dates and timestamps (n,); `_LOST` if one is missing."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    lost = np.array(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
+    if pa.types.is_date32(column.type):
+        column, times, over = column.cast(pa.int32()), _DAY, 1
+    else:
+        unit = "ms" if pa.types.is_date64(column.type) else column.type.unit
+        times, over = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}[unit]
+    values = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.where(lost, _LOST, values // over * times)
+
+
+def _iso(stamp: int, *, whole: bool) -> str:
+    """Return microseconds since 1970 as a text file shows them."""
+    try:
+        when = _EPOCH + timedelta(microseconds=stamp)
+    except OverflowError:
+        return str(stamp)
+    return when.date().isoformat() if whole else when.isoformat(" ")
+
+
+def _truth(texts: Sequence[str]) -> Floats | None:
+    """Return truth values as 0 and 1; None if the texts are others."""
+    lower = [text.casefold() for text in texts]
+    if not {"true", "false"} & set(lower) or not set(lower) <= {"true", "false", "0", "1"}:
+        return None
+    return np.array([float(text in ("true", "1")) for text in lower])
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
+
+
+def _strings(column: Any) -> Any:
+    """Return a column of text as one array."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.cast(pa.large_string())
+
+
+def _floats(values: Floats) -> Any:
+    """Return numbers as an Arrow array, null where they are missing."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.array(values, mask=np.isnan(values))
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+def _quoted(text: str) -> str:
+    return text if re.fullmatch(r"[\w.+-]*\w", text) else repr(text)
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, DataWarning, stacklevel=3)
