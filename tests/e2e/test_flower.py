@@ -75,7 +75,8 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
     method = FedGram(width=120)
     federation.run("fedgram", "--width", "120", "--out", "leaving")
     run = federation.folder / "leaving" / "fedgram-flower-seed3"
-    said = federation.ekiden("forget", str(run), "--client", "client-0")
+    federation.ekiden("silo", "release", "client-0.toml", "--silos", "client-1,client-2")
+    said = federation.ekiden("forget", str(run), "--client", "client-0", "--release", "client-0-release.txt")
     expected(method, tmp_path / "two", ["client-0"])
     left = run.with_name(f"{run.name}-without-client-0")
     assert_same_files(left, tmp_path / "two", said)

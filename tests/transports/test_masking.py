@@ -18,6 +18,7 @@ from ekiden.base.modular import Masked, digest, wide
 from ekiden.base.refs import SERVER
 from ekiden.base.rounding import Rounding
 from ekiden.base.sums import AnySums, Sums, TargetSums, measure, measure_targets
+from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.engine.summing import opened, summands
@@ -26,7 +27,7 @@ from ekiden.methods import Average, ClosingLap, FedGram, FedTasuki
 from ekiden.methods.fedgram.handed import PatchMoments
 from ekiden.models.patch_filters import PatchSums
 from ekiden.results.result import Result
-from ekiden.transports.flower import sealing
+from ekiden.transports.flower import revised, sealing, session
 from ekiden.transports.flower.coordinator import Remote
 from ekiden.transports.flower.masking import PartMasks
 from ekiden.transports.flower.parcel import Answer, Ask, unpack
@@ -61,8 +62,8 @@ def group(
     }
     members = tuple(reader(parties[name]) for name in names)
     for name in names:
-        (folder / run / name).mkdir(parents=True, exist_ok=True)
-    return {name: PartMasks(parties[name], members, 2, "3-add", folder / run / name) for name in names}
+        (folder / name / run).mkdir(parents=True, exist_ok=True)
+    return {name: PartMasks(parties[name], members, 2, "3-add", folder / name / run) for name in names}
 
 
 def reader(party: Party) -> Reader:
@@ -207,7 +208,7 @@ def test_masks_of_two_sums_runs_and_pairs_differ(silo_keys: dict[str, Path], tmp
     one = masks["a"].added(None, own)
     two = replace(masks["a"], name="4-add").added(None, own)
     three = replace(other_run["a"], members=signed).added(None, own)
-    fewer = replace(masks["a"], members=masks["a"].members[:2]).added(None, own)
+    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(None, own)
     found = [numbers(part)[0] for part in (one, two, three, fewer)]
     for a, b in itertools.combinations(found, 2):
         assert not (a == b).any()
@@ -257,7 +258,7 @@ def test_lists_of_members_that_would_show_a_part_are_refused(silo_keys: dict[str
 
 def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     masks = group(silo_keys, tmp_path)
-    fewer = replace(masks["a"], members=masks["a"].members[:5])
+    fewer = replace(masks["a"], members=masks["a"].members[:4])
     with pytest.raises(UserError, match="the silos got other lists of members"):
         masks["b"].added(fewer.added(None, exact(1)), exact(2))
     total = fewer.added(None, exact(1))
@@ -265,6 +266,32 @@ def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_p
         total = total.plus(replace(masks[name].added(None, exact(2)), members=total.members))  # claims the same list
     with pytest.raises(UserError, match="sum 3-add does not open: a number in it is too large"):
         opened(total, Sums)
+
+
+def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[str, Path], tmp_path: Path) -> None:
+    """In one run or in two: the difference of the totals would be the part of this silo."""
+    masks, later = group(silo_keys, tmp_path), group(silo_keys, tmp_path, SILOS[:5], "later")
+    masks["a"].added(None, exact(1))
+    asked: list[tuple[str, Sequence[str]]] = []
+
+    def agreed(name: str, silos: Sequence[str]) -> bool:
+        asked.append((name, silos))
+        return True
+
+    five = replace(masks["a"], members=masks["a"].members[:5])
+    message = "gave its part to a sum of a,b,c,d,e,f: with a sum of a,b,c,d,e, the difference would be the part of f,"
+    for other in (five, replace(five, name="9-add"), later["a"]):
+        with pytest.raises(UserError, match=message):
+            other.added(None, exact(1))
+        assert isinstance(replace(other, released=agreed, folder=other.folder).added(None, exact(1)), Masked)
+        for path in other.folder.glob("members-*"):
+            if path.read_text() == "a,b,c,d,e":
+                path.unlink()
+    assert asked == [("f", list(SILOS[:5]))] * 3
+    four = replace(masks["a"], members=masks["a"].members[:4])  # differs by two, and limits.min_clients is 2
+    assert isinstance(four.added(None, exact(1)), Masked)
+    with pytest.raises(UserError, match=r"the difference would be the part of e,f, who did not agree"):
+        replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1))
 
 
 def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -443,6 +470,43 @@ def test_a_relay_sees_no_part(own_parts: dict[str, AnySums], tmp_path: Path) -> 
         assert isinstance(own.gram, Tensor)
         for part in (own.gram, own.classes):
             assert part.numpy().tobytes()[:64] not in seen
+
+
+def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_path: Path) -> None:
+    """A run minus the run without client-2 would be the sums of client-2."""
+    names = (*NAMES, "client-3")
+    files, public = with_keys(tmp_path, names)
+    run, out = tmp_path / "run", tmp_path / "client-2-release.txt"
+    far(METHODS["chain"], FakeNodes(files[:3]), run, {name: public[name] for name in NAMES})
+
+    def without(folder: str, release: Path | None = None) -> Result:
+        plan, left = revised.without(run, "client-2", release), {name: public[name] for name in NAMES[:2]}
+        return session.run(plan, FakeNodes(files[:2]), tmp_path / folder, left, lambda line: None, poll=0)
+
+    refused = "client-0 gave its part to a sum of client-0,client-1,client-2: with a sum of client-0,client-1, the diff"
+    with pytest.raises(UserError, match=refused):
+        without("refused")
+    for signer, silos in (
+        ("client-2", "client-0"),
+        ("client-1", "client-0,client-2"),
+        ("client-3", ",".join(NAMES[:2])),
+    ):
+        call(["silo", "release", str(tmp_path / f"{signer}.toml"), "--silos", silos, "--out", str(out)])
+        with pytest.raises(UserError, match=refused):  # of other silos, or by another silo
+            without(f"refused-{signer}", out)
+    call(["silo", "release", str(tmp_path / "client-2.toml"), "--silos", "client-1,client-0"])
+    assert without("two", out).weights is not None
+    plan = revised.with_one_more(tmp_path / "two", "client-2")
+    three = {name: public[name] for name in NAMES}
+    result = session.run(plan, FakeNodes(files[:3]), tmp_path / "three", three, lambda line: None, poll=0)
+    assert result.weights is not None
+
+
+def test_what_a_silo_cannot_release(tmp_path: Path) -> None:
+    with_keys(tmp_path, NAMES)
+    for silos in ("client-0,client-1", "", "client-1,", "client-1,client-1"):
+        with pytest.raises(UserError, match="must name the silos that stay, each once and without client-0"):
+            call(["silo", "release", str(tmp_path / "client-0.toml"), "--silos", silos])
 
 
 @pytest.mark.parametrize("topology", ["chain", "star"])

@@ -37,6 +37,7 @@ COMMANDS = {
     "silo keys": "cli.silos:make_keys",
     "silo register": "cli.silos:register",
     "silo sums": "cli.silos:sums",
+    "silo release": "cli.silos:release",
     "ps": "cli.federation:ps",
     "stop": "cli.federation:stop",
     "verify": "cli.silos:verify",

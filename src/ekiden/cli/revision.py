@@ -25,6 +25,9 @@ class ForgetOptions:
     """whom to forget"""
     out: Path | None = None
     """new run folder; by default RUN-without-CLIENT"""
+    release: Path | None = None
+    """between machines, for methods with secure sums: file in which the silo that leaves agrees to that; `ekiden silo
+    release` makes it there"""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ def forget(options: ForgetOptions) -> None:
     if _between_machines(options.run):
         from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
 
-        silos.forget(options.run, options.client, options.out)
+        silos.forget(options.run, options.client, options.out, options.release)
     else:
+        if options.release:
+            raise UserError("--release is for runs between machines: leave it out")
         _print(options.run, revision.forget(options.run, options.client, out=options.out))
     console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
 

@@ -22,6 +22,7 @@ from ekiden.transports.flower import commands, keys, revised, silo_file, superno
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
+from ekiden.transports.flower.masking import release_text
 from ekiden.transports.flower.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.silo_file import SiloFile
 from ekiden.transports.flower.verify import terms as signed_terms
@@ -85,6 +86,21 @@ class SumsOptions:
     """silo.toml"""
     out: Path | None = None
     """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
+
+
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """Agree that sums are formed without this silo, next to those that it took part in.
+
+    The difference of two such sums is what this silo gave. So the other silos take part only with this agreement.
+    """
+
+    file: Positional[Path]
+    """silo.toml"""
+    silos: str
+    """names of the silos that stay, separated by commas"""
+    out: Path | None = None
+    """file to write, for `ekiden forget --release`; by default NAME-release.txt next to silo.toml"""
 
 
 @dataclass(frozen=True)
@@ -175,6 +191,19 @@ def make_keys(options: KeysOptions) -> None:
     )
 
 
+def release(options: ReleaseOptions) -> None:
+    """`ekiden silo release silo.toml --silos NAMES`."""
+    file = silo_file.read(options.file)
+    names = options.silos.split(",")
+    if file.name in names or not all(names) or len(set(names)) != len(names):
+        raise UserError(f"--silos {options.silos!r} must name the silos that stay, each once and without {file.name}")
+    if not file.link.key:
+        raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
+    out = options.out or file.beside(f"{file.name}-release.txt")
+    write(out, [f"{keys.sign(file.beside(file.link.key), release_text(file.name, names))}\n".encode()])
+    say(f"wrote {out}: with it, {', '.join(names)} form sums without {file.name}; give it to the coordinator")
+
+
 def register(options: RegisterOptions) -> None:
     """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
     if not options.public_keys:
@@ -251,9 +280,9 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
     return True
 
 
-def forget(folder: Path, client: str, out: Path | None = None) -> None:
-    """Repeat a run over silos without `client`, in a new folder."""
-    _revise(folder, revised.without(folder, client), out, f"without-{client}")
+def forget(folder: Path, client: str, out: Path | None = None, release: Path | None = None) -> None:
+    """Repeat a run over silos without `client`, in a new folder; in `release` it agrees to that."""
+    _revise(folder, revised.without(folder, client, release), out, f"without-{client}")
 
 
 def join(folder: Path, client: str, out: Path | None = None) -> None:

@@ -46,16 +46,19 @@ class Revision:
         terms: digest of its agreement.
         change: "without" or "with".
         client: the client that left or joined.
+        release: signature of the client that left: it agrees that sums are formed without it; see `masking`. May be
+            empty.
     """
 
     run: str
     terms: str
     change: str
     client: str
+    release: str = ""
 
     def text(self) -> str:
         """Return the revision as an agreement writes it."""
-        return f"{self.run} {self.terms} {self.change} {self.client}"
+        return f"{self.run} {self.terms} {self.change} {self.client} {self.release}".rstrip()
 
     def told(self) -> str:
         """Return the revision for people to read."""
@@ -66,17 +69,18 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
     """Return the revision in the terms of a run among `clients`; None if the run replaces no other."""
     if not text:
         return None
-    run, terms, change, client = (text.split(" ", 3) + [""] * 4)[:4]
+    run, terms, change, client, release = (text.split(" ", 4) + [""] * 5)[:5]
     fits = (
         RUN.fullmatch(run)
         and _DIGEST.fullmatch(terms)
         and _CLIENT.fullmatch(client)
         and change in ("with", "without")
         and (client in clients) == (change == "with")
+        and re.fullmatch("[0-9a-f]{0,400}", release)
     )
     if not fits:
         raise UserError(f"revises {text[:80]!r} names no run that these clients can replace")
-    return Revision(run, terms, change, client)
+    return Revision(run, terms, change, client, release)
 
 
 @dataclass(frozen=True)

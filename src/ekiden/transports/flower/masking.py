@@ -13,6 +13,7 @@ Aggregation with Failover and Encryption. 2021. https://arxiv.org/abs/2108.05475
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +26,14 @@ from ekiden.base.files import write_once
 from ekiden.base.modular import Masked
 from ekiden.engine import wire
 from ekiden.engine.summing import opened, summands
-from ekiden.transports.flower import custody, sealing
+from ekiden.transports.flower import custody, keys, sealing
+from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.sealing import Party, Reader
 
 _BLOCK = 1 << 20
 """numbers that are masked at a time"""
+_LIST = "members-"
+"""beginning of the names of files with lists of members"""
 Words = list["np.ndarray[Any, Any]"]
 
 
@@ -42,7 +46,8 @@ class PartMasks:
         members: all who give a part, with their keys.
         fewest: fewest members of a sum. Two lists of members must differ by this number of silos, too.
         name: name of a sum that begins with this task.
-        folder: the run's folder at the silo, where it keeps which masks it has used.
+        folder: the run's folder at the silo, where it keeps which masks it has used, and for which members.
+        released: whether a silo agrees that sums of some silos are opened with it and without it.
     """
 
     party: Party
@@ -50,6 +55,7 @@ class PartMasks:
     fewest: int
     name: str
     folder: Path
+    released: Callable[[str, Sequence[str]], bool] = lambda name, silos: False
 
     @cached_property
     def digest(self) -> str:
@@ -110,11 +116,53 @@ class PartMasks:
         if own.key != sealing.public_of(self.party.private):
             raise UserError(f"the list of members names another key of {me} than it has: refused")
 
+    def _check_lists(self) -> None:
+        """Note the list of members. Refuse one that differs from an earlier one by too few silos, of any run here.
+
+        The difference of the two totals would be the part of these silos, unless they agree to that.
+        """
+        names = [m.name for m in self.members]
+        for file in sorted(self.folder.parent.glob(f"*/{_LIST}*")):
+            before = set(file.read_text(encoding="utf-8").split(","))
+            apart = sorted(before.symmetric_difference(names))
+            if 0 < len(apart) < self.fewest and not all(self.released(name, names) for name in apart):
+                raise UserError(
+                    f"{self.party.name} gave its part to a sum of {','.join(sorted(before))}: with a sum of "
+                    f"{','.join(sorted(names))}, the difference would be the part of {','.join(apart)}, who did not "
+                    f"agree to that (`ekiden silo release`); see limits.min_clients, or {file.parent}"
+                )
+        write_once(self.folder / f"{_LIST}{self.digest[:32]}", ",".join(names).encode())
+
     def _use(self, name: str, part: str) -> None:
         """Note that the masks of a sum are used for a part with this digest."""
+        self._check_lists()
         file = self.folder / f"mask-{custody.digest([self.digest.encode(), name.encode()])[:32]}"
         if write_once(file, part.encode()) != part.encode():
             raise UserError(
                 f"{self.party.name} has given another part to sum {name}: the same masks are never used twice; start "
                 "a new run"
             )
+
+
+def release_text(name: str, silos: Sequence[str]) -> bytes:
+    """Return what a silo signs if it agrees that sums of `silos`, without it, are opened next to sums with it."""
+    return f"ekiden release\n{name}\n{','.join(sorted(silos))}".encode()
+
+
+def released(terms: Agreement, public: Callable[[str], str], name: str, silos: Sequence[str]) -> bool:
+    """Return whether a silo agrees that sums of `silos` are opened with it and without it.
+
+    A silo that joins agrees by taking part under terms that say so, since masks are bound to the terms.
+
+    Args:
+        terms: of the run.
+        public: gives the public key of a silo.
+        name: the silo.
+        silos: members of the sum in this run.
+    """
+    revision = terms.revision
+    if revision is None or revision.client != name:
+        return False
+    if revision.change == "with":
+        return name in silos
+    return keys.proves(public(name), release_text(name, silos), revision.release)

@@ -15,14 +15,24 @@ from ekiden.transports.flower.agreement import AGREEMENT, Revision
 from ekiden.transports.flower.remote_plan import RemotePlan, stored
 
 
-def without(folder: Path, client: str) -> RemotePlan[Method]:
-    """Return the plan of the run in `folder` among all its silos except `client`."""
+def without(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:
+    """Return the plan of the run in `folder` among all its silos except `client`.
+
+    Args:
+        folder: the run folder.
+        client: the silo that leaves.
+        release: file in which it agrees that sums are formed without it; `ekiden silo release` made it.
+    """
     plan = _stored(folder)
     if client not in plan.names:
         raise unknown("silo", client, plan.names)
     if len(plan.names) == 1:
         raise UserError(f"{client} is the only silo of {folder}: delete the folder")
-    return _among(folder, plan, [name for name in plan.names if name != client], client)
+    try:
+        signed = release.read_text(encoding="utf-8").strip() if release else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {release} ({error}): `ekiden silo release` makes it") from None
+    return _among(folder, plan, [name for name in plan.names if name != client], client, signed)
 
 
 def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
@@ -40,11 +50,13 @@ def _stored(folder: Path) -> RemotePlan[Method]:
     return plan
 
 
-def _among(folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str) -> RemotePlan[Method]:
+def _among(
+    folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str, release: str = ""
+) -> RemotePlan[Method]:
     """Return the plan among `names`, which names the run that it replaces."""
     try:
         before = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
     except OSError:
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
-    revision = Revision(before.run, before.digest, "with" if client in names else "without", client)
+    revision = Revision(before.run, before.digest, "with" if client in names else "without", client, release)
     return replace(plan, method=among(plan.method, names), clients=",".join(names), revises=revision.text())

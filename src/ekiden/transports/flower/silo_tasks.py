@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ekiden.base.errors import UserError
@@ -13,11 +14,11 @@ from ekiden.engine.store import FolderJournal
 from ekiden.engine.tasks import task_of
 from ekiden.engine.wire import Encoded
 from ekiden.engine.worker import Job, Outcome
-from ekiden.transports.flower import arguments, custody, policy
+from ekiden.transports.flower import arguments, custody, keys, policy
 from ekiden.transports.flower.arguments import GivenArguments
 from ekiden.transports.flower.contents import Contents, opened, value_key
 from ekiden.transports.flower.custody import Hop, Taken
-from ekiden.transports.flower.masking import PartMasks
+from ekiden.transports.flower.masking import PartMasks, released
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.sealing import Party
 from ekiden.transports.flower.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
@@ -225,10 +226,15 @@ class SiloTasks:
 
     def _masks(self, ask: Ask) -> PartMasks | None:
         """Return the masks of what a task adds to sums; None if the run seals nothing."""
-        party, fewest = self.run.sealer, self.run.file.limits.min_clients
+        party, file = self.run.sealer, self.run.file
         if not isinstance(party, Party):
             return None
-        return PartMasks(party, ask.members, fewest, f"{ask.step}-{ask.task}", self.run.admission.folder)
+
+        def public(name: str) -> str:
+            return keys.read_public(file.beside(file.link.peers) / f"{name}.pub")
+
+        name, agree = f"{ask.step}-{ask.task}", partial(released, self.run.terms, public)
+        return PartMasks(party, ask.members, file.limits.min_clients, name, self.run.admission.folder, agree)
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded."""
