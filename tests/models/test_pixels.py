@@ -40,5 +40,4 @@ def test_without_a_choice_a_segmentation_is_learned_by_the_u_net(silos: Federate
     model = load_model(tmp_path / "run")
     x, y = discs(10, 4)
     assert (model(x).argmax(1) == y).float().mean() > 0.95
-    pytest.importorskip("onnxruntime")
-    export(tmp_path / "run", "onnx", tmp_path / "model.onnx")
+    export(tmp_path / "run", "pt2", tmp_path / "model.pt2")

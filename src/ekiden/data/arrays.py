@@ -1,5 +1,6 @@
 """Read arrays from `.npy`, `.npz` and safetensors files."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import row_text
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
+_MOST_CHANNELS = 4
+_DARK = 32  # smallest largest value of pixels from 0 to 255
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,45 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
 
 
-def channels_first(x: NDArray[Any]) -> NDArray[Any]:
-    """Return bytes (n, H, W) or (n, H, W, 1 or 3) as images (n, C, H, W), and any other array unchanged."""
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        return x
-    if x.ndim == 3:
-        return x[:, None]
-    return np.moveaxis(x, 3, 1) if x.shape[3] in (1, 3) and x.shape[1] > 3 else x
+def noticed(x: Tensor, what: str) -> Tensor:
+    """Return samples with the channels of images first, and say what looks like images that are stored otherwise.
+
+    Bytes (n, H, W) and (n, H, W, C) become (n, C, H, W). Floats are not changed.
+
+    Args:
+        x: (n, ...) bytes or floats.
+        what: their name in messages.
+
+    Warns:
+        DataWarning: channels seem to come last, or floats seem to be pixels from 0 to 255.
+    """
+    if x.dtype == torch.uint8 and x.ndim == 3:
+        return x.unsqueeze(1)
+    shape, bytes_ = tuple(x.shape), x.dtype == torch.uint8
+    if x.ndim == 4 and shape[3] <= _MOST_CHANNELS and shape[1] not in (1, 3):
+        if bytes_ and min(shape[1:3]) > _MOST_CHANNELS:
+            x = x.movedim(3, 1)
+            _say(f"{what} has x of shape {shape}: the channels come last, so they are moved, to {tuple(x.shape)}")
+        else:
+            _say(
+                f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x {shape[3]}: if "
+                "the channels come last, move them, as in x.transpose(0, 3, 1, 2)"
+            )
+    if not bytes_ and _pictured(x):
+        _say(
+            f"{what} has floats from {float(x.min()):g} to {float(x.max()):g}, which are used unchanged: if they are "
+            "pixels, give uint8 or divide by 255, or give their mean and std"
+        )
+    return x
+
+
+def _pictured(x: Tensor) -> bool:
+    """Return whether floats look like pixels from 0 to 255."""
+    if x.ndim == 3 and x.shape[1] == x.shape[2]:  # grey images without a channel, or signals
+        return float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255 and bool((x == x.round()).all())
+    images = x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
+    return images and float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255
+
+
+def _say(line: str) -> None:
+    warnings.warn(line, DataWarning, stacklevel=3)

@@ -177,7 +177,9 @@ def _one_size(looks: Sequence[Look], source: str) -> tuple[int, int]:
     sizes = {seen.size for seen in looks}
     if len(sizes) > 1:
         some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
-        raise UserError(f"images in {source} differ in size ({some}): give one size for all with --size.")
+        raise UserError(
+            f"images in {source} differ in size ({some}): give one size for all with --size, or resize them."
+        )
     return next(iter(sizes))
 
 

@@ -7,10 +7,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
+from ekiden.data.arrays import noticed
+from ekiden.data.decode import Images, decode
 from ekiden.data.raw import Raw
 from ekiden.data.samples import Samples
 from ekiden.data.tasks import LanguageModelling, inferred
@@ -111,7 +114,9 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
         xs, ys = [x for x, _ in items], [y for _, y in items]
         named = bool(ys) and all(isinstance(y, str) for y in ys)
         labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
-        tensors = [x if isinstance(x, Tensor) else _tensor(x) for x in xs]
+        if xs and all(isinstance(x, Image.Image) for x in xs):
+            return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64))]], Images())[0], labels
+        tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise UserError(
             f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers or names ({error})."
@@ -120,13 +125,6 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     if len(shapes) > 1:
         raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
     return (torch.stack(tensors) if tensors else torch.empty(0)), labels
-
-
-def _tensor(x: Any) -> Tensor:
-    """Return an array, a number, a list, or a PIL image (its channels come last) as a tensor."""
-    channels_last = hasattr(x, "getbands") and len(x.getbands()) > 1
-    tensor = torch.from_numpy(np.array(x))
-    return tensor.permute(2, 0, 1) if channels_last else tensor
 
 
 def _numbers(ys: Sequence[Any]) -> Tensor:
@@ -144,7 +142,7 @@ def _inputs(x: Tensor, what: str) -> Tensor:
     if len(x) == 0 or x.ndim < 2:
         raise UserError(f"{what} has x of shape {tuple(x.shape)}: it must be (n, ...) with n at least 1.")
     if x.dtype == torch.uint8 and x.ndim in (3, 4):
-        return x.unsqueeze(1) if x.ndim == 3 else x
+        return noticed(x, what)
     if not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
@@ -155,4 +153,4 @@ def _inputs(x: Tensor, what: str) -> Tensor:
         raise UserError(
             f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values."
         )
-    return x.float()
+    return noticed(x.float(), what)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError
@@ -111,7 +112,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         if array is not None and len(array) != len(x):
             raise UserError(f"{source} holds {len(x)} samples and {len(array)} values in {name!r}: give one for each")
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
-    x = arrays.channels_first(x) if pictures else arrays.encode(x, source).numpy()
+    given_x = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
+    x = arrays.noticed(given_x, source).numpy()
     return Raw(
         source,
         x,

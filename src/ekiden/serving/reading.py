@@ -139,7 +139,7 @@ class SampleReader:
         """Yield the samples in a file of arrays, (n, ...) each."""
         array = self._opened(file)
         if isinstance(self.inputs, Images):
-            array = arrays.channels_first(array)
+            array = self._channels_first(array)
         wanted = np.uint8 if isinstance(self.inputs, Images) else np.floating
         if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
             kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
@@ -148,6 +148,13 @@ class SampleReader:
             x = torch.from_numpy(np.array(array[start : start + self.batch]))
             x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{file}, row {start}"])
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
+
+    def _channels_first(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return images (n, H, W) or (n, H, W, C) as the model takes them; another array unchanged."""
+        if array.ndim == 3:
+            return array[:, None]
+        fits = array.ndim == 4 and array.shape[1:] != self.shape and array.shape[3:] + array.shape[1:3] == self.shape
+        return np.moveaxis(array, 3, 1) if fits else array
 
     def _opened(self, file: Path) -> NDArray[Any]:
         """Return the array of samples in a file; that of .npy is mapped, not read."""
