@@ -78,7 +78,7 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
             if here != there:
                 raise UserError(
                     f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
-                    f"{said(str(there), 300)}; make them equal"
+                    f"{said(str(there), 300)}; {_grey_and_colour(one.shape, hellos[name].shape) or 'make them equal'}"
                 )
         if one.task != hellos[name].task:
             raise UserError(
@@ -91,6 +91,13 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 "options in [data] of all silos, and the same data.agreed"
             )
     return one
+
+
+def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """Return what to do if one silo holds grey images and the other colour images of the same size."""
+    if len(one) != 3 or len(other) != 3 or one[1:] != other[1:] or {one[0], other[0]} != {1, 3}:
+        return ""
+    return 'set colour = "rgb" or "grey" in [data] of all silos'
 
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:

@@ -1,0 +1,54 @@
+"""Silos whose files show the same and are stored in different ways."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ekiden import Training
+from ekiden.base.errors import UserError
+from ekiden.data import join
+from ekiden.methods import FedAvg
+from ekiden.transports.flower import session
+from ekiden.transports.flower.remote_plan import RemotePlan
+from ekiden.transports.flower.silo_file import SiloFile, read
+from tests.data.pictures import dicom, encoded
+from tests.transports.fakes import FakeNodes
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+
+def silos(folder: Path, more: str = "") -> list[SiloFile]:
+    """A silo of grey images without extension (DICOM), and one of colour photos that are stored turned."""
+    draw = np.random.default_rng(0)
+    for name in ("scans", "photos"):
+        for label in ("left", "right"):
+            (folder / name / label).mkdir(parents=True, exist_ok=True)
+            for k in range(20):
+                shown = draw.integers(0, 100, (8, 8), dtype=np.uint8)
+                shown[:, slice(4) if label == "left" else slice(4, 8)] += 150
+                if name == "scans":
+                    dicom(folder / name / label / f"IM{k}", shown, "MONOCHROME2")
+                else:
+                    colour = Image.fromarray(np.stack([shown, shown, shown // 2], axis=2))
+                    (folder / name / label / f"{k}.png").write_bytes(encoded(colour, "PNG", k % 8 + 1))
+        text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n'
+        (folder / f"{name}.toml").write_text(text)
+    return [read(folder / f"{name}.toml") for name in ("scans", "photos")]
+
+
+def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
+    pytest.importorskip("pydicom")
+    training = Training(lr=0.05, batch_size=8)
+    plan: RemotePlan[Any] = RemotePlan(FedAvg(rounds=3, epochs=3), "scans,photos", training=training)
+    with pytest.raises(UserError, match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos'):
+        session.run(plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0)
+    for colour, channels in (("rgb", 3), ("grey", 1)):
+        files = silos(tmp_path, f'colour = "{colour}"\n')
+        assert files[0].load()[0].shape == (channels, 8, 8)
+        result = session.run(plan, FakeNodes(files), tmp_path / colour, {}, lambda line: None, poll=0)
+        assert result.metrics[-1]["accuracy"] > 0.9
+    together = join([str(tmp_path / "scans"), str(tmp_path / "photos")], colour="grey")
+    assert together.shape == (1, 8, 8)
