@@ -158,7 +158,8 @@ def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[
         code, said = command("silo", "sums", str(file))
         assert code == 0, said
     told = json.loads((tmp_path / "a-sums.json").read_text())
-    assert set(told) == {"moments", "missing", "categories", "dates", "marks"}  # and no row
+    assert set(told) == {"moments", "missing", "categories", "dates", "marks", "silo", "classes", "rows"}
+    assert (told["silo"], told["rows"]) == ("a", [])  # and no row
     out = tmp_path / "agreed.json"
     code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
     assert code == 0, said
@@ -198,6 +199,99 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
     files[0].write_text(TABLE.format(name="a", more="").replace('"died"', '"dead"'))
     with pytest.raises(UserError, match=r"unknown column of .* 'dead': did you mean 'died'"):
         read(files[0]).load()
+
+
+def sums_of(folder: Path, command: Callable[..., tuple[int, str]], more: str = "") -> list[str]:
+    for file in tables(folder):
+        file.write_text(TABLE.format(name=file.stem, more=more))
+        code, said = command("silo", "sums", str(file))
+        assert code == 0, said
+    return [str(folder / f"{name}-sums.json") for name in "ab"]
+
+
+def changed(file: str, change: Callable[[dict[str, Any]], None]) -> None:
+    told = json.loads(Path(file).read_text())
+    change(told)
+    Path(file).write_text(json.dumps(told))
+
+
+def test_agreeing_names_silos_that_are_missing_or_in_another_unit(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = sums_of(tmp_path, command)
+    made = command("federation", "init", "fed", "--silos", "a,b,c", "--host", "localhost", "--data", "x.csv")
+    assert made[0] == 0, made[1]
+    code, said = command("federation", "agree", a, b, "--federation", "fed")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "the sums of c are missing" in said
+    assert command("federation", "agree", a, a)[1].startswith("ekiden: two files are the sums of a")
+    assert not (tmp_path / "agreed.json").exists()
+
+    def metres(told: dict[str, Any]) -> None:
+        age = told["moments"]["age"]
+        told["moments"]["age"] = {"count": age["count"], "mean": age["mean"] / 100, "squares": age["squares"] / 1e4}
+
+    code, said = command("federation", "agree", a, b)
+    assert (code, "differs" in said) == (0, False), said
+    changed(b, metres)
+    code, said = command("federation", "agree", a, b)
+    assert code == 0
+    assert "column 'age' of a and b differs by a factor of about" in said
+
+
+def test_agreeing_refuses_or_merges_spellings(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = sums_of(tmp_path, command)
+
+    def capitals(told: dict[str, Any]) -> None:
+        told["categories"]["sex"] = {name.upper(): n for name, n in told["categories"]["sex"].items()}
+
+    one = json.loads(Path(a).read_text())["categories"]["sex"]
+    changed(b, capitals)
+    code, said = command("federation", "agree", a, b)
+    assert code == 2
+    name = next(iter(one))
+    assert f"column 'sex' has {name!r} (a) and {name.upper()!r} (b)" in said
+    for how, count in (("merge", len(one)), ("keep", 2 * len(one))):
+        code, said = command("federation", "agree", a, b, "--spelling", how)
+        assert code == 0, said
+        (known,) = json.loads((tmp_path / "agreed.json").read_text())["vocabularies"]
+        assert len(known) == count
+
+
+def test_rows_of_several_silos_are_found_by_salted_fingerprints(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who knows the salt can test a guess of a row; who does not learns only how many rows there are."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    twice = [f"{rng.normal():.6f},{'fm'[k % 2]},w,{('no', 'yes')[k % 2]}" for k in range(5)]
+    more = 'fingerprints = "a secret of the silos"'
+    for name in "ab":
+        own = [f"{rng.normal():.6f},{'fm'[k % 2]},w,{('no', 'yes')[k % 2]}" for k in range(45)]
+        (tmp_path / f"{name}.csv").write_text("age,sex,ward,died\n" + "\n".join(own + twice) + "\n")
+    found: dict[str, list[str]] = {}
+    for name, salt in (("a", more), ("b", more), ("c", more.replace("secret", "password"))):
+        text = TABLE.format(name=name, more=salt).replace('"c.csv"', '"a.csv"')
+        (tmp_path / f"{name}.toml").write_text(text)
+        code, said = command("silo", "sums", f"{name}.toml")
+        assert code == 0, said
+        found[name] = json.loads((tmp_path / f"{name}-sums.json").read_text())["rows"]
+    assert len(found["a"]) == 50
+    assert found["a"] == sorted(found["a"])  # not in the order of the file
+    assert len(set(found["a"]) & set(found["b"])) == 5
+    assert not set(found["a"]) & set(found["c"])  # the same rows with another salt
+    code, said = command("federation", "agree", "a-sums.json", "b-sums.json")
+    assert code == 0
+    assert "silos hold equal rows: a and b 5 rows" in said
+    (tmp_path / "b.toml").write_text(TABLE.format(name="b", more=""))
+    command("silo", "sums", "b.toml")
+    assert "rows of b are not compared" in command("federation", "agree", "a-sums.json", "b-sums.json")[1]
+    (tmp_path / "b.toml").write_text(TABLE.format(name="b", more='fingerprints = "short"'))
+    assert "data.fingerprints is a secret of 16 to 64 bytes" in command("silo", "sums", "b.toml")[1]
 
 
 def test_texts_of_all_silos_have_one_length(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 from tyro.conf import Positional
@@ -77,6 +78,11 @@ class AgreeOptions:
     """files that `ekiden silo sums` wrote, of all silos"""
     out: Path = Path("agreed.json")
     """file to write; every silo names it by agreed in [data] of its silo.toml"""
+    federation: Path | None = None
+    """folder that `ekiden federation init` made: says whose sums are needed"""
+    spelling: Literal["", "merge", "keep"] = ""
+    """names of classes and categories that differ in case or blanks only: merge takes them as one, the commonest
+    spelling (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
 
 
 def init(options: InitOptions) -> None:
@@ -103,7 +109,8 @@ def agree(options: AgreeOptions) -> None:
     """`ekiden federation agree SUMS...`."""
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
-    made = scaling.agree_on(options.sums)
+    expected = federations.read(options.federation).silos if options.federation else ()
+    made = scaling.agree_on(options.sums, options.spelling, expected)
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "

@@ -155,7 +155,7 @@ def _doubt(made: Dataset, holdings: Sequence[Holding], reading: Reading, open_: 
         doubts.shared_subjects(made.train, made.test)
         doubts.early_tests(made.train, made.test)
         doubts.rows_in_both(made.train, made.test, made.inputs)
-    if made.train.group is not None and made.groups:
+    if made.groups and made.train.x[0].numel() >= doubts.FEATURES:
         doubts.rows_of_several(doubts.by_group(made))
 
 

@@ -27,6 +27,7 @@ _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
 _ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
+FEATURES = 2  # of a sample; rows of a single number are equal by chance
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
 
@@ -129,7 +130,7 @@ def early_tests(train: Samples, test: Samples) -> None:
 
 def rows_in_both(train: Samples, test: Samples, inputs: Inputs) -> None:
     """Say how many test rows equal a training row."""
-    if train.x.nbytes + test.x.nbytes > _LARGE:
+    if train.x.nbytes + test.x.nbytes > _LARGE or train.x[0].numel() < FEATURES:
         return
     rows = fingerprints(train.x, inputs, b"")
     known = set(rows)
@@ -141,12 +142,12 @@ def rows_in_both(train: Samples, test: Samples, inputs: Inputs) -> None:
         )
 
 
-def rows_of_several(held: Mapping[str, Sequence[bytes]]) -> None:
+def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> None:
     """Say how many rows several silos hold, from the fingerprints of their rows."""
     own = {name: set(rows) for name, rows in held.items()}
     if sum(map(len, own.values())) < _ROWS_DIFFER * sum(map(len, held.values())):
         return
-    owners: dict[bytes, list[str]] = {}
+    owners: dict[bytes | str, list[str]] = {}
     for name, rows in own.items():
         for row in rows:
             owners.setdefault(row, []).append(name)

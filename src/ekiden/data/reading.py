@@ -49,6 +49,9 @@ class Reading(Checked):
     min_count: Count = 10
     """smallest number of rows that a silo reports when silos agree on the scaling of a table: a column with fewer
     values, or a category with fewer rows, is left out"""
+    spelling: Literal["", "merge", "keep"] = ""
+    """names of classes and categories that differ in case or blanks only (Yes, yes): merge takes them as one, the
+    commonest spelling; keep as different. By default they are refused"""
     fit: Literal["stretch", "crop"] = "stretch"
     """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts out the middle"""
     pixel_window: tuple[float, ...] = ()

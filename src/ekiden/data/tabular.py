@@ -1,10 +1,11 @@
 """Moments and counts, never a row, that silos share so that all scale tables alike."""
 
 import json
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.data import across
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.raw import natural
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tables import Numbers, encode_again
-from ekiden.data.tasks import Regression, Task
+from ekiden.data.tasks import Classification, Regression, Task
 
 _LARGEST = 1e140  # a number whose square can still be added up in float64
 
@@ -76,6 +78,9 @@ class ColumnSums:
         categories: for each categorical column, the number of rows of each category.
         dates: the numeric columns that are days since 1970.
         marks: cells that mark a missing value, in addition to the usual ones.
+        silo: name of the silo; empty for several together.
+        classes: the number of rows of each class, if labels are classes.
+        rows: fingerprints of all rows, in hexadecimal and sorted, if the silo tells them.
     """
 
     moments: Mapping[str, Moments]
@@ -83,6 +88,9 @@ class ColumnSums:
     categories: Mapping[str, Mapping[str, int]]
     dates: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    silo: str = ""
+    classes: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
 
     @staticmethod
     def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
@@ -116,11 +124,16 @@ class ColumnSums:
                 raise ValueError("columns")
             if not all(m.count >= 0 and abs(m.mean) <= _LARGEST and 0 <= m.squares < inf for m in moments.values()):
                 raise ValueError("moments")
-            if min([*missing.values(), *(n for counts in categories.values() for n in counts.values())], default=0) < 0:
+            classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
+            silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
+            counts = [*missing.values(), *classes.values(), *(n for each in categories.values() for n in each.values())]
+            if min(counts, default=0) < 0:
                 raise ValueError("counts")
+            if not re.fullmatch(r"[\w.-]{0,200}", silo) or not all(re.fullmatch(r"[0-9a-f]{16}", row) for row in rows):
+                raise ValueError("names")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(moments, missing, categories, dates, marks)
+        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows)
 
     def scale(self, name: str) -> tuple[float, float]:
         """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""
@@ -227,9 +240,22 @@ def agreed(fed: FederatedData) -> FederatedData:
     if not fed.dataset.least:
         return fed
     told = [told_by(client, fed.dataset) for client in fed.clients]
+    check_units(told)
     table = fed.dataset.inputs
     after = agree(table, told) if isinstance(table, Table) else table
     return scaled(fed, after, scaled_task(fed.dataset.task, fed.dataset.classes, told))
+
+
+def check_units(told: Sequence[ColumnSums]) -> None:
+    """Name silos whose columns or targets are in another unit than the others'."""
+    if len(told) > 1:
+        across.check_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
+
+
+def _shown(name: str) -> str:
+    """Return a column or target as messages name it."""
+    plain = name.removeprefix(target(""))
+    return f"column {name!r}" if plain == name else f"target {plain!r}"
 
 
 def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
@@ -241,7 +267,11 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
         targets = {name: columns[:, k] for k, name in enumerate(dataset.classes)}
     table = dataset.inputs if isinstance(dataset.inputs, Table) else Table((), ())
     rows = client.train.x if isinstance(dataset.inputs, Table) else torch.empty(len(client.train), 0)
-    return sums(rows, table, dataset.least, targets)
+    classes: dict[str, int] = {}
+    if isinstance(dataset.task, Classification):
+        counts = client.train.class_counts(len(dataset.classes)).tolist()
+        classes = {name: n for name, n in zip(dataset.classes, counts, strict=True) if n >= dataset.least}
+    return replace(sums(rows, table, dataset.least, targets), silo=client.name, classes=classes)
 
 
 def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) -> Task:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
+from ekiden.data import across, doubts
 from ekiden.data.inputs import Inputs, Table, from_json, to_json
 from ekiden.data.samples import Dataset
-from ekiden.data.tabular import ColumnSums, agree, target_scales
+from ekiden.data.tabular import ColumnSums, agree, check_units, target_scales
 from ekiden.data.tasks import Regression
 
 _TARGETS = "targets"
@@ -64,8 +65,17 @@ def read_agreed(path: Path) -> Scaling:
         raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
 
 
-def agree_on(files: Sequence[Path]) -> Scaling:
-    """Return the scaling for all silos that wrote these sums."""
+def agree_on(files: Sequence[Path], spelling: str = "", expected: Sequence[str] = ()) -> Scaling:
+    """Return the scaling for all silos that wrote these sums.
+
+    Args:
+        files: what `ekiden silo sums` wrote at each silo.
+        spelling: merge or keep names that differ in case or blanks only; "" refuses them.
+        expected: the silos of the federation, if they are known.
+
+    Warns:
+        DataWarning: a silo's column is in another unit than the others', or silos hold equal rows.
+    """
     told = []
     for file in files:
         try:
@@ -84,10 +94,61 @@ def agree_on(files: Sequence[Path]) -> Scaling:
             raise UserError(
                 f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"
             )
+    told = [one if one.silo else replace(one, silo=file.stem) for file, one in zip(files, told, strict=True)]
+    _check_silos([one.silo for one in told], expected)
+    told = _spelled(told, spelling)
+    check_units(told)
+    _check_rows(told)
     columns = [name for name in told[0].moments if name in told[0].missing]  # the others are targets
     table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
     table = agree(table, told)
     return Scaling(table if table.numeric or table.categorical else None, target_scales(told))
+
+
+def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
+    """Refuse sums that are given twice, and name silos whose sums are missing."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two files are the sums of {twice}: give those of each silo once")
+    if expected and (missing := [name for name in expected if name not in names]):
+        raise UserError(f"the sums of {', '.join(missing)} are missing: give those of all silos of the federation")
+    if expected and (strange := [name for name in names if name not in expected]):
+        raise UserError(f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}")
+
+
+def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
+    """Return the sums with one spelling of each name."""
+    names: dict[str, dict[str, Mapping[str, int]]] = {"the label": {one.silo: one.classes for one in told}}
+    for column in told[0].categories:
+        names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
+    if not spelling:
+        across.refuse_spellings(names)
+    if spelling != "merge":
+        return list(told)
+    instead = {column: across.merging(each) for column, each in names.items()}
+    return [
+        replace(
+            one,
+            categories={c: _renamed(counts, instead[f"column {c!r}"]) for c, counts in one.categories.items()},
+            classes=_renamed(one.classes, instead["the label"]),
+        )
+        for one in told
+    ]
+
+
+def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, n in counts.items():
+        found[other.get(name, name)] = found.get(other.get(name, name), 0) + n
+    return found
+
+
+def _check_rows(told: Sequence[ColumnSums]) -> None:
+    """Say how many rows several silos hold, and which silos do not tell."""
+    tells = {one.silo: one.rows for one in told if one.rows}
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= doubts.FEATURES:
+        doubts.rows_of_several(tells)
+    if tells and (silent := [one.silo for one in told if not one.rows]):
+        doubts.tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")
 
 
 _TOLD = {"moments": "numbers", "categories": "categories"}

@@ -17,6 +17,7 @@ from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data.assemble import assemble
+from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.inputs import Tokens
 from ekiden.data.reading import listed
@@ -30,6 +31,7 @@ from ekiden.transports.flower.scaling import read_agreed
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 CLOSING_LAP = "closing-lap"
+_LEAST_SALT, _MOST_SALT = 16, 64
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -87,6 +89,9 @@ class Data(Reading):
     """what the labels mean (see docs/tasks.md); by default inferred from their values"""
     val_fraction: BelowOne = 0.1
     """share of the training data that is used to select epochs"""
+    fingerprints: str = ""
+    """a secret text that all silos share: `ekiden silo sums` then tells 8 bytes for each row, by which rows that
+    several silos hold are found. By default nothing is told about single rows"""
     agreed: str = ""
     """for a table, or for numbers to predict: a file with the scaling that all silos agreed on, made by
     `ekiden federation agree`"""
@@ -182,7 +187,12 @@ class SiloFile:
                 "data.agreed)"
             )
         held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
-        return told_by(held.clients[0], found)
+        rows: list[bytes] = []
+        if salt := self.data.fingerprints.encode():
+            if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
+                raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
+            rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
+        return replace(told_by(held.clients[0], found), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
 
     def read(self) -> Dataset:
         """Load the data set at `data.path`."""
