@@ -387,3 +387,39 @@ def test_colour_profiles_change_nothing() -> None:
     shown = pixels(0, 4, 4)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
     assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown))
+
+
+def test_evaluation_and_prediction_on_other_files_read_as_training_did(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of colour images of 8 x 8 measures grey ones of another size, dark 16-bit ones, and turned ones."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    forms: dict[str, Callable[[Image.Image, int], bytes]] = {
+        "train": lambda image, k: encoded(image, "PNG"),
+        "turned": lambda image, k: encoded(image.resize((16, 16), Image.Resampling.NEAREST), "TIFF", k % 8 + 1),
+        "grey": lambda image, k: encoded(image.convert("L").resize((24, 24), Image.Resampling.NEAREST), "PNG"),
+    }
+    for name, form in forms.items():
+        for k in range(40):
+            shown = draw.integers(0, 100, (8, 8, 3), dtype=np.uint8)
+            shown[: 4 if k % 2 else 8, :, :] += 20 * (k % 2)
+            shown[:4] += 150 * (k % 2)
+            file = tmp_path / name / ("plain", "sky")[k % 2] / f"{k}.{'tif' if name == 'turned' else 'png'}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(form(Image.fromarray(shown), k))
+    code, said = command("run", "fedseq", "--data", "train", "--clients", "2", "--partition", "iid", "--epochs", "10")
+    assert code == 0, said
+    run = "runs/fedseq-train-seed0"
+    for name in ("turned", "grey"):
+        code, said = command("predict", run, name, "-o", f"{name}.csv")
+        assert code == 0, said
+        answers = pandas.read_csv(f"{name}.csv")
+        assert (answers.prediction == answers.file.str.split("/").str[-2]).mean() > 0.9
+        code, said = command("evaluate", run, "--data", name)
+        assert code == 0, said
+        assert "8 test samples" in said
+    dark = Image.fromarray(np.full((8, 8), 3000, np.uint16))  # alone, it would be refused in training
+    (tmp_path / "dark.png").write_bytes(encoded(dark, "PNG"))
+    code, said = command("predict", run, "dark.png")
+    assert code == 0, said

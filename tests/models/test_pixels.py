@@ -32,7 +32,7 @@ def silos() -> FederatedData:
 
 def test_without_a_choice_a_segmentation_is_learned_by_the_u_net(silos: FederatedData, tmp_path: Path) -> None:
     assert isinstance(silos.dataset.task, Segmentation)
-    training = Training(lr=0.1, batch_size=4)
+    training = Training(lr=1e-2, batch_size=4)
     result = run(
         FedAvg(rounds=3, epochs=3), silos, training=training, hardware=Hardware(threads=1), folder=tmp_path / "run"
     )

@@ -26,7 +26,7 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
     for name in ("scans", "photos"):
         for label in ("left", "right"):
             (folder / name / label).mkdir(parents=True, exist_ok=True)
-            for k in range(20):
+            for k in range(30):
                 shown = draw.integers(0, 100, (8, 8), dtype=np.uint8)
                 shown[:, slice(4) if label == "left" else slice(4, 8)] += 150
                 if name == "scans":
@@ -41,7 +41,7 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
 
 def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
-    training = Training(lr=0.05, batch_size=8)
+    training = Training(lr=2e-3, batch_size=8)
     plan: RemotePlan[Any] = RemotePlan(FedAvg(rounds=3, epochs=3), "scans,photos", training=training)
     with pytest.raises(UserError, match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos'):
         session.run(plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0)

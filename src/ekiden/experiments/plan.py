@@ -11,7 +11,7 @@ from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
 from ekiden.base.codec import plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
-from ekiden.data import Dataset, FederatedData, Reading, join, load, parse, silos, split
+from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
 from ekiden.data.inputs import Images
 from ekiden.engine import machine, networks
 from ekiden.engine.drive import Row
@@ -139,7 +139,7 @@ class Plan(Checked, Generic[M]):
 
     def other(self, data: str, own: Dataset) -> Dataset:
         """Return other data to measure a model on, read and scaled as the run's `own` data."""
-        if isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
+        if data in NAMED and isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
         chosen = self.reading.for_model(self.model).chosen()
