@@ -8,7 +8,7 @@ import torch
 
 from ekiden import FederatedData, run
 from ekiden.methods import FedAvg, FedDisco
-from ekiden.methods.feddisco import Measure, disco_weights, discrepancy, normalised
+from ekiden.methods.feddisco import Measure, disco_weights, discrepancy, normalised_distances
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 
@@ -17,13 +17,13 @@ N = [100, 100, 50]
 
 
 def weights(measure: Measure, a: float = 0.5, b: float = 0.1) -> list[float]:
-    return disco_weights(N, normalised([discrepancy(c, measure) for c in COUNTS], measure), a, b)
+    return disco_weights(N, normalised_distances([discrepancy(c, measure) for c in COUNTS], measure), a, b)
 
 
 def test_kl() -> None:
     kl = [discrepancy(c, "kl") for c in COUNTS]
     assert kl == pytest.approx([0, 0.36806421, 0.19274476], abs=1e-8)
-    assert normalised(kl, "kl") == pytest.approx([0, 0.65630942, 0.34369058], abs=1e-8)
+    assert normalised_distances(kl, "kl") == pytest.approx([0, 0.65630942, 0.34369058], abs=1e-8)
     assert weights("kl") == pytest.approx([0.625, 0.21480661, 0.16019339], abs=1e-8)
     assert disco_weights(N, kl, 0.5, 0.1) == pytest.approx([0.49039054, 0.30989534, 0.19971412], abs=1e-8)
 
@@ -43,18 +43,18 @@ def test_sums_to_one_and_follows_the_clients(measure: Measure) -> None:
     p = weights(measure)
     assert sum(p) == pytest.approx(1)
     for order in itertools.permutations(range(3)):
-        distances = normalised([discrepancy(COUNTS[i], measure) for i in order], measure)
+        distances = normalised_distances([discrepancy(COUNTS[i], measure) for i in order], measure)
         assert disco_weights([N[i] for i in order], distances, 0.5, 0.1) == pytest.approx([p[i] for i in order])
 
 
 def test_equal_distributions() -> None:
-    d = normalised([0.3, 0.3, 0.3], "kl")
+    d = normalised_distances([0.3, 0.3, 0.3], "kl")
     raw = [0.4 - 0.5 / 3 + 0.1, 0.4 - 0.5 / 3 + 0.1, 0.2 - 0.5 / 3 + 0.1]
     assert disco_weights(N, d, 0.5, 0.1) == pytest.approx([u / sum(raw) for u in raw])
 
 
 def test_balanced_clients() -> None:
-    assert normalised([0.0, 0.0, 0.0], "kl") == [0, 0, 0]
+    assert normalised_distances([0.0, 0.0, 0.0], "kl") == [0, 0, 0]
     assert disco_weights(N, [0, 0, 0], 0.5, 0.1) == pytest.approx([0.5 / 1.3, 0.5 / 1.3, 0.3 / 1.3])
 
 

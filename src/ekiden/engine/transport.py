@@ -69,11 +69,12 @@ class Transport(ABC):
     What a transport promises:
 
     - It does each task as `Worker.execute` does, with the private state after the client's previous task. Tasks of one
-    client are done in the order in which they were submitted. - Arguments arrive unchanged, with each Ref replaced by
-    its value. `value` gives what the task returned, bit for bit, as often as it is called. All parties can make the
-    value behind `INITIAL` themselves. - After `commit` and `settle`, a transport that is made with the new state has
-    the values that this state names, and the clients' private state of that moment, whatever was done later. - Where a
-    client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
+      client are done in the order in which they were submitted.
+    - Arguments arrive unchanged, with each Ref replaced by its value. `value` gives what the task returned, bit for
+      bit, as often as it is called. All parties can make the value behind `INITIAL` themselves.
+    - After `commit` and `settle`, a transport that is made with the new state has the values that this state names, and
+      the clients' private state of that moment, whatever was done later.
+    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
 
     `ekiden.conformance.check_transport` measures all but the last.
     """

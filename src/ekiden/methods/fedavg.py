@@ -10,9 +10,9 @@ from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegati
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import ParallelMethod
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     Reply,
     Weighting,
     at_server,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,20 +11,9 @@ from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Model, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    After,
-    Anchor,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    ServerRound,
-    Vectors,
-    displacement,
-    visit,
-)
 from ekiden.methods.blocks.rounds import (
     Corrected,
+    ParallelMethod,
     Proximal,
     arrived,
     at_server,
@@ -34,8 +23,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     with_sizes,
 )
-from ekiden.training.objective import Penalty
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Weights, mean
 
 
 class Memory(NamedTuple):
@@ -102,9 +90,6 @@ class FedDC(ParallelMethod):
     drift"""
 
     traits = replace(ParallelMethod.traits, private=Memory)
-    exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True, counts=True)
-    host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
-    host_anchor: ClassVar[Anchor | None] = "global"
 
     def start(self) -> Drifting:
         """Start with zero drift."""
@@ -113,18 +98,20 @@ class FedDC(ParallelMethod):
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            chosen = sample(fed, self.participation)
+            chosen, n = sample(fed, self.participation), len(fed.clients)
             sizes = with_sizes(fed, self.count, chosen, s.sizes)
-            size = mean_size(sizes)
-            start = at_server(fed, s.cloud)
-            memory = () if s.drift is None or s.gradient is None else (s.drift, s.gradient)
-            sent = self.opening(start, memory)[0] if self.gradient_correction else None
-            updates = arrived(fed, {k: fed.call(self.train, k, start, sent, size, s.step) for k in chosen})
-            ends = [u.model for u in updates.values()]
-            closings = {k: Closing(() if u.change is None else (u.change,)) for k, u in updates.items()}
-            after = self.merge(ServerRound(start, ends, [[k] for k in updates], closings, len(fed.clients), memory))
-            model, (drift, gradient) = after.model if self.result == "mean" else after.start, after.memory
-            s = s.next(model=model, cloud=after.start, drift=drift, gradient=gradient, sizes=sizes)
+            w = at_server(fed, s.cloud)
+            g = torch.zeros_like(w.params) if s.gradient is None else s.gradient
+            h = torch.zeros_like(w.params) if s.drift is None else s.drift
+            sent = w.with_params(g) if self.gradient_correction else None
+            updates = arrived(fed, {k: fed.call(self.train, k, w, sent, mean_size(sizes), s.step) for k in chosen})
+            for update in updates.values():
+                g = g if update.change is None else g + update.change.params / n  # by all N, as h below
+            middle = mean([update.model for update in updates.values()])
+            h = h + len(updates) / n * (middle.params - w.params)  # the mean of all h_i
+            cloud = middle.with_params(middle.params + h)
+            model = middle if self.result == "mean" else cloud
+            s = s.next(model=model, cloud=cloud, drift=h, gradient=g, sizes=sizes)
             yield s
 
     @on_client
@@ -134,57 +121,17 @@ class FedDC(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
-        """Take K steps on the corrected loss, then update h_i and g_i."""
-        own = tuple(model.with_params(part) for part in client.state or ())
-        training = local_training(client, self.lr_decay, round)
-        sent = () if gradient is None else (gradient,)
-        at = ClientRound(client, training, self.epochs, model, sent, own, size)
-        trained, learned = visit(self, at, model)
-        (_, slope), closing = self.close(at, learned)
-        # The drift in `close` is the same except for rounding.
-        client.state = Memory(at.kept(0) + trained.params - model.params, slope.params)
-        return DriftingReply(trained, closing.changes[0] if self.gradient_correction else None)
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
-        """(α/2ω_i)‖w + h_i - anchor‖² + ⟨g/ω_i - g_i, w⟩."""
-        relative = at.client.n / at.size
-        pull = Proximal(self.alpha / relative, at.anchored(model) - at.kept(0))
-        if not self.gradient_correction:
-            return pull
-        slope = at.sent[0].params / relative - at.kept(1)
-        return Corrected(slope, at.training.l2, at.training.clip_norm, pull)
-
-    def needs_start(self, anchor: Anchor) -> bool:
-        """Return whether the anchor is w^r."""
-        return anchor == "global"
-
-    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """Return w_out - w_in and the mean gradient, zero if it is not used."""
-        gradient = penalty.mean() if isinstance(penalty, Corrected) else torch.zeros_like(model.params)
-        return displacement(model, trained), model.with_params(gradient)
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """Add the displacement to h_i and set g_i to the mean gradient, whose change travels."""
-        moved, gradient = learned
-        change = at.client.n / at.size * (gradient.params - at.kept(1))
-        memory = (moved.with_params(at.kept(0) + moved.params), gradient)
-        return memory, Closing((gradient.with_params(change),))
-
-    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """Send the gradient memory g."""
-        return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
-
-    def merge(self, r: ServerRound) -> After:
-        """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the mean + the drift.
-
-        After chains of L clients the drift grows by 1/L of how far they went. That is exact where all clients have
-        equally many visits, in chains that come back; else an estimate.
-        """
-        middle, gradient = r.middle, r.kept(1)
-        for change in (vector for closing in r.closings.values() for vector in closing.changes):
-            gradient = gradient + change.params / r.clients
-        drift = r.kept(0) + r.answered / len(r.chains[0]) * (middle.params - r.start.params)
-        return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
+        """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and g_i."""
+        training, zero = local_training(client, self.lr_decay, round), torch.zeros_like(model.params)
+        h_i, g_i = client.state or Memory(zero, zero)
+        relative = client.n / size  # ω_i
+        near, corrected = Proximal(self.alpha / relative, model.params - h_i), None
+        if gradient is not None:
+            corrected = Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
+        trained = client.fit(model, epochs=self.epochs, penalty=corrected or near, training=training)
+        new = corrected.mean() if corrected else zero
+        client.state = Memory(h_i + trained.params - model.params, new)
+        return DriftingReply(trained, None if gradient is None else model.with_params(relative * (new - g_i)))
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,18 +11,8 @@ from ekiden.base.checks import Count, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, OwnSamples, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    After,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    ServerRound,
-    Vectors,
-    mean_along,
-    visit,
-)
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     arrived,
     at_server,
     local_training,
@@ -72,42 +62,23 @@ class FedDisco(ParallelMethod):
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
 
-    exchange: ClassVar[Exchange] = Exchange(numbers=2)
-    host_settings: ClassVar[tuple[str, ...]] = ("a", "b", "discrepancy")
     traits = replace(ParallelMethod.traits, needs=CLASSES)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
-            ends = [r.model for r in replies.values()]
-            closings = {k: Closing((), (float(r.n), r.discrepancy)) for k, r in replies.items()}
-            after = self.merge(ServerRound(model, ends, [[k] for k in replies], closings, len(fed.clients)))
-            s = s.next(model=server_step(model, after.model, self.server_lr))
+            w = at_server(fed, s.model)
+            sent = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
+            models, n, d = zip(*sent.values(), strict=True)
+            p = disco_weights(n, normalised_distances(d, self.discrepancy), self.a, self.b)
+            s = s.next(model=server_step(w, mean(models, p), self.server_lr))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """Train for E epochs from the global model; the discrepancy does not change this."""
-        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
-        trained, learned = visit(self, at, model)
-        _, closing = self.close(at, learned)
-        return Skewed(trained, client.n, closing.numbers[1])
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """Return n_k and d_k."""
-        client = at.client
-        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.discrepancy)))
-
-    def merge(self, r: ServerRound) -> After:
-        """Average the ends, each chain with the mean weight of its clients. With full chains this is FedAvg."""
-        n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
-        weights = disco_weights(n, normalised(d, self.discrepancy), self.a, self.b)
-        p = dict(zip(r.closings, weights, strict=True))
-        along = [mean_along(p, chain) for chain in r.chains]
-        middle = mean(r.ends, along if any(along) else None)
-        return After(middle, middle)
+        trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
+        return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 16): the model down and up, two numbers up."""
@@ -125,7 +96,7 @@ def discrepancy(counts: Tensor, measure: Measure) -> float:
     return float(torch.linalg.vector_norm(labels - target, ord=1 if measure == "l1" else 2))
 
 
-def normalised(distances: Sequence[float], measure: Measure) -> list[float]:
+def normalised_distances(distances: Sequence[float], measure: Measure) -> list[float]:
     """Return the distances as the authors' code uses them: kl divided by its sum, the others unchanged."""
     total = sum(distances) if measure == "kl" else 1.0
     return [d / total if total else 0.0 for d in distances]
@@ -133,6 +104,6 @@ def normalised(distances: Sequence[float], measure: Measure) -> list[float]:
 
 def disco_weights(samples: Sequence[float], distances: Sequence[float], a: float, b: float) -> list[float]:
     """Return p_k ∝ max(n_k - a·d_k + b, 0) with relative n_k; p_k = n_k if all are 0."""
-    shares = [n / sum(samples) for n in samples]
-    raw = [max(n - a * d + b, 0.0) for n, d in zip(shares, distances, strict=True)]
-    return [u / sum(raw) for u in raw] if sum(raw) > 0 else shares
+    relative = [n / sum(samples) for n in samples]
+    raw = [max(n - a * d + b, 0.0) for n, d in zip(relative, distances, strict=True)]
+    return [u / sum(raw) for u in raw] if sum(raw) > 0 else relative

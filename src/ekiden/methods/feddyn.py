@@ -2,27 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Model, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    After,
-    Anchor,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    ServerRound,
-    Vectors,
-    displacement,
-    visit,
-)
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     Proximal,
     arrived,
     at_server,
@@ -30,8 +20,7 @@ from ekiden.methods.blocks.rounds import (
     participants,
     sample,
 )
-from ekiden.training.objective import Penalty
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)
@@ -74,9 +63,6 @@ class FedDyn(ParallelMethod):
     """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean - h/α"""
 
     traits = replace(ParallelMethod.traits, private=Tensor)
-    exchange: ClassVar[Exchange] = Exchange(keeps=True)
-    host_settings: ClassVar[tuple[str, ...]] = ("alpha",)
-    host_anchor: ClassVar[Anchor | None] = "received"
 
     def start(self) -> Dynamic:
         """Start with zero memory."""
@@ -85,53 +71,29 @@ class FedDyn(ParallelMethod):
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            start = at_server(fed, s.cloud)
-            models = arrived(fed, {k: fed.call(self.train, k, start, s.step) for k in sample(fed, self.participation)})
-            closings = dict.fromkeys(models, Closing())
-            memory = () if s.h is None else (s.h,)
-            after = self.merge(
-                ServerRound(start, list(models.values()), [[k] for k in models], closings, len(fed.clients), memory)
-            )
-            model = after.model if self.result == "mean" else after.start
-            s = s.next(model=model, cloud=after.start, h=after.memory[0] if after.memory else None)
+            w = at_server(fed, s.cloud)
+            models = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
+            middle = cloud = mean(list(models.values()))
+            h = None
+            if self.alpha:  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
+                h = torch.zeros_like(w.params) if s.h is None else s.h
+                h = h - self.alpha / len(fed.clients) * ((middle.params - w.params) * len(models))
+                cloud = middle.with_params(middle.params - h / self.alpha)
+            s = s.next(model=middle if self.result == "mean" else cloud, cloud=cloud, h=h)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
-        """Train for E epochs on the regularised loss, then update λ_i."""
-        own = () if client.state is None else (model.with_params(client.state),)
-        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=own)
-        trained, learned = visit(self, at, model)
-        if self.alpha:
-            (new,), _ = self.close(at, learned)
-            client.state = new.params
-        return trained
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
-        slope = -at.memory[0].params if at.memory else None
-        return Proximal(self.alpha, at.anchored(model), slope) if self.alpha else None
-
-    def needs_start(self, anchor: Anchor) -> bool:
-        """Return whether the anchor is w^r."""
-        return anchor == "global"
-
-    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """Return w_out - w_in."""
-        return (displacement(model, trained),)
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """λ_i ← λ_i - α · displacement."""
-        return (learned[0].with_params(at.kept(0) - self.alpha * learned[0].params),), Closing()
-
-    def merge(self, r: ServerRound) -> After:
-        """Update h by the displacements of those who answered, divided by all N; broadcast the mean minus h/α."""
-        middle = r.middle
+        """Train for E epochs on L_i(w) - ⟨λ_i, w⟩ + (α/2)‖w - w^r‖², then update λ_i."""
+        training = local_training(client, self.lr_decay, round)
         if not self.alpha:
-            return After(middle, middle)
-        moved = (middle.params - r.start.params) * len(r.closings)
-        h = r.kept(0) - self.alpha / r.clients * moved
-        return After(middle, middle.with_params(middle.params - h / self.alpha), (h,))
+            return client.fit(model, epochs=self.epochs, training=training)
+        slope = None if client.state is None else -client.state
+        near = Proximal(self.alpha, model.params, slope)
+        trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
+        before = torch.zeros_like(model.params) if client.state is None else client.state
+        client.state = before - self.alpha * (trained.params - model.params)  # λ_i ← λ_i - α (w_i - w^r)
+        return trained
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·2M: only models move."""

@@ -2,27 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
+from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    After,
-    Anchor,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    ServerRound,
-    Vectors,
-    mean_along,
-    visit,
-)
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     Proximal,
     Reply,
     Weighting,
@@ -36,7 +26,6 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
-from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
@@ -84,9 +73,6 @@ class FedNova(ParallelMethod):
     server_momentum: BelowOne = 0.0
     """γ, momentum of the server"""
 
-    exchange: ClassVar[Exchange] = Exchange(numbers=1)
-    host_settings: ClassVar[tuple[str, ...]] = ("mu",)
-
     def start(self) -> ServerMomentum:
         """Start with zero momentum."""
         return ServerMomentum()
@@ -94,52 +80,33 @@ class FedNova(ParallelMethod):
     def run(self, fed: Fed, s: ServerMomentum) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)})
-            ends, weights = zip(*(r.reply for r in replies.values()), strict=True)
-            closings = {k: Closing((), (r.a,)) for k, r in replies.items()}
-            chains = [[k] for k in replies]
-            target = self.merge(ServerRound(model, ends, chains, closings, len(fed.clients), weights=weights)).model
+            w = at_server(fed, s.model)
+            replies = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
+            target = normalised(w, [reply for reply in replies.values() if reply.a])
             momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
-            new, buffer = momentum_step(model, target, self.server_lr, momentum, s.momentum)
+            new, buffer = momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Progress:
         """Train for E epochs from the global model, whatever number of steps that is."""
-        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model)
-        trained, learned = visit(self, at, model)
-        _, closing = self.close(at, learned)
-        return Progress(Reply(trained, sample_weight(client, self.weighting)), closing.numbers[0])
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """The proximal term, around the round's global model."""
-        return Proximal(self.mu, at.origin.params) if self.mu else None
-
-    def needs_start(self, anchor: Anchor) -> bool:
-        """Return whether there is a proximal term, whose centre is w^r."""
-        return self.mu > 0
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """Return a_i."""
-        training = at.training
-        momentum = 0.0 if training.adaptive else training.momentum
-        pull = 0.0 if training.adaptive else training.lr * self.mu
-        return (), Closing((), (accumulation(at.client.steps(at.epochs), momentum, pull),))
-
-    def merge(self, r: ServerRound) -> After:
-        """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j, a_j being the sum along chain j. Full chains: FedAvg."""
-        a = {client: closing.numbers[0] for client, closing in r.closings.items()}
-        along = [len(chain) * mean_along(a, chain) for chain in r.chains]
-        shares = r.weights or [1.0] * len(along)
-        parts = zip(r.ends, shares, along, strict=True)
-        new = normalised(r.start, [Progress(Reply(end, p), a_j) for end, p, a_j in parts if a_j])
-        return After(new, new)
+        training = local_training(client, self.lr_decay, round)
+        near = Proximal(self.mu, model.params) if self.mu else None
+        trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
+        a = progress(client, self.epochs, training, self.mu)
+        return Progress(Reply(trained, sample_weight(client, self.weighting)), a)
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 16): the model down and up, a weight and a_i up."""
         return self.rounds * participants(clients, self.participation) * (2 * model + 16)
+
+
+def progress(client: Client, epochs: int, training: Training, mu: float) -> float:
+    """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning rate."""
+    if training.adaptive:  # no closed form: τ_i itself
+        return accumulation(client.steps(epochs), 0.0, 0.0)
+    return accumulation(client.steps(epochs), training.momentum, training.lr * mu)
 
 
 def normalised(model: Weights, replies: Sequence[Progress]) -> Weights:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import Anchor, ClientRound, ParallelMethod, visit
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     Proximal,
     Reply,
     Weighting,
@@ -23,7 +22,6 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
-from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
@@ -62,8 +60,6 @@ class FedProx(ParallelMethod):
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
 
-    host_settings: ClassVar[tuple[str, ...]] = ("mu",)
-
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
@@ -80,19 +76,11 @@ class FedProx(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """Train for E epochs on the loss and the proximal term."""
-        trained, _ = visit(
-            self, ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model), model
-        )
+        """Train for E epochs on F_i(w) + (μ/2)‖w - w^r‖²."""
+        training = local_training(client, self.lr_decay, round)
+        penalty = Proximal(self.mu, model.params) if self.mu else None
+        trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
         return Reply(trained, sample_weight(client, self.weighting))
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
-        """Return (μ/2)‖w - w^r‖². The centre is the round's global model, which damps a chain."""
-        return Proximal(self.mu, at.origin.params) if self.mu else None
-
-    def needs_start(self, anchor: Anchor) -> bool:
-        """Need w^r as the centre of the proximal term."""
-        return self.mu > 0
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg."""

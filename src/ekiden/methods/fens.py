@@ -44,8 +44,8 @@ class HeldOut(NamedTuple):
 class TrainedAggregator(NamedTuple):
     """What a client sends in a round.
 
-    aggregator: the aggregator after training at this client.
-        aggregator: as trained there.
+    Attributes:
+        aggregator: the aggregator after training at this client.
         weight: the number of samples that it was trained on.
     """
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +11,9 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positi
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    Anchor,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    Vectors,
-    visit,
-)
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
+    ParallelMethod,
     Reply,
     Weighting,
     at_server,
@@ -35,7 +26,7 @@ from ekiden.methods.blocks.rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
-from ekiden.training.objective import Forward, FunctionLoss, Objective, Penalty, cross_entropy
+from ekiden.training.objective import Forward, FunctionLoss, Objective, cross_entropy
 from ekiden.training.weights import Weights
 
 
@@ -80,8 +71,6 @@ class MOON(ParallelMethod):
     limit"""
 
     traits = replace(ParallelMethod.traits, private=list[Weights])
-    exchange: ClassVar[Exchange] = Exchange(keeps=True)
-    host_settings: ClassVar[tuple[str, ...]] = ("mu", "temperature")
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
@@ -99,32 +88,23 @@ class MOON(ParallelMethod):
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """Train for E epochs from the global model; the result is also used in the next rounds' contrast."""
-        previous = tuple(client.state or ())
-        at = ClientRound(client, local_training(client, self.lr_decay, round), self.epochs, model, memory=previous)
-        trained, learned = visit(self, at, model)
+        """Train for E epochs on ℓ + μ ℓ_con; the result is also used in the next rounds' contrast."""
+        previous = client.state or []
+        objective = self.contrast(client, model, previous, client.loss)
+        training = local_training(client, self.lr_decay, round)
+        trained = client.fit(model, epochs=self.epochs, objective=objective, training=training)
         if self.mu:
-            client.state = list(self.close(at, learned)[0])
+            client.state = [*previous, trained][-self.earlier_models :]
         return Reply(trained, sample_weight(client, self.weighting))
 
-    def needs_start(self, anchor: Anchor) -> bool:
-        """Need w^r for the positive of the contrast."""
-        return self.mu > 0
-
-    def objective(self, at: ClientRound, base: Objective) -> Objective:
+    def contrast(
+        self, client: Client, received: Weights | None, previous: Sequence[Weights], base: Objective
+    ) -> Objective:
         """Return ℓ + μ ℓ_con: near the representations of w^r, away from those of the kept models, if there are any."""
-        if not (self.mu and at.memory):
+        if not (self.mu and previous and received is not None):
             return base
-        frozen = [as_split(at.client.network(m)) for m in (at.origin, *at.memory)]
-        return ContrastiveLoss(frozen[0], frozen[1:], self.mu, self.temperature, base)
-
-    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """Return the model; in chains, the mean of the models of the client's visits."""
-        return (trained,)
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """Keep the model from which the next rounds' representations are pushed away."""
-        return (*at.memory, *learned)[-self.earlier_models :], Closing()
+        positive, *negatives = (as_split(client.network(model)) for model in (received, *previous))
+        return ContrastiveLoss(positive, negatives, self.mu, self.temperature, base)
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg: earlier models stay at their clients."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,29 +11,20 @@ from ekiden.base.checks import Count, Fraction, Positive
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import (
-    After,
-    ClientRound,
-    Closing,
-    Exchange,
-    ParallelMethod,
-    ServerRound,
-    Vectors,
-    visit,
-)
 from ekiden.methods.blocks.rounds import (
     Corrected,
+    ParallelMethod,
     Reply,
     Weighting,
     arrived,
     at_server,
+    average,
     local_training,
     participants,
     sample,
     sample_weight,
     server_step,
 )
-from ekiden.training.objective import Penalty
 from ekiden.training.weights import Weights
 
 
@@ -80,7 +71,6 @@ class SCAFFOLD(ParallelMethod):
     """η_g, learning rate of the server"""
 
     traits = replace(ParallelMethod.traits, private=Tensor)
-    exchange: ClassVar[Exchange] = Exchange(sent=1, changes=1, keeps=True)
 
     def start(self) -> Controlled:
         """Start with control variates of exactly 0."""
@@ -89,55 +79,26 @@ class SCAFFOLD(ParallelMethod):
     def run(self, fed: Fed, s: Controlled) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            memory = () if s.control is None else (s.control,)
-            (sent,) = self.opening(model, memory)
-            updates = arrived(
-                fed, {k: fed.call(self.train, k, model, sent, s.step) for k in sample(fed, self.participation)}
-            )
-            ends, weights = zip(*(u.reply for u in updates.values()), strict=True)
-            closings = {k: Closing((u.change,)) for k, u in updates.items()}
-            after = self.merge(
-                ServerRound(model, ends, [[k] for k in updates], closings, len(fed.clients), memory, weights)
-            )
-            s = s.next(model=after.model, control=after.memory[0])
+            x = at_server(fed, s.model)
+            c = torch.zeros_like(x.params) if s.control is None else s.control
+            chosen = sample(fed, self.participation)
+            sent = arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
+            for update in sent.values():
+                c = c + update.change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
+            target = average([update.reply for update in sent.values()])
+            s = s.next(model=server_step(x, target, self.server_lr), control=c)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, control: Weights, round: int) -> ControlledReply:
         """Take K steps along g - c_i + c, then update c_i."""
-        own = () if client.state is None else (model.with_params(client.state),)
+        c = control.params
+        c_i = torch.zeros_like(c) if client.state is None else client.state
         training = local_training(client, self.lr_decay, round)
-        at = ClientRound(client, training, self.epochs, model, (control,), own)
-        trained, learned = visit(self, at, model)
-        (new,), closing = self.close(at, learned)
-        client.state = new.params
-        return ControlledReply(Reply(trained, sample_weight(client, self.weighting)), closing.changes[0])
-
-    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
-        """C - c_i, added to each gradient."""
-        return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
-
-    def learned(self, at: ClientRound, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
-        """Return the mean gradient over the steps."""
-        assert isinstance(penalty, Corrected)
-        return (model.with_params(penalty.mean()),)
-
-    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
-        """c_i⁺ is the mean gradient; its change travels."""
-        return learned, Closing((learned[0].with_params(learned[0].params - at.kept(0)),))
-
-    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
-        """Send the server's control variate c."""
-        return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
-
-    def merge(self, r: ServerRound) -> After:
-        """Change c by 1/N of what clients send, so that it is always the mean of all c_i."""
-        control = r.kept(0)
-        for closing in r.closings.values():
-            control = control + closing.changes[0].params / r.clients
-        model = server_step(r.start, r.middle, self.server_lr)
-        return After(model, model, (control,))
+        corrected = Corrected(c - c_i, training.l2, training.clip_norm)
+        y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
+        client.state = corrected.mean()  # c_i⁺, option II
+        return ControlledReply(Reply(y, sample_weight(client, self.weighting)), model.with_params(client.state - c_i))
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(4M + 8): model and control variate down and up, a weight up."""

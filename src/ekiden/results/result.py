@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Models = tuple[Weights | None, tuple[Weights, ...]]
-"""Returns the global model, if there is one, and the personal models."""
+"""The global model, if there is one, and the personal models."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)

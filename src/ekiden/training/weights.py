@@ -30,7 +30,7 @@ class Weights:
 
     @property
     def shapes(self) -> tuple[torch.Size, torch.Size, torch.Size]:
-        """Bytes of the three vectors."""
+        """The shapes of the three vectors."""
         return self.params.shape, self.buffers.shape, self.counters.shape
 
     def is_finite(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import HasModel, Method, Model, OwnSamples
+from ekiden.engine.method import HasModel, Method, Model, OwnSamples, Traits
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.robust import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
@@ -23,6 +23,23 @@ APART = "distance from the result"
 CHOSEN = "chosen"
 K = TypeVar("K")
 T = TypeVar("T")
+
+
+def last_iterate(method: Method, select: str) -> str:
+    """Implement `Method.selection` for methods that train with `local_training`."""
+    return "last"
+
+
+class ParallelMethod(Method):
+    """A method of rounds in which clients train side by side from the server's model."""
+
+    rounds: int
+    traits = Traits(skips=True)  # a round has fewer replies
+    selection = last_iterate
+
+    def steps(self, clients: int) -> int:
+        """Return the number of rounds."""
+        return self.rounds
 
 
 class Reply(NamedTuple):
@@ -52,11 +69,6 @@ def at_server(fed: Fed, model: Model | None) -> Weights:
     assert model is not None
     value: Weights | HasModel = fed.get(model) if isinstance(model, Ref) else model  # type: ignore[assignment]
     return value if isinstance(value, Weights) else value.model
-
-
-def last_iterate(method: Method, select: str) -> str:
-    """Implement `Method.selection` for methods that train with `local_training`."""
-    return "last"
 
 
 def local_training(client: Client, lr_decay: float, round: int) -> Training:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.parallel import ClientRound, Closing, ServerRound, Vectors, visit
 from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
@@ -26,7 +25,7 @@ from ekiden.methods.blocks.rounds import (
     with_sizes,
 )
 from ekiden.methods.spfl.alignment import alignment
-from ekiden.methods.spfl.host import Host, host_named
+from ekiden.methods.spfl.host import ClientRound, Closing, Host, ServerRound, Vectors, host_named
 from ekiden.training.objective import Objective
 from ekiden.training.weights import Weights, mean
 
@@ -133,7 +132,8 @@ class SPFL(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """Need what the host needs."""
-        return host_named(self.host).method.needs
+        needs: frozenset[Need] = host_named(self.host).method.needs
+        return needs
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse more chains, or longer chains, than there are participating clients."""
@@ -167,26 +167,26 @@ class SPFL(Method):
         """Return the state with the chains of a new round; clients that are new report their numbers of samples."""
         sequences = self.sequences(fed)
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
-        if not host_named(self.host).method.exchange.counts:
+        if not host_named(self.host).counts:
             return s
         return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
 
-    def opening(self, host: Host, start: Weights, s: Chains) -> Opening | None:
+    def opening(self, host: Host[Any], start: Weights, s: Chains) -> Opening | None:
         """Return what a client receives with its first visit of a round; nothing if it is not needed."""
-        if not (self.glam or host.needs_start or host.method.exchange.closes):
+        if not (self.glam or host.needs_start or host.closes):
             return None
-        return Opening(start if self.needs_start(host) else None, host.method.opening(start, s.memory))
+        return Opening(start if self.needs_start(host) else None, host.opening(start, s.memory))
 
     def merged(self, fed: Fed, s: Chains, ends: Sequence[Ref[Weights]], round: int) -> Chains:
         """Return the state after a round: every client visited closes it, and the host's server combines the ends."""
-        method, n = host_named(self.host).method, len(fed.clients)
-        told = visited(s.sequences) if method.exchange.closes else ()
+        host, n = host_named(self.host), len(fed.clients)
+        told = visited(s.sequences) if host.closes else ()
         closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in told}
         came = arrived(fed, dict(enumerate(ends)))
         chains = [s.sequences[j] for j in came]
         closings = arrived(fed, closing)
         start = at_server(fed, s.cloud)
-        after = method.merge(ServerRound(start, list(came.values()), chains, closings, n, s.memory))
+        after = host.merge(ServerRound(start, list(came.values()), chains, closings, n, s.memory))
         return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
 
     @on_client
@@ -201,11 +201,11 @@ class SPFL(Method):
         if opening is not None:
             kept = KeptInChains(opening, kept.memory, earlier=kept.own)
         at = self.at(client, kept, size, round)
-        trained, learned = visit(host.method, at, model, self.alignment(client, model, kept))
+        trained, learned = host.train(at, model, self.alignment(client, model, kept))
         if kept.visits:
             learned = tuple(mean([old, new], [kept.visits, 1]) for old, new in zip(kept.learned, learned, strict=True))
         own = trained if self.previous == "own" and self.align_previous else None
-        if self.glam or host.needs_start or host.method.exchange.closes:
+        if self.glam or host.needs_start or host.closes:
             client.state = kept._replace(learned=learned, visits=kept.visits + 1, own=own)
         return trained
 
@@ -213,15 +213,14 @@ class SPFL(Method):
     def close(self, client: Client, size: float, round: int) -> Closing:
         """End a round: apply what its visits gave."""
         kept = client.state
-        memory, closing = host_named(self.host).method.close(self.at(client, kept, size, round), kept.learned)
+        memory, closing = host_named(self.host).close(self.at(client, kept, size, round), kept.learned)
         client.state = KeptInChains(memory=memory, own=kept.own)
         return closing
 
     def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
         """Return what is available to a host."""
         training, (start, sent) = local_training(client, self.lr_decay, round), kept.opening
-        anchor = host_named(self.host).anchor
-        return ClientRound(client, training, self.epochs, start, sent, kept.memory, size, anchor)
+        return ClientRound(client, training, self.epochs, start, sent, kept.memory, size)
 
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
         """Return GLAM, or only the loss of the labels."""
@@ -233,7 +232,7 @@ class SPFL(Method):
         """Return whether GLAM is used."""
         return bool(self.align_previous or self.align_global)
 
-    def needs_start(self, host: Host) -> bool:
+    def needs_start(self, host: Host[Any]) -> bool:
         """Return whether the local loss refers to w^r: in GLAM's global term, or in the host's."""
         return bool(self.align_global) or host.needs_start
 
@@ -264,7 +263,7 @@ class SPFL(Method):
 
         With GLAM and FedAvg, in full, R·N(N + 2)·M.
         """
-        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).method.exchange.counts else 0
+        counted = min(clients, self.rounds * self.met(clients)) if host_named(self.host).counts else 0
         return self.traffic(clients, model) + 8 * counted
 
     def moved(self, end: Chains, clients: int, model: Size) -> int:
@@ -274,9 +273,8 @@ class SPFL(Method):
     def traffic(self, clients: int, model: int) -> int:
         """Return the bytes of all rounds."""
         host, (chains, length) = host_named(self.host), self.shape(clients)
-        exchange = host.method.exchange
-        vectors = self.needs_start(host) + exchange.sent + exchange.changes
-        each = vectors * model + 8 * exchange.numbers
+        vectors = self.needs_start(host) + host.sent + host.changes
+        each = vectors * model + 8 * host.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)
 
     def met(self, clients: int) -> int:
