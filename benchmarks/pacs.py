@@ -11,8 +11,8 @@ import time
 from multiprocessing import get_context
 
 from ekiden import Hardware, run
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedELMY
+from ekiden.runs.plan import Plan
 
 RELEASED_CODE = 750.0
 PLAN = Plan(

@@ -11,8 +11,8 @@ from typing import Any
 from ekiden import Hardware, run
 from ekiden.engine import folder as run_folder
 from ekiden.engine import store
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedELMY, FedSeq
+from ekiden.runs.plan import Plan
 from ekiden.transports.local import simulation
 
 PLACES = [

@@ -22,8 +22,9 @@ import ekiden
 from ekiden.base.checks import Range, hints_of
 from ekiden.cli.helping import flags
 from ekiden.engine.method import Method
-from ekiden.experiments import records, summary
 from ekiden.methods import METHODS
+from ekiden.runs import summary
+from ekiden.tables import records
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {

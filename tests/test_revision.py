@@ -22,11 +22,11 @@ from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
-from ekiden.experiments.summary import comparison, summarise
 from ekiden.methods import ClosingLap, FedAvg, FedGram, FedKrylov, FedSeq, among
 from ekiden.methods.fedgram.handed import Summing
 from ekiden.report.runs import collect
 from ekiden.results.result import Result
+from ekiden.runs.summary import comparison, summarise
 from tests.conftest import Tiny
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 

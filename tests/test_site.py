@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ekiden.base.checks import Count, Fraction
-from ekiden.experiments import records
 from ekiden.methods import FedELMY, Local
+from ekiden.tables import records
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,8 +19,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
 from ekiden.engine.folder import FORMAT, read_lines
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedGram
+from ekiden.runs.plan import Plan
 
 STORED = Path(__file__).parent / "stored"
 FORMATS = tuple(sorted(int(path.name.removeprefix("format-")) for path in STORED.glob("format-*")))

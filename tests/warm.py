@@ -43,7 +43,7 @@ def warm_processes() -> Iterator[None]:
     multiprocessing.set_forkserver_preload(["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ekiden.transports.local.processes.SpawnProcess", WarmProcess)
-        patch.setattr("ekiden.experiments.launch.get_context", lambda method: WarmContext())
+        patch.setattr("ekiden.runs.launch.get_context", lambda method: WarmContext())
         yield
 
 

@@ -18,10 +18,10 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.base.settings import Hardware, Training
 from ekiden.engine.method import Method
-from ekiden.experiments.summary import spread
 from ekiden.results.model import task_in
 from ekiden.results.progress import bar
 from ekiden.results.result import Result, flat
+from ekiden.runs.summary import spread
 
 if TYPE_CHECKING:
     import pandas

@@ -24,8 +24,8 @@ from ekiden.base.checks import (
 )
 from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import METHODS, FedELMY, FedGram, FedSeq, FedTasuki, MAEcho
+from ekiden.runs.plan import Plan, from_json
 from ekiden.transports.flower.remote_plan import RemotePlan
 from tests.conformance.ridge import Ridge
 

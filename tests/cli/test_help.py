@@ -10,8 +10,8 @@ from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.runs import RunOptions, overview, run_options
 from ekiden.data import Reading
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, SORTS, FedELMY, FedSeq, MAEcho, method_named
+from ekiden.runs.plan import Plan
 
 
 @pytest.mark.parametrize("kind", [FedELMY, FedSeq, MAEcho])

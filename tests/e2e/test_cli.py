@@ -26,9 +26,9 @@ from ekiden.cli import app
 from ekiden.cli.app import COMMANDS, main
 from ekiden.engine.folder import RunFolder, read_lines
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import judge, stored
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.results.result import Result
+from ekiden.runs.plan import judge, stored
 from tests.conftest import Tiny
 from tests.warm import ekiden
 

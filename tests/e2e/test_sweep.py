@@ -17,7 +17,8 @@ import pytest
 from ekiden.base.files import disk_error
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
-from ekiden.experiments import experiment, launch, records
+from ekiden.runs import launch
+from ekiden.tables import experiment, records
 
 TABLE = """
 title = "digits"

@@ -10,8 +10,8 @@ import torch
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.evaluation import EvaluateOn
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import CriticalFL, DFedAvgM, DisPFL, FedAvg, FedPer, FedSeq, Local
+from ekiden.runs.plan import Plan, from_json
 from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {

@@ -21,10 +21,6 @@ from ekiden.engine.method import Method, Size
 from ekiden.engine.outline import outline
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
-from ekiden.experiments import settings
-from ekiden.experiments.plan import Plan, from_json
-from ekiden.experiments.standing import flat
-from ekiden.experiments.summary import label
 from ekiden.methods import (
     METHODS,
     Average,
@@ -45,6 +41,10 @@ from ekiden.methods import (
 )
 from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
 from ekiden.results.result import Result
+from ekiden.runs.plan import Plan, from_json
+from ekiden.runs.summary import label
+from ekiden.tables import settings
+from ekiden.tables.sweep import flat
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Method, Size
 from ekiden.engine.modules import read_model
-from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import Ensemble
 from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 

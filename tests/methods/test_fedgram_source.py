@@ -16,9 +16,9 @@ from ekiden.base.settings import Training
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_config
 from ekiden.engine.modules import read_model
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedGram, FedSeq, Local
 from ekiden.models.split import as_split
+from ekiden.runs.plan import Plan
 from ekiden.transports.flower.agreement import parse
 from tests.conftest import Tiny
 from tests.methods.test_fedgram import bits

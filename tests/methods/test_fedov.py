@@ -15,10 +15,10 @@ from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
 from ekiden.engine.modules import read_model
-from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.fedov.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.widen import widen
+from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from tests.conftest import Tiny

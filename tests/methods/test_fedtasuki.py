@@ -19,13 +19,13 @@ from ekiden.data.tasks import Classification, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.worker import Client, Setup, Worker
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.methods.fedtasuki.class_means import measure as means_of
 from ekiden.methods.fedtasuki.class_means import size as means_size
 from ekiden.methods.fedtasuki.fedtasuki import TeacherHandoff
 from ekiden.methods.fedtasuki.statistics import measure, size
+from ekiden.runs.plan import Plan
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from typing import Any, Literal, get_origin
 
-from ekiden.experiments import settings
 from ekiden.methods import METHODS
+from ekiden.tables import settings
 
 SYNONYMS = {
     "lr_decay": {"decay", "rate_decay"},

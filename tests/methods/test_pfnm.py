@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.engine.method import Method, Size
 from ekiden.engine.modules import read_model
-from ekiden.experiments.plan import Plan, judge
 from ekiden.methods import PFNM, Average
+from ekiden.runs.plan import Plan, judge
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
 from tests.conftest import Tiny

@@ -7,10 +7,10 @@ import pytest
 from ekiden import Training
 from ekiden.base.settings import Hardware
 from ekiden.engine.method import Method
-from ekiden.experiments import sweep
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedAvg, FedELMY, FedPer, FedSeq
 from ekiden.report import report
+from ekiden.runs.plan import Plan
+from ekiden.tables import sweep
 
 EXPERIMENT = """
 title = "Table <b>1</b>"

@@ -15,9 +15,6 @@ from ekiden.cli.runs import run_options
 from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
-from ekiden.experiments.comparison import Published
-from ekiden.experiments.plan import Plan
-from ekiden.experiments.summary import summarise
 from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.report import curves
 from ekiden.report.ledger import flows
@@ -26,6 +23,9 @@ from ekiden.report.models import accuracies, embedding, open_run, surface, train
 from ekiden.report.provenance import command
 from ekiden.report.runs import collect
 from ekiden.report.tables import Entry
+from ekiden.runs.plan import Plan
+from ekiden.runs.summary import summarise
+from ekiden.tables.experiment import Published
 from ekiden.training.weights import Weights, mean
 from tests.report.conftest import make, plan
 

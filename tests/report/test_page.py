@@ -18,13 +18,13 @@ from ekiden import Training
 from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
-from ekiden.experiments import sweep
 from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.report import report
 from ekiden.report.landscape import _surface
 from ekiden.report.models import Surface, accuracies, open_run
 from ekiden.report.runs import collect
 from ekiden.report.style import Drawing, Missing, look, publish
+from ekiden.tables import sweep
 from tests.report.conftest import EXPERIMENT, make, plan
 
 pytestmark = pytest.mark.xdist_group("report")

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedSeq
+from ekiden.runs.plan import Plan
 
 SIZES = ((16, 16), (20, 20), (31, 22), (12, 40))
 

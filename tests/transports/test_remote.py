@@ -18,7 +18,6 @@ from ekiden.engine import wire
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
 from ekiden.engine.transport import ClientMissing
-from ekiden.experiments.plan import Plan, from_json
 from ekiden.methods import (
     METHODS,
     MOON,
@@ -35,6 +34,7 @@ from ekiden.methods import (
 )
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.results.result import Result
+from ekiden.runs.plan import Plan, from_json
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys, remote_plan, session
 from ekiden.transports.flower import silo_file as silo_toml

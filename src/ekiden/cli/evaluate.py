@@ -18,8 +18,8 @@ from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
 from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
-from ekiden.experiments import summary
-from ekiden.experiments.plan import judge, stored
+from ekiden.runs import summary
+from ekiden.runs.plan import judge, stored
 
 
 @dataclass(frozen=True)

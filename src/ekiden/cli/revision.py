@@ -10,8 +10,8 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console
 from ekiden.engine.folder import read_config
-from ekiden.experiments import summary
 from ekiden.results.result import Result
+from ekiden.runs import summary
 from ekiden.serving import revision
 
 

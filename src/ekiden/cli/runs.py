@@ -21,11 +21,11 @@ from ekiden.cli.helping import Boxes
 from ekiden.data import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
-from ekiden.experiments import launch, summary
-from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.sweep import refuse_records, summaries
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
+from ekiden.runs import launch, summary
+from ekiden.runs.plan import Plan, stored
+from ekiden.tables.sweep import refuse_records, summaries
 
 M = TypeVar("M", bound=Method)
 Place: TypeAlias = Literal["here", "flower"]

@@ -16,8 +16,8 @@ from ekiden.base.refs import EVERYONE
 from ekiden.cli.console import console, first_line, say
 from ekiden.cli.flags import parse
 from ekiden.engine.method import Method
-from ekiden.experiments import launch, summary
 from ekiden.results import tracking
+from ekiden.runs import launch, summary
 from ekiden.transports.flower import commands, keys, revised, silo_file, supernode
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name

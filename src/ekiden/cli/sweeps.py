@@ -16,15 +16,14 @@ from ekiden.base.files import write
 from ekiden.base.wording import counted
 from ekiden.cli.console import console, no_run
 from ekiden.engine import machine
-from ekiden.experiments import export, launch, ledger, records, results, selection, sweep
-from ekiden.experiments.board import Board
-from ekiden.experiments.budget import PAPER
-from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.launch import RunEnd
-from ekiden.experiments.paired import contrasts
-from ekiden.experiments.summary import divergence, summarise
-from ekiden.experiments.sweep import Sweep, SweepRun
 from ekiden.results import tracking
+from ekiden.runs import export, launch
+from ekiden.runs.launch import Board, RunEnd
+from ekiden.runs.summary import divergence, summarise
+from ekiden.tables import ledger, records, sweep, verdicts
+from ekiden.tables.experiment import PAPER, Cell, Experiment
+from ekiden.tables.paired import contrasts
+from ekiden.tables.sweep import Sweep, SweepRun
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def run_sweep(options: SweepOptions) -> None:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     tracking.check(options.track, Path())
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
-    cells = selection.select(swept.experiment.cells, options.only, options.without)
+    cells = sweep.select(swept.experiment.cells, options.only, options.without)
     runs = swept.runs(cells)
     jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
     if options.dry_run:
@@ -113,7 +112,7 @@ def run_sweep(options: SweepOptions) -> None:
 
 def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], failed: Mapping[str, str]) -> int:
     """Print the results so far and everything that is missing; return how many finished runs do not count."""
-    came = results.collect(swept, cells)
+    came = verdicts.collect(swept, cells)
     console.print(_table(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
         console.print(contrast.table)
@@ -161,11 +160,11 @@ def _do(
         launch.execute(jobs, report, cores, apart=True)
 
 
-def _table(found: Experiment, came: Sequence[results.CellResult]) -> Table:
+def _table(found: Experiment, came: Sequence[verdicts.CellResult]) -> Table:
     """Return a table as in the paper if the terminal is wide enough, otherwise a list."""
-    table = results.table(found, came)
+    table = verdicts.table(found, came)
     wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
-    return results.listing(found, came) if wide else table
+    return verdicts.listing(found, came) if wide else table
 
 
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
@@ -177,7 +176,7 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
         done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
         method = cell.plan.method.title() if cell.plan else ""
         table.add_row(
-            Text(cell.row), Text(cell.column), method, results.theirs(cell), ", ".join(map(str, cell.scaled)), done
+            Text(cell.row), Text(cell.column), method, verdicts.theirs(cell), ", ".join(map(str, cell.scaled)), done
         )
     return table
 

@@ -8,10 +8,10 @@ from matplotlib.patches import FancyArrowPatch
 
 from ekiden.base.refs import SERVER
 from ekiden.engine.folder import read_ledger
-from ekiden.experiments.summary import Summary, size
 from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group
 from ekiden.report.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank
+from ekiden.runs.summary import Summary, size
 
 _MOST_NODES = 24  # in a graph; with more parties a matrix is drawn
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ekiden.base.refs import SERVER
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import read_ledger
-from ekiden.experiments.summary import Summary
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
+from ekiden.runs.summary import Summary
 
 _LONGEST = 22  # most letters of a label
 _FRAME = "#e4572e"  # stands out from every colour of the map

@@ -15,8 +15,8 @@ from ekiden.engine.evaluation import TestSet
 from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
 from ekiden.engine.store import read_trained
-from ekiden.experiments.plan import TaskName, judge, loaded, stored
-from ekiden.experiments.summary import Summary
+from ekiden.runs.plan import TaskName, judge, loaded, stored
+from ekiden.runs.summary import Summary
 from ekiden.training.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features

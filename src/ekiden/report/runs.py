@@ -12,10 +12,10 @@ from ekiden.base.errors import UserError
 from ekiden.data import NAMED
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
-from ekiden.experiments.results import CellResult, unmeasured
-from ekiden.experiments.summary import Summary, headline, metric_of, revised, summarise, value_of
-from ekiden.experiments.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.methods import known
+from ekiden.runs.summary import Summary, headline, metric_of, revised, summarise, value_of
+from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records
+from ekiden.tables.verdicts import CellResult, unmeasured
 
 
 @dataclass(frozen=True, eq=False)

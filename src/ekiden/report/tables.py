@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-from ekiden.experiments.comparison import Comparison, Published
-from ekiden.experiments.experiment import Experiment
-from ekiden.experiments.paired import Contrast, contrasts
-from ekiden.experiments.results import CellResult, ranks, verdict
-from ekiden.experiments.summary import duration, size
 from ekiden.report.runs import Found, Group
 from ekiden.report.style import Value
+from ekiden.runs.summary import duration, size
+from ekiden.tables.experiment import Experiment, Published
+from ekiden.tables.paired import Contrast, contrasts
+from ekiden.tables.verdicts import CellResult, Comparison, ranks, verdict
 
 METRICS = {
     "client_mean": "on own test data",

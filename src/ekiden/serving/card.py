@@ -9,9 +9,9 @@ from ekiden.base import outside
 from ekiden.base.wording import counted
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.experiments.summary import size
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
+from ekiden.runs.summary import size
 
 _BODY = """
 `backbone/` is the body of the network for transformers, adapters merged into it:

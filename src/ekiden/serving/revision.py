@@ -19,9 +19,9 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
-from ekiden.experiments.plan import Plan, plan_in
 from ekiden.methods import among
 from ekiden.results.model import ModelSource
+from ekiden.runs.plan import Plan, plan_in
 from ekiden.serving.loading import method_in
 
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}

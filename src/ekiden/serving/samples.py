@@ -10,8 +10,8 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data.inputs import Images, Table, Tokens
 from ekiden.engine.folder import read_config
-from ekiden.experiments.plan import plan_in
 from ekiden.results.model import LoadedModel
+from ekiden.runs.plan import plan_in
 
 _TRIED = 64
 

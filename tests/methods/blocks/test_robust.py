@@ -13,10 +13,10 @@ from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserErr
 from ekiden.engine.method import Method, on_client
 from ekiden.engine.networks import builder
 from ekiden.engine.worker import Client
-from ekiden.experiments import export, summary
 from ekiden.methods import MOON, Average, FedAvg, FedProx
 from ekiden.methods.blocks.robust import Rule, clipped, combine
 from ekiden.methods.blocks.rounds import Reply
+from ekiden.runs import export, summary
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

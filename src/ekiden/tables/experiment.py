@@ -2,8 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from math import isfinite
@@ -14,12 +14,90 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
-from ekiden.experiments import settings
-from ekiden.experiments.budget import PAPER, Budget, Scaled, budgets
-from ekiden.experiments.comparison import Published
-from ekiden.experiments.entries import Entry, table, text
-from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
+from ekiden.runs.plan import Plan
+from ekiden.tables import settings
+
+Entry = dict[str, Any]
+
+
+def table(value: object, name: str) -> Entry:
+    """Return a value that must be a table."""
+    if not isinstance(value, dict):
+        raise UserError(f"{name} must be a table, [{name}]")
+    return value
+
+
+def text(values: Mapping[str, Any], key: str) -> str:
+    """Return the text of an entry in one line, empty if there is no such entry."""
+    value = values.get(key, "")
+    if not isinstance(value, str):
+        raise UserError(f"{key} must be text, not {value!r}")
+    return " ".join(value.split())
+
+
+PAPER = "paper"
+"""Name of the budget that reduces nothing; every file has it."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A hyperparameter that a budget changed, with the file's value and the value that is run."""
+
+    name: str
+    full: int
+    used: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.used} of {self.full}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of an experiment is run.
+
+    Attributes:
+        name: name on the command line.
+        factors: factors of whole-numbered hyperparameters, by name.
+        seeds: number of the file's seeds that are run; None for all.
+    """
+
+    name: str = PAPER
+    factors: Mapping[str, float] = field(default_factory=dict)
+    seeds: int | None = None
+
+    def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
+        """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
+        scaled = []
+        for name, factor in self.factors.items():
+            full = getattr(plan.method, name, 0)
+            used = max(1, round(full * factor))
+            if full > used:
+                scaled.append(Scaled(name, full, used))
+        changes: dict[str, Any] = {s.name: s.used for s in scaled}
+        return replace(plan, method=replace(plan.method, **changes)), tuple(scaled)
+
+
+def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
+    """Return the budgets of a file with these methods, by name."""
+    scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
+    found = {PAPER: Budget()}
+    for name, entry in table(values, "budget").items():
+        with at(f"budget.{name}"):
+            given = dict(table(entry, f"budget.{name}"))
+            seeds = given.pop("seeds", None)
+            if seeds is not None and (type(seeds) is not int or seeds < 1):
+                raise UserError(f"seeds must be the number of seeds to run, 1 or more, not {seeds!r}")
+            for key, factor in given.items():
+                if key not in scalable:
+                    raise unknown("hyperparameter to scale", key, scalable)
+                if type(factor) is not float or not 0 < factor < 1:
+                    raise UserError(f"{key} must be a factor above 0 and below 1, not {factor!r}")
+            if name == PAPER and entry:
+                raise UserError(f"the budget {PAPER!r} scales nothing: give this one another name")
+            found[name] = Budget(name, given, seeds)
+    return found
+
 
 METRICS = ("accuracy", "client_mean", "client_mean_trained", "global_accuracy")
 _OF_TASKS = tuple(dict.fromkeys(metric.name for kind in KINDS.values() for metric in kind.metrics))
@@ -33,6 +111,21 @@ _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(m.title() for m in METHODS)
 _LONGEST = 180  # most bytes of a cell's file name; file systems allow 255
+
+
+@dataclass(frozen=True)
+class Published:
+    """A printed value, in per cent.
+
+    Attributes:
+        mean: the value.
+        std: standard deviation over the runs, None if it is not printed.
+        runs: number of runs behind the mean, None if that is not known.
+    """
+
+    mean: float
+    std: float | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ekiden.base.errors import UserError
-from ekiden.experiments.summary import Summary, label
 from ekiden.results.result import flat
+from ekiden.runs.summary import Summary, label
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":

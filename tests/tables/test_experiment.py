@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from ekiden.base.errors import UserError
-from ekiden.experiments import experiment
-from ekiden.experiments.budget import Scaled
-from ekiden.experiments.comparison import Published
-from ekiden.experiments.experiment import Experiment
-from ekiden.experiments.plan import from_json
 from ekiden.methods import FedELMY, FedSeq, Local
+from ekiden.runs.plan import from_json
+from ekiden.tables import experiment
+from ekiden.tables.experiment import Experiment, Published, Scaled
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 TABLE = """

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ekiden.experiments.comparison import Comparison, Published
+from ekiden.tables.experiment import Published
+from ekiden.tables.verdicts import Comparison
 
 
 def test_a_value_printed_without_spread() -> None:

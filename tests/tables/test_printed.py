@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.experiments import experiment
-from ekiden.experiments.comparison import Published
+from ekiden.tables import experiment
+from ekiden.tables.experiment import Published
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TABLES = (Path(__file__).parent / "ua_pdfl_printed.md").read_text(encoding="utf-8").split("\n## Table ")[1:]

@@ -17,13 +17,13 @@ from rich.console import Console
 from ekiden import api
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, recorded
-from ekiden.experiments import experiment, export, judged, ledger, results, selection, sweep
-from ekiden.experiments.comparison import Comparison, Published
-from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.plan import Plan
-from ekiden.experiments.results import CellResult
-from ekiden.experiments.summary import Summary, duration, label, size, summarise
 from ekiden.methods import Centralized, FedSeq, Local
+from ekiden.runs import export
+from ekiden.runs.plan import Plan
+from ekiden.runs.summary import Summary, duration, label, size, summarise
+from ekiden.tables import experiment, ledger, ledger_tables, sweep, verdicts
+from ekiden.tables.experiment import Cell, Experiment, Published
+from ekiden.tables.verdicts import CellResult, Comparison
 
 TABLE = """
 title = "digits"
@@ -81,39 +81,39 @@ def test_mean_spread_difference_and_verdict() -> None:
     assert one.values == pytest.approx((9.0, 11.0))
     assert (one.mean, one.std, one.difference) == pytest.approx((10.0, 2**0.5, 0.0))
     # standard error √(2/2 + 1/2) = 1.2247, 1.5² / (1² + 0.5²) = 1.8 degrees of freedom, limit 4.7639: 5.83 points
-    verdicts = {15.8: "consistent", 15.9: "above", 4.2: "consistent", 4.1: "below"}
-    for middle, wanted in verdicts.items():
-        assert results.verdict(result(seq, middle - 1, middle + 1), found) == wanted
-    assert results.verdict(result(seq, 11.9), found) == "no spread known: one seed"
-    assert results.verdict(result(seq), found) == "not run"
+    expected = {15.8: "consistent", 15.9: "above", 4.2: "consistent", 4.1: "below"}
+    for middle, wanted in expected.items():
+        assert verdicts.verdict(result(seq, middle - 1, middle + 1), found) == wanted
+    assert verdicts.verdict(result(seq, 11.9), found) == "no spread known: one seed"
+    assert verdicts.verdict(result(seq), found) == "not run"
     local = found.cells[2]
     assert result(local, 19.0).mean == pytest.approx(20.0), "the metric of this row is client_mean"
-    assert results.verdict(result(local, 19.0), found) == "no spread known: one seed"
-    assert results.verdict(result(local, 19.0, 19.0), found) == "no spread known: its seeds agree"
-    assert results.verdict(result(replace(local, published=None), 19.0), found) == "not printed"
+    assert verdicts.verdict(result(local, 19.0), found) == "no spread known: one seed"
+    assert verdicts.verdict(result(local, 19.0, 19.0), found) == "no spread known: its seeds agree"
+    assert verdicts.verdict(result(replace(local, published=None), 19.0), found) == "not printed"
     other = found.cells[1]
-    assert results.verdict(result(other, 19.0), found) == "not comparable: other clothes"
+    assert verdicts.verdict(result(other, 19.0), found) == "not comparable: other clothes"
     small = parsed("small")
-    assert results.verdict(result(small.cells[0], 10.0), small) == "not comparable: budget small (epochs 1 of 2)"
+    assert verdicts.verdict(result(small.cells[0], 10.0), small) == "not comparable: budget small (epochs 1 of 2)"
 
 
 def test_places_are_among_rows_or_columns() -> None:
     found = parsed()
     seq, own = result(found.cells[0], 30.0), result(found.cells[2], 40.0)
-    assert results.ranks(found, [seq, own]) == {}, "one on all test data, one on the clients' own"
+    assert verdicts.ranks(found, [seq, own]) == {}, "one on all test data, one on the clients' own"
     local = result(replace(own.cell, metric="accuracy"), 40.0)
-    assert results.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
+    assert verdicts.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
     across = replace(found, methods_in_rows=False)
-    assert results.ranks(across, [seq, local]) == {}, "each alone in its row"
+    assert verdicts.ranks(across, [seq, local]) == {}, "each alone in its row"
     pooled = result(replace(found.cells[0], row="all", plan=Plan(Centralized())), 90.0)
-    assert results.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, "a yardstick has none"
+    assert verdicts.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, "a yardstick has none"
 
 
 def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
     made = swept(tmp_path / "sweep")
     file = tmp_path / "sweep" / "experiment.toml"
     file.write_text(TABLE.replace('method = "fedseq"', 'method = "fedseq"\nmetric = "global_accuracy"'))
-    seq, _, local, _ = results.collect(sweep.opened(made.folder))
+    seq, _, local, _ = verdicts.collect(sweep.opened(made.folder))
     assert (seq.runs, len(seq.left_out), len(local.runs)) == ((), 2, 1), "it takes no other cell with it"
     assert "seed 0 does not count: " in seq.left_out[0]
     assert "'global_accuracy' was not measured: write one of accuracy, client_mean in" in seq.left_out[0]
@@ -168,14 +168,14 @@ def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
 
 def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(results.table(done.experiment, results.collect(done)))
+    console.print(verdicts.table(done.experiment, verdicts.collect(done)))
     text = console.export_text()
     assert "digits: % as mean ± std" in text
     assert "(10.00 ± 1.00, +" in text
     assert "not run" in text
-    console.print(results.listing(done.experiment, results.collect(done)))
-    seq = results.collect(done)[0]
-    wanted = ["FedSeq", "digits", results.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
+    console.print(verdicts.listing(done.experiment, verdicts.collect(done)))
+    seq = verdicts.collect(done)[0]
+    wanted = ["FedSeq", "digits", verdicts.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
     lines = [[part.strip() for part in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
     assert wanted in lines
 
@@ -274,7 +274,7 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
     assert r"\# no heading" in ledger.section(made)
     assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
-    row = judged.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
+    row = ledger_tables.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
     assert row.startswith(r"| A \| B | digits | 9.00 |")
     assert len(re.findall(r"(?<!\\)\|", row)) == 12
 
@@ -320,7 +320,7 @@ def test_cells_are_named_by_row_and_column() -> None:
     ]
 
     def labels(only: list[str], without: list[str]) -> list[str]:
-        return [cell.label for cell in selection.select(cells, only, without)]
+        return [cell.label for cell in sweep.select(cells, only, without)]
 
     assert len(labels([], [])) == 9
     assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], "a full label comes first"

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 
 from ekiden.data import Dataset, FederatedData
-from ekiden.experiments.board import Board
-from ekiden.experiments.launch import Event, LaunchedRun, Lines, RunEnd, execute
-from ekiden.experiments.plan import Plan
 from ekiden.methods import FedSeq
+from ekiden.runs.launch import Board, Event, LaunchedRun, Lines, RunEnd, execute
+from ekiden.runs.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Pat
 def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     now = [0.0]
-    monkeypatch.setattr("ekiden.experiments.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
     lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq(), seed=5), tmp_path / "[one]")])
     lines(Event(0, "loading data"))
     lines(Event(0, "starting", total=1001))
@@ -79,7 +78,7 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
 def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     now = [0.0]
-    monkeypatch.setattr("ekiden.experiments.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
     lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq()), tmp_path / "one")])
     lines(Event(0, "starting", total=4))
     for epoch in range(1, 201):
@@ -93,7 +92,7 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatc
 def test_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time; a and b are two runs of one cell each, c is of a cell that took 30 s before."""
     now = 0.0
-    monkeypatch.setattr("ekiden.experiments.board.time.monotonic", lambda: now)
+    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now)
     console = Console(file=io.StringIO())
     board = Board(console, ["a0", "b0", "a1", "b1", "c0"], list("ababc"), {"c": 30.0}, cores=2)
     assert board.left(0.0) == pytest.approx((4 * 30 + 30) / 2), "nothing else is known yet"

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
-from ekiden.experiments import experiment, ledger, records, results, standing, sweep
-from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.portable import portable
-from ekiden.experiments.summary import Summary, about, comparison, label, summarise
 from ekiden.methods import FedSeq
+from ekiden.runs.plan import Plan, stored
+from ekiden.runs.summary import Summary, about, comparison, label, summarise
+from ekiden.tables import experiment, ledger, records, sweep, verdicts
+from ekiden.tables.records import portable
 from tests.data.conftest import write_folder
 
 TABLE = """
@@ -90,8 +90,8 @@ def test_recorded_runs_are_not_run_again_and_count(done: tuple[sweep.Sweep, Path
     run(again, 4)
     assert len(list((tmp_path / "runs").glob("*/config.json"))) == 1
     assert sweep.keep_records(again, TABLE, kept) == 4
-    both = {r.cell.row: r for r in results.collect(sweep.opened(kept))}
-    first = {r.cell.row: r for r in results.collect(swept)}
+    both = {r.cell.row: r for r in verdicts.collect(sweep.opened(kept))}
+    first = {r.cell.row: r for r in verdicts.collect(swept)}
     assert {row: len(r.runs) for row, r in both.items()} == {"FedSeq": 2, "Local": 2}
     assert both["FedSeq"].values == first["FedSeq"].values
     assert both["Local"].values[0] == first["Local"].values[0]
@@ -112,8 +112,8 @@ def test_runs_of_another_experiment_with_the_same_settings_are_reused(
         assert left == [("longer", 0), ("Local", 1), ("longer", 1)], "three of four runs are there"
     assert sweep.keep_records(again, table, kept) == 3
     assert len(sweep.jobs(sweep.plan_sweep(source, "paper", tmp_path / "runs", kept), again.runs())) == 3
-    found = {r.cell.row: r for r in results.collect(sweep.opened(kept))}
-    first = {r.cell.row: r for r in results.collect(swept)}
+    found = {r.cell.row: r for r in verdicts.collect(sweep.opened(kept))}
+    first = {r.cell.row: r for r in verdicts.collect(swept)}
     assert found["a chain"].values == first["FedSeq"].values
     assert found["a chain"].runs[0].config["sweep"]["row"] == "a chain"
     assert "3 runs, of which 3 are those of table;" in ledger.page([sweep.opened(kept)])
@@ -128,7 +128,7 @@ def test_a_folder_counts_before_its_record(done: tuple[sweep.Sweep, Path], tmp_p
     kept = tmp_path / "kept.jsonl"
     kept.write_text("\n".join([lines[0], json.dumps(wrong), *lines[2:]]) + "\n")
     again = sweep.plan_sweep(swept.folder.parent / "table.toml", "paper", swept.folder, kept)
-    assert results.collect(again)[0].values == results.collect(swept)[0].values
+    assert verdicts.collect(again)[0].values == verdicts.collect(swept)[0].values
     sweep.keep_records(again, TABLE, kept)
     assert kept.read_bytes() == file.read_bytes()
 
@@ -138,7 +138,7 @@ def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Pat
     again = planned(tmp_path / "runs", changed, done[1])
     with pytest.raises(UserError, match=r"was recorded \(and 2 other runs\): epochs is 1 there, 2 in the file"):
         sweep.jobs(again, again.runs())
-    assert all(not r.runs for r in results.collect(again))
+    assert all(not r.runs for r in verdicts.collect(again))
     with pytest.raises(UserError, match=r"must end in \.jsonl"):
         sweep.plan_sweep(tmp_path / "table.toml", "paper", None, tmp_path / "kept.txt")
     other = tmp_path / "other.toml"
@@ -421,8 +421,8 @@ def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, mo
     (tmp_path / "models" / "small").rmdir()
     without = named("hf:models/small")
     assert with_folder.model != without.model
-    assert standing.flat(with_folder) == standing.flat(without)
-    assert standing.flat(with_folder) != standing.flat(named("hf:models/large"))
+    assert sweep.flat(with_folder) == sweep.flat(without)
+    assert sweep.flat(with_folder) != sweep.flat(named("hf:models/large"))
 
 
 def test_paths_become_names_and_nothing_else_changes() -> None:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ekiden.engine.method import Method
-from ekiden.experiments.experiment import Experiment
-from ekiden.experiments.results import CellResult
+from ekiden.tables.experiment import Experiment
+from ekiden.tables.verdicts import CellResult
 
 
 @dataclass(frozen=True)

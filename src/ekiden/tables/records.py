@@ -9,15 +9,36 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, write
 from ekiden.engine.folder import check_config
-from ekiden.experiments.portable import portable
-from ekiden.experiments.summary import COUNTED, Summary
+from ekiden.runs.summary import COUNTED, Summary
+
+_PATHS = frozenset({"data", "dataset", "silos", "model", "network", "pretrained", "tokenizer"})
+"""settings and entries of `config.json` that may be paths"""
+
+
+def portable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values in which absolute paths of data and networks are the names of their files or folders."""
+    return {name: _portable(name, value) for name, value in values.items()}
+
+
+def _portable(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return portable(value)
+    if name not in _PATHS:
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)(_portable(name, each) for each in value)
+    if not isinstance(value, str):
+        return value
+    kind, colon, path = value.rpartition(":") if value.startswith("hf:") else ("", "", value)
+    return f"{kind}{colon}{PurePath(path).name}" if PurePath(path).is_absolute() and ".py:" not in value else value
+
 
 FORMAT = 2
 SUFFIX = ".jsonl"

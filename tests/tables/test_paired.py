@@ -9,11 +9,11 @@ from rich.console import Console
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, recorded
-from ekiden.experiments import experiment, ledger, selection, sweep
-from ekiden.experiments.experiment import Experiment
-from ekiden.experiments.paired import contrasts, difference
-from ekiden.experiments.results import CellResult, collect, ranks
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.runs.summary import Summary, summarise
+from ekiden.tables import experiment, ledger, sweep
+from ekiden.tables.experiment import Experiment
+from ekiden.tables.paired import contrasts, difference
+from ekiden.tables.verdicts import CellResult, collect, ranks
 
 TABLE = """
 title = "chains"
@@ -145,7 +145,7 @@ def test_methods_in_rows() -> None:
 def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
     sweep.begin(made, TABLE)
-    cells = selection.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
+    cells = sweep.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
     for run in made.runs(cells)[:4]:
         job = sweep.jobs(made, [run])[0]
         job.plan.run(job.folder, job.plan.federation(), about=job.about)

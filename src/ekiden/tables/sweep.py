@@ -1,24 +1,128 @@
 """Sweeps: the runs of an experiment file, each in its own folder, so that a sweep can be stopped and continued."""
 
 import json
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.data import located
 from ekiden.engine.method import Method
-from ekiden.experiments import experiment, records
-from ekiden.experiments.budget import PAPER
-from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.launch import LaunchedRun
-from ekiden.experiments.plan import Plan, stored
-from ekiden.experiments.records import Records
-from ekiden.experiments.standing import Standing, flat, standing, written
-from ekiden.experiments.summary import Summary, summarise
+from ekiden.runs.launch import LaunchedRun
+from ekiden.runs.plan import Plan, plan_in, stored
+from ekiden.runs.summary import Summary, summarise
+from ekiden.tables import experiment, records
+from ekiden.tables.experiment import PAPER, Cell, Experiment
+from ekiden.tables.records import Records, portable
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a run of a sweep; all fields are empty before the run has begun.
+
+    Attributes:
+        result: the run's numbers, if it is finished and counts.
+        changed: settings that differ from those in the file, as text.
+        damage: why it cannot be read; empty if it can.
+    """
+
+    result: Summary | None = None
+    changed: tuple[str, ...] = ()
+    damage: str = ""
+
+    @property
+    def why(self) -> str:
+        """Say why an existing run does not count; empty if it counts, or may count once it is finished."""
+        return self.damage or (f"its settings have changed: {'; '.join(self.changed[:3])}" if self.changed else "")
+
+
+def standing(read: Callable[[], Summary], wanted: Plan[Method]) -> Standing:
+    """Return the state of a run, as far as it can be read."""
+    try:
+        run = read()
+        if changed := _differ(written(run), wanted):
+            return Standing(changed=changed)
+        return Standing(run if run.finished else None)
+    except UserError as error:
+        return Standing(damage=str(error))
+
+
+def written(run: Summary) -> Plan[Method]:
+    """Return the plan of a run, with the data as its experiment file names them: a path there may be relative."""
+    plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
+    named = swept.get("data") if isinstance(swept, dict) else None
+    return replace(plan, data=named) if isinstance(named, str) else plan
+
+
+def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
+    """Return the settings that differ, as text; of the hardware only those that change results beyond rounding."""
+    there, here = flat(found), flat(wanted)
+    return tuple(
+        f"{k} is {there.get(k)} there, {here.get(k)} in the file"
+        for k in sorted(there.keys() | here.keys())
+        if there.get(k) != here.get(k)
+    )
+
+
+def flat(plan: Plan[Method]) -> dict[str, Any]:
+    """Return what decides the results of a plan, by setting. Paths are reduced to names, see `portable`."""
+    values: dict[str, Any] = portable(plan.to_json())
+    values["model"] = _last_part(values["model"])
+    training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
+    values["precision"] = values.pop("hardware")["precision"]
+    values |= training
+    return values | dict(hyperparameters)
+
+
+def _last_part(model: str) -> str:
+    """Return the last part of a transformers network's name: without its folder, a path looks like a hub's name."""
+    return f"hf:{model.removeprefix('hf:').rpartition('/')[2]}" if model.startswith("hf:") else model
+
+
+def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
+    """Return the cells that `only` names (all if it is empty), except those that `without` names.
+
+    Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
+    """
+
+    def named(texts: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for text in texts:
+            slugs = {c.slug for c in cells if _named(c, text, cells)}
+            if not slugs:
+                raise unknown("cell", text, {t for c in cells for t in (c.row, c.column)})
+            found |= slugs
+        return found
+
+    kept = named(only) if only else {c.slug for c in cells}
+    kept -= named(without)
+    if not kept:
+        raise UserError("--without leaves no cell: name fewer")
+    return tuple(c for c in cells if c.slug in kept)
+
+
+def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
+    row, slash, column = (part.strip() for part in text.partition("/"))
+    if slash and not any(text.strip() in (c.row, c.column) for c in cells):
+        return _is(row, cell.row, [c.row for c in cells]) and _is(column, cell.column, [c.column for c in cells])
+    text = text.strip()
+    labels = [label for c in cells for label in (c.row, c.column)]
+    return _is(text, cell.row, labels) or _is(text, cell.column, labels)
+
+
+def _is(text: str, label: str, labels: Sequence[str]) -> bool:
+    """Return whether a label is meant: an exact match wins over whole words, and whole words over parts of words."""
+    if text in labels:
+        return label == text
+    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
+    if any(words.search(one) for one in labels):
+        return words.search(label) is not None
+    return text.lower() in label.lower()
+
 
 FORMAT = 1
 MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"

@@ -11,15 +11,13 @@ from textwrap import fill
 
 from ekiden.base.errors import UserError
 from ekiden.data import copies
-from ekiden.experiments import judged
-from ekiden.experiments.budget import PAPER
-from ekiden.experiments.comparison import CONSISTENT
-from ekiden.experiments.experiment import Experiment, read
-from ekiden.experiments.judged import Line
-from ekiden.experiments.paired import Contrast, contrasts
-from ekiden.experiments.results import CellResult, collect, names, obstacle, ours
-from ekiden.experiments.summary import duration, size
-from ekiden.experiments.sweep import Sweep, failures
+from ekiden.runs.summary import duration, size
+from ekiden.tables import ledger_tables
+from ekiden.tables.experiment import PAPER, Experiment, read
+from ekiden.tables.ledger_tables import Line
+from ekiden.tables.paired import Contrast, contrasts
+from ekiden.tables.sweep import Sweep, failures
+from ekiden.tables.verdicts import CONSISTENT, CellResult, collect, names, obstacle, ours
 
 _TITLE = "# Results\n\nMade by `ekiden results`; do not edit."
 _HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standard deviation over the
@@ -61,7 +59,7 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     for sweep in sweeps:
         alike.setdefault(sweep.command, []).append(sweep)
     tables = {command: _experiment(command) for command in kept} | {c: s[0].experiment for c, s in alike.items()}
-    sections = {command: judged.judged_again(text, tables[command]) for command, text in kept.items()}
+    sections = {command: ledger_tables.judged_again(text, tables[command]) for command, text in kept.items()}
     sections |= {command: section(*found) for command, found in alike.items()}
     data = [name for command, text in sections.items() for name in _data(text, tables[command])]
     return "\n".join([_HEAD, *_changes(sections.values()), *copies.paragraph(data, before), *sections.values()])
@@ -89,13 +87,13 @@ def _data(text: str, experiment: Experiment | None) -> list[str]:
     """Return the names of the data sets behind a section."""
     if experiment is None:
         return []
-    found = (judged.cell(line, experiment) for line in judged.lines(text))
+    found = (ledger_tables.cell(line, experiment) for line in ledger_tables.lines(text))
     return [cell.plan.data for cell in found if cell and cell.plan]
 
 
 def _changes(sections: Iterable[str]) -> list[str]:
     """Say how many verdicts differ from those by single runs, and how many would differ at two standard errors."""
-    lines = [line for text in sections for line in judged.lines(text) if line.compared]
+    lines = [line for text in sections for line in ledger_tables.lines(text) if line.compared]
     if not lines:
         return []
     changes = Counter(line.change for line in lines if line.change)
@@ -126,7 +124,7 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         note = fill(experiment.note, 118, break_on_hyphens=False)
         lines += [re.sub("^#", r"\\#", note, flags=re.MULTILINE), ""]
     if done:
-        lines += [*judged.runs(experiment), *judged.table([_line(r, sweep) for r in done])]
+        lines += [*ledger_tables.runs(experiment), *ledger_tables.table([_line(r, sweep) for r in done])]
         lines += [
             "",
             f"{len(done)} of {len(results)} cells, {sum(len(r.runs) for r in done)} runs{_origins(done)}; "
@@ -158,9 +156,9 @@ def _contrast(contrast: Contrast) -> list[str]:
     return [
         f"**{contrast.title}**",
         "",
-        judged.row(contrast.header),
+        ledger_tables.row(contrast.header),
         "|---" * len(contrast.header) + "|",
-        *map(judged.row, contrast.rows),
+        *map(ledger_tables.row, contrast.rows),
         "",
         fill(contrast.behind, 118, break_on_hyphens=False),
     ]
@@ -182,7 +180,7 @@ def _line(result: CellResult, sweep: Sweep) -> Line:
     line = Line(*names(result.cell, sweep.experiment), ours(result), seeds, size(sent), f"{passes / 1e6:,.3g}")
     if result.comparison is None:
         return line
-    return replace(line, **judged.judgement(result.comparison, obstacle(result.cell, sweep.experiment)))
+    return replace(line, **ledger_tables.judgement(result.comparison, obstacle(result.cell, sweep.experiment)))
 
 
 def _origins(results: Sequence[CellResult]) -> str:

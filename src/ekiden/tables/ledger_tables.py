@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from textwrap import fill
 
-from ekiden.experiments.comparison import CONSISTENT, FORMER, Comparison, Published
-from ekiden.experiments.experiment import Cell, Experiment
-from ekiden.experiments.results import as_printed, names, obstacle
+from ekiden.tables.experiment import Cell, Experiment, Published
+from ekiden.tables.verdicts import CONSISTENT, FORMER, Comparison, as_printed, names, obstacle
 
 _TITLES = (
     *("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference"),

@@ -14,8 +14,8 @@ from ekiden.base.errors import unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Reading, parse
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan
 from ekiden.methods import METHODS, method_named
+from ekiden.runs.plan import Plan
 
 Values = Mapping[str, Any]
 _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}

@@ -1,0 +1,1 @@
+"""Runs: what identifies one, how several are executed, and what they gave."""

@@ -1,0 +1,1 @@
+"""Tables: experiment files, their sweeps, records, printed values and verdicts."""
