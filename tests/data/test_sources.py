@@ -245,7 +245,7 @@ def test_domains_as_numbers_get_their_names(tmp_path: Path) -> None:
         ({"image": [b"x"], "target": [0]}, r"no column 'label': say which .* it has: image, target"),
         ({"pixels": [b"x"] * 9, "label": [0, 1, 2] * 3}, r"row 0 .* of .*a\.parquet cannot be decoded"),
         ({"image": [b"x"], "label": [[0]]}, "column 'label' .* holds list.*: it must hold integers or names"),
-        ({"image": [b"x", b"y"], "label": [0, None]}, "column 'label' .* has no value in row 1"),
+        ({"image": [b"x", b"y"], "label": [0, None]}, "the label in row 1 .* is missing"),
         ({"image": ["x"], "label": [0]}, "row 0 .* of .* names the image 'x' .*, which is not a file in"),
         ({"image": [png(noise(1)[0])] * 2, "label": [0, -1]}, "label -1 in .*: labels must be integers from 0"),
         ({"image": [png(noise(1)[0])] * 2, "label": [0, 999]}, "no sample has label 1, 2, .* has label 999: number"),
@@ -274,12 +274,12 @@ def test_damaged_and_empty_files(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     fails(path, r"a\.parquet cannot be read as Parquet")
     (tmp_path / "b.parquet").write_bytes(b"")
-    fails(tmp_path / "b.parquet", r"b\.parquet cannot be read as Parquet")
+    fails(tmp_path / "b.parquet", r"b\.parquet is empty: it needs a header and rows")
     import pyarrow as pa
 
     fails(
         write(tmp_path / "c.parquet", {"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}),
-        "is empty",
+        "has no row: it needs at least one",
     )
     (tmp_path / "d.xlsx").write_text("x")
     fails(tmp_path / "d.xlsx", "is not a .parquet file, and none of .csv")

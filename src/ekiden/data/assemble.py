@@ -58,6 +58,10 @@ def from_tensors(
         augment: how training batches are augmented.
         task: the task, which says what the labels mean, or its name; None infers it from the labels
             (`ekiden.data.tasks.inferred`). Targets of a regression are standardised by the training samples' moments.
+
+    Raises:
+        UserError: there are no samples, NaN, labels that are not classes, names mixed with numbers, or shapes that do
+            not fit.
     """
     holding = hold(train, Reading(), what="train")
     if test is not None:

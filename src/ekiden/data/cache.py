@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.data.inputs import Images, from_json, to_json
 from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
@@ -68,9 +69,10 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         said = [str(one.message) for one in seen if issubclass(one.category, DataWarning)]
         found = dataset, said
         with contextlib.suppress(OSError):
-            _store(path, dataset, said)
-            if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= LARGE:
-                found = _load(path) or found
+            if isinstance(dataset.inputs, Images):
+                _store(path, dataset, said)
+                if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= LARGE:
+                    found = _load(path) or found
         for one in seen:
             if not issubclass(one.category, DataWarning):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -111,6 +113,7 @@ def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
         "groups": dataset.groups,
         "task": recorded(dataset.task),
         "least": dataset.least,
+        "inputs": to_json(dataset.inputs),
         "said": said,
         "sum": _sum(_pieces(tensors[name]) for name in sorted(tensors)),
     }
@@ -175,7 +178,8 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
             for part in ("train.", "test.")
         )
-        more = {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
+        more: dict[str, Any] = {"inputs": from_json(names["inputs"])}
+        more |= {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
         if "task" in names:
             more["task"] = task_of(_tuples(names["task"]))
         dataset = Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)

@@ -28,47 +28,39 @@ class Columns:
     group: str = "group"
 
 
-def from_table(table: Any, source: str, columns: Columns) -> Raw:
-    """Take images, labels, domains and groups out of an Arrow table.
+USUAL = Columns()
+
+
+def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
+    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
 
     Args:
-        table: a `pyarrow.Table`; its images are bytes, or structs with `bytes` and `path`.
+        table: a `pyarrow.Table`.
         source: where it comes from, for messages.
-        columns: names of the columns.
+        reading: what its columns mean.
+        usual: names of columns that mean something if `reading` does not say so.
     """
-    image = _column(table, ("image", columns.image), source, "an image", "bytes, or structs of bytes and path")
-    label = _column(table, ("label", columns.label), source, "a label", "integers or class names")
-    domain = _pick(table, ("domain", columns.domain))
-    group = _pick(table, ("group", columns.group))
-    return Raw(
-        source=source,
-        images=images_in(table, image, source),
-        label=_values(table, label, source),
-        domain=None if domain is None else _values(table, domain, source),
-        group=None if group is None else _values(table, group, source),
-        classes=_names(table, label, b"label_names"),
-        domains=() if domain is None else _names(table, domain, b"domain_names"),
-    )
-
-
-def samples(table: Any, source: str, reading: Reading) -> Raw:
-    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says."""
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
         if name and name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
-    targets = reading.label_column or _label(table)
+    targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(
             f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
             f"{', '.join(table.column_names)}."
         )
-    domain = reading.domain_column or _pick(table, ["domain"] * (not reading.names_columns))
-    group = reading.group_column or _pick(table, ["group"] * (not reading.names_columns))
+    domain, group = (
+        named or _pick(table, [name] if name != default else [default] * (not reading.names_columns))
+        for named, name, default in (
+            (reading.domain_column, usual.domain, "domain"),
+            (reading.group_column, usual.group, "group"),
+        )
+    )
     subject, time = reading.subject_column or None, reading.time_column or None
     meant = {*targets, domain, group, subject, time}
-    kind, chosen = _kind(table, source, reading, meant)
+    kind, chosen = _kind(table, source, reading, usual, meant)
     features = chosen if kind == "table" else ()
     cells = Cells(table, source, reading.writing, [*features, *targets, *filter(None, [time])])
     return Raw(
@@ -86,15 +78,18 @@ def samples(table: Any, source: str, reading: Reading) -> Raw:
     )
 
 
-def _label(table: Any) -> tuple[str, ...]:
-    """Return the column of labels, if none is named: `label`, or the only one of classes in a Hugging Face data set."""
+def _label(table: Any, usual: Columns) -> tuple[str, ...]:
+    """Return the column of labels, if none is named: the usual one, or the only one of classes in Hugging Face data."""
+    if (name := _pick(table, ("label", usual.label))) is not None:
+        return (name,)
     named = [name for name in table.column_names if _names(table, name, b"")]
-    return ("label",) if "label" in table.column_names else tuple(named) if len(named) == 1 else ()
+    return tuple(named) if len(named) == 1 else ()
 
 
-def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> tuple[Any, Any]:
+def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[str | None]) -> tuple[Any, Any]:
     """Return what the samples are, and the samples; of a table the names of its columns."""
-    image = reading.image_column or (None if reading.text_column or reading.array_column else _image(table, meant))
+    other = reading.text_column or reading.array_column
+    image = reading.image_column or (None if other else _image(table, usual, meant))
     if image is not None and not reading.feature_columns:
         return "images", images_in(table, image, source)
     if reading.text_column:
@@ -114,14 +109,19 @@ def _kind(table: Any, source: str, reading: Reading, meant: set[str | None]) -> 
     return "table", tuple(columns)
 
 
-def _image(table: Any, meant: set[str | None]) -> str | None:
-    """Return the column of encoded images; it is found without a name."""
+def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
+    """Return the column of encoded images, if none is named: the usual one, or the first of bytes."""
     import pyarrow as pa  # noqa: PLC0415
 
     def encoded(kind: Any) -> bool:
         struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
+    for name in ("image", usual.image):  # these may hold paths
+        if name in table.column_names and name not in meant:
+            kind = table[name].type
+            if encoded(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                return name
     return next((n for n in table.column_names if n not in meant and encoded(table[n].type)), None)
 
 
@@ -133,14 +133,6 @@ def _is_list(kind: Any) -> bool:
 
 def _pick(table: Any, candidates: Iterable[str]) -> str | None:
     return next((c for c in candidates if c in table.column_names), None)
-
-
-def _column(table: Any, candidates: tuple[str, str], source: str, what: str, of: str) -> str:
-    name = _pick(table, candidates)
-    if name is None:
-        has = ", ".join(table.column_names) or "none"
-        raise UserError(f"{source} has no column {candidates[-1]!r}: it needs {what} column of {of}; it has: {has}.")
-    return name
 
 
 def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:

@@ -13,9 +13,10 @@ from textwrap import fill
 from PIL import Image
 from torch import Tensor
 
-from ekiden.data.files import find, read
+from ekiden.data.holdings import hold
 from ekiden.data.named import NAMED, Named
 from ekiden.data.raw import Raw
+from ekiden.data.reading import Reading
 from ekiden.data.sources import load
 
 NOTES = "info.json"
@@ -48,7 +49,7 @@ def describe(name: str) -> str:
     if not root or not folder.is_dir() or Path(name).is_absolute():
         return ""
     spec = NAMED.get(name, Named())
-    parts = [read(part, spec.columns) for part in find(folder) if part]
+    parts = hold(folder, Reading(), usual=spec.columns).parts
     data = load(name)
     train, test = len(data.train), len(data.test)
     equal = shared(data.train.x, data.test.x)

@@ -9,8 +9,7 @@ import numpy as np
 
 from ekiden.base.errors import UserError
 from ekiden.base.wording import counted
-from ekiden.data import medical, raster
-from ekiden.data.columns import Columns, from_table
+from ekiden.data import frames, medical, raster
 from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 
@@ -43,14 +42,14 @@ def find(path: Path) -> tuple[Path, Path | None]:
     return path, None
 
 
-def files(part: Path) -> Iterator[tuple[str, Path]]:
+def files(part: Path, image_column: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the files of one part, sorted, each with its name inside the part (which holds the class).
 
     The files of a table are the table itself and the images that its rows name by path.
     """
     if part.is_file():
         yield "", part
-        yield from ((name, split(part.parent / name)[0]) for name in _beside(part))
+        yield from ((name, split(part.parent / name)[0]) for name in _beside(part, image_column))
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
@@ -76,12 +75,15 @@ def no_image(folder: Path) -> str:
     )
 
 
-def _beside(table: Path) -> list[str]:
-    """Return the paths of images in a Parquet file; none if it cannot be read, which `read` reports."""
+def _beside(table: Path, image_column: str) -> list[str]:
+    """Return the paths of images in a table; none if it cannot be read, which `hold` reports."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
+        if image_column and not pa.types.is_nested((named := frames.arrow(table, str(table))[image_column]).type):
+            names = {name for name in named.to_pylist() if isinstance(name, str)}
+            return sorted(name for name in names if split(table.parent / name)[0].is_file())
         with pq.ParquetFile(table) as file:
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
@@ -92,18 +94,14 @@ def _beside(table: Path) -> list[str]:
                 and not (chunk.statistics and chunk.statistics.null_count == 0)
             }
             rows = [row for name in lacking for row in file.read([f"{name}.path"])[name].to_pylist()]
-    except (pa.ArrowException, OSError, KeyError):
+    except (pa.ArrowException, OSError, KeyError, UserError):
         return []
     names = {row["path"] for row in rows if row and row.get("path")}
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
 
 
-def read(part: Path, columns: Columns) -> Raw:
-    """Read a Parquet file or a folder of class folders or domain/class folders."""
-    return _folder(part) if part.is_dir() else _parquet(part, columns)
-
-
-def _folder(root: Path) -> Raw:
+def read(root: Path) -> Raw:
+    """Read a folder of class folders or domain/class folders."""
     found = list(files(root))
     if not found:
         raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
@@ -143,15 +141,3 @@ def check_class_folders(parts: Sequence[Path]) -> None:
                         f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} would be empty: put "
                         "images there, or remove the folder"
                     )
-
-
-def _parquet(path: Path, columns: Columns) -> Raw:
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{path} cannot be read as Parquet, copy or write it again ({reason})") from error
-    return from_table(table, str(path), columns)

@@ -40,7 +40,9 @@ def suits(path: Path) -> bool:
     return path.suffix.lower() in files.READABLE
 
 
-def hold(source: Any, reading: Reading, name: str = "", what: str = "") -> Holding:
+def hold(
+    source: Any, reading: Reading, name: str = "", what: str = "", usual: columns.Columns = columns.USUAL
+) -> Holding:
     """Read a path, a frame, or samples that are already in Python.
 
     Args:
@@ -48,10 +50,11 @@ def hold(source: Any, reading: Reading, name: str = "", what: str = "") -> Holdi
         reading: what its columns mean.
         name: name of the silo.
         what: its name in messages, unless it is a path.
+        usual: names of columns that mean something if `reading` does not say so.
     """
     what = what or (f"silo {name}" if name else "the table")
     if frames.is_frame(source) or type(source) is dict:
-        return Holding(name, columns.samples(frames.arrow(source, what), what, reading))
+        return Holding(name, columns.samples(frames.arrow(source, what), what, reading, usual))
     if not isinstance(source, str | PathLike):
         if isinstance(source, dict):
             raise UserError(
@@ -64,19 +67,19 @@ def hold(source: Any, reading: Reading, name: str = "", what: str = "") -> Holdi
     train, test = files.find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
     files.check_class_folders(parts)
-    return Holding(name, *(_read(part, reading) for part in parts))
+    return Holding(name, *(_read(part, reading, usual) for part in parts))
 
 
-def _read(part: Path, reading: Reading) -> Raw:
+def _read(part: Path, reading: Reading, usual: columns.Columns) -> Raw:
     if part.is_dir():
         if found := _pair(part, reading):
             return found
         if reading.names_columns:
             raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
-        return files.read(part, columns.Columns())
+        return files.read(part)
     if part.suffix.lower() in arrays.SUFFIXES:
         return _of_arrays(arrays.read(part), str(part), reading)
-    return columns.samples(frames.arrow(part, str(part)), str(part), reading)
+    return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
 
 
 def _pair(folder: Path, reading: Reading) -> Raw | None:

@@ -1,7 +1,7 @@
 """Load data sets by name, or from the user's own files."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,12 +14,11 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.data import cache, frames, whose
 from ekiden.data.assemble import assemble, augmented, from_tensors
-from ekiden.data.columns import from_table
+from ekiden.data.columns import samples
 from ekiden.data.federate import federate
-from ekiden.data.files import check_class_folders, files, find, read
+from ekiden.data.files import check_class_folders, files, find
 from ekiden.data.holdings import Holding, hold, suits
 from ekiden.data.named import NAMED, Named
-from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData
@@ -82,27 +81,15 @@ def _loaded(
             raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
         return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
     spec = NAMED.get(name, Named())
-    path = _path(name)
-    if path is not None and not _classic(path, how, spec, task, like):
-        dataset = _own([("", path)], name, size or spec.size, _named(how, spec), task, like)
-        return dataset if name not in NAMED else _fed(dataset, spec)
-    if how != Reading() or like is not None:
-        raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
-    size = size or spec.size
+    size, path = size or spec.size, _path(name)
     if path is not None:
-        dataset = _from_files(name, path, spec, size)
-    elif name == "digits":
-        content = cache.key([repr((spec, size)), version("scikit-learn")])  # importing it takes seconds
-        dataset = cache.cached(name, content, lambda: _assemble([_digits()], spec, size))
+        made = _files([("", path)], name if name in NAMED else path.stem, name, how, size, task, like, spec)
+    elif how.names_columns:
+        raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
     else:
-        dataset = _from_hub(name, spec, size)
-    train, test = (replace(part, classes=dataset.classes) for part in (dataset.train, dataset.test))
-    return meant(_fed(replace(dataset, name=name, train=train, test=test, inputs=how.images(size)), spec), task)
-
-
-def _fed(dataset: Dataset, spec: Named) -> Dataset:
-    """Return the data set with the scaling and augmentation of the named set."""
-    return replace(dataset, mean=spec.mean, std=spec.std, augment=spec.augment)
+        pieces, hold_ = _digits() if name == "digits" else _from_hub(name, spec)
+        made = _kept(name, pieces, hold_, name, how, size, task, like, spec)
+    return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if name in NAMED else made
 
 
 def join(
@@ -122,64 +109,66 @@ def join(
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
     how = chosen.without_augment()
-    return augmented(_own(list(whose.silos(paths).items()), "silos", size, how, task, like), chosen)
+    sources = list(whose.silos(paths).items())
+    return augmented(_files(sources, "silos", "silos", how, size, task, like, Named()), chosen)
 
 
-def _classic(path: Path, how: Reading, spec: Named, task: str, like: Dataset | None) -> bool:
-    """Return whether the files hold images with class labels, under the usual names."""
-    if how != Reading() or like is not None or task not in ("", "classification"):
-        return False
-    first, _ = find(path)
-    if first.is_dir():
-        return not (first / "x.npy").is_file()
-    if first.suffix != ".parquet":
-        return False
-    import pyarrow.parquet as pq  # noqa: PLC0415  (`import ekiden` stays light)
-
-    try:
-        schema = pq.read_schema(first)
-    except Exception:  # `read` reports what is wrong
-        return True
-    types = {schema.field(i).name: str(schema.field(i).type) for i in range(len(schema))}
-    pictures = {"image", spec.columns.image} & set(types)
-    usual = {"label", spec.columns.label} & set(types)
-    return bool(pictures and usual) and not any(types[name] in ("double", "float", "bool") for name in usual)
-
-
-def _named(how: Reading, spec: Named) -> Reading:
-    """Return the options with the columns of the named set where the user names none."""
-    columns = spec.columns
-    return replace(
-        how,
-        image_column=how.image_column or ("" if columns.image == "image" else columns.image),
-        label_column=how.label_column or (() if columns.label == "label" else (columns.label,)),
-        group_column=how.group_column or ("" if columns.group == "group" else columns.group),
-    )
-
-
-def _own(
+def _files(
     sources: Sequence[tuple[str, Path]],
+    stem: str,
     name: str,
-    size: int | None,
     how: Reading,
+    size: int | None,
     task: str,
     like: Dataset | None,
+    spec: Named,
 ) -> Dataset:
-    """Load these files; images are decoded once and then kept."""
-    holdings = [hold(path, how, silo) for silo, path in sources]
+    """Load the files or folders of each silo."""
+
+    def held() -> list[Holding]:
+        return [hold(path, how, silo, usual=spec.columns) for silo, path in sources]
+
+    return _kept(stem, _contents(sources, how), held, name, how, size, task, like, spec)
+
+
+def _kept(
+    stem: str,
+    pieces: Iterable[bytes | memoryview | str | Path],
+    held: Callable[[], list[Holding]],
+    name: str,
+    how: Reading,
+    size: int | None,
+    task: str,
+    like: Dataset | None,
+    spec: Named,
+) -> Dataset:
+    """Assemble what is held; images are decoded once and then kept.
+
+    Args:
+        stem: beginning of the name of the cache file.
+        pieces: all that the samples are made of.
+        held: reads it.
+        name: name of the data set.
+        how: as in `assemble`.
+        size: as in `assemble`.
+        task: as in `assemble`.
+        like: as in `assemble`.
+        spec: what is known of a named set.
+    """
 
     def build() -> Dataset:
-        return assemble(holdings, how, name=name, size=size, task=task, like=like)
+        named = {"domains": spec.domains, "doubt": spec == Named()}
+        return assemble(held(), how, name=name, size=size, task=task, like=like, **named)  # type: ignore[arg-type]
 
-    if holdings[0].train.kind != "images" or like is not None:
+    if like is not None:
         return build()
     try:
-        content = cache.key([repr((how, size, task, [silo for silo, _ in sources])), *_read_for(sources, holdings)])
+        content = cache.key([repr((how, size, task, spec.columns, spec.domains, spec.hub)), *pieces])
     except OSError as error:
         raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
-    made = cache.cached(Path(name).stem, content, build)
+    made = cache.cached(stem, content, build)
     train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
-    return replace(made, name=name, train=train, test=test, inputs=how.images(size))
+    return replace(made, name=name, train=train, test=test)
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
@@ -246,38 +235,18 @@ def _path(name: str) -> Path | None:
     raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
 
 
-def _from_files(name: str, path: Path, spec: Named, size: int | None) -> Dataset:
-    train, test = find(path)
-    parts = [p for p in (train, test) if p is not None]
-    check_class_folders(parts)
-    try:
-        content = cache.key([repr((spec.columns, spec.domains, size)), *_contents(parts)])
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename or path} ({error.strerror}): check that it is there.") from error
-    stem = path.stem if name not in NAMED else name
-    return cache.cached(stem, content, lambda: _assemble([read(p, spec.columns) for p in parts], spec, size))
-
-
-def _read_for(sources: Sequence[tuple[str, Path]], holdings: Sequence[Holding]) -> Iterator[str | Path]:
+def _contents(sources: Sequence[tuple[str, Path]], how: Reading) -> Iterator[str | Path]:
     """Yield all that samples are made of: the files, and the images that they name."""
-    for (_, path), holding in zip(sources, holdings, strict=True):
-        for part, raw in zip((p for p in find(path) if p is not None), holding.parts, strict=True):
-            if part.is_file():
-                yield part
-            for image in raw.images:
-                if isinstance(image, Path):
-                    yield str(image.relative_to(part) if part.is_dir() else image.name)
-                    yield split(image)[0]
+    for silo, path in sources:
+        parts = [part for part in find(path) if part is not None]
+        check_class_folders(parts)
+        for number, part in enumerate(parts):
+            for inside, file in files(part, how.image_column):
+                yield f"{silo}:{number}:{inside}"
+                yield file
 
 
-def _contents(parts: list[Path]) -> Iterator[str | Path]:
-    for number, part in enumerate(parts):
-        for inside, file in files(part):
-            yield f"{number}:{inside}"
-            yield file
-
-
-def _from_hub(name: str, spec: Named, size: int | None) -> Dataset:
+def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[], list[Holding]]]:
     place = f"set EKIDEN_DATA to a folder that holds {name}/train.parquet and {name}/test.parquet"
     if spec.hub is None:
         raise UserError(f"{name!r} is available only as local files: {place} (columns image, label, and maybe domain).")
@@ -290,11 +259,11 @@ def _from_hub(name: str, spec: Named, size: int | None) -> Dataset:
     except Exception as error:  # from the network, the hub or the disk: any kind
         raise UserError(f"cannot get {spec.hub!r} from the Hugging Face hub ({_line(error)}): {place}.") from error
     tables = [p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata) for p in parts]
-    content = cache.key([repr((spec, size)), *(b for t in tables for b in _buffers(t))])
-    source = f"the hub's {spec.hub}"
-    return cache.cached(
-        name, content, lambda: _assemble([from_table(t, source, spec.columns) for t in tables], spec, size)
-    )
+
+    def held() -> list[Holding]:
+        return [Holding("", *(samples(table, f"the hub's {spec.hub}", Reading(), spec.columns) for table in tables))]
+
+    return (piece for table in tables for piece in _buffers(table)), held
 
 
 def _line(error: Exception) -> str:
@@ -307,24 +276,15 @@ def _buffers(table: Any) -> Iterator[memoryview]:
             yield from (memoryview(b) for b in chunk.buffers() if b is not None)
 
 
-def _digits() -> Raw:
-    """The 1797 hand-written digits of scikit-learn, 8 x 8 grey pixels from 0 to 16."""
-    from PIL import Image  # noqa: PLC0415
-    from sklearn.datasets import load_digits  # noqa: PLC0415
+def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
+    """Return the 1797 hand-written digits of scikit-learn, 8 x 8 grey pixels from 0 to 16."""
 
-    digits = load_digits()
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    return Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64))
+    def held() -> list[Holding]:
+        from PIL import Image  # noqa: PLC0415
+        from sklearn.datasets import load_digits  # noqa: PLC0415
 
+        digits = load_digits()
+        images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        return [Holding("", Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64)))]
 
-def _assemble(parts: Sequence[Raw], spec: Named, size: int | None) -> Dataset:
-    """Make the data set of one or two parts of images."""
-    return assemble(
-        [Holding("", *parts)],
-        Reading(),
-        name=parts[0].source,
-        size=size,
-        task="classification",
-        domains=spec.domains,
-        doubt=spec == Named(),
-    )
+    return [version("scikit-learn")], held  # importing it takes seconds
