@@ -1,6 +1,7 @@
 """Silos without an engine between them: what Flower does, without processes and sockets."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,12 @@ def mine():
 """
 
 
-def with_keys(folder: Path, names: Sequence[str], more: str = "") -> tuple[list[SiloFile], dict[str, str]]:
+def with_keys(
+    folder: Path, names: Sequence[str], more: str = "", *, trusting: bool = True
+) -> tuple[list[SiloFile], dict[str, str]]:
     """Silos with keys, each of which knows those of the others, and their public keys."""
-    files = [silo_file(folder, name, f'{more}[link]\nkey = "{name}.key"\npeers = "peers"\n') for name in names]
+    link = '[link]\nkey = "{name}.key"\npeers = "peers"\n'
+    files = [silo_file(folder, name, more + link.format(name=name), trusting=trusting) for name in names]
     public = {f.name: keys.read_public(keys.generate(f.beside(f.link.key))) for f in files}
     (folder / "peers").mkdir(exist_ok=True)
     for name, key in public.items():
@@ -37,13 +41,16 @@ def with_keys(folder: Path, names: Sequence[str], more: str = "") -> tuple[list[
     return files, public
 
 
-def silo_file(folder: Path, name: str, more: str = "") -> SiloFile:
-    """The `silo.toml` of one of three silos that share some digits."""
+def silo_file(folder: Path, name: str, more: str = "", *, trusting: bool = True) -> SiloFile:
+    """The `silo.toml` of one of three silos that share some digits; some trust each other with the features."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.py").write_text(SPLIT)
     path = folder / f"{name}.toml"
     path.write_text(f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n{more}')
-    return read(path)
+    file = read(path)
+    if not trusting:
+        return file
+    return replace(file, limits=replace(file.limits, trust_first=True, min_active=0), allow={})
 
 
 @cache

@@ -16,6 +16,7 @@ from ekiden.base.refs import EVERYONE
 from ekiden.cli.console import console, first_line, say
 from ekiden.cli.flags import parse
 from ekiden.engine.method import Method
+from ekiden.methods import between_machines
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
 from ekiden.transports.flower import commands, keys, revised, silo_file, supernode
@@ -242,7 +243,7 @@ def verify(options: VerifyOptions) -> None:
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
     """`ekiden run METHOD --on flower [flags]`."""
-    default: RemotePlan[Any] = RemotePlan(kind())
+    default: RemotePlan[Any] = RemotePlan(between_machines(kind))
     options = parse(
         RemoteOptions[kind],  # type: ignore[valid-type]
         args,

@@ -10,6 +10,7 @@ from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
 from ekiden.methods.average import Average
+from ekiden.methods.blocks.fixed_features import FixedFeatures
 from ekiden.methods.centralized import Centralized
 from ekiden.methods.closing import ClosingLap
 from ekiden.methods.co_boosting import CoBoosting
@@ -170,6 +171,12 @@ def method_of(said: Mapping[str, Any]) -> Method:
     return ClosingLap(method) if said["closing_lap"] else method
 
 
+def between_machines(kind: type[Method]) -> Method:
+    """Return the method with its defaults for runs between machines: no party chooses the features that are summed."""
+    method = kind()
+    return replace(method, dictionary="seed", min_active=10) if isinstance(method, FixedFeatures) else method
+
+
 def among(method: Method, clients: Sequence[str]) -> Method:
     """Return a method whose order names other clients as one for `clients`: who is new to it comes last."""
     if isinstance(method, ClosingLap):
@@ -268,6 +275,7 @@ __all__ = [
     "RegMean",
     "SFedKD",
     "among",
+    "between_machines",
     "check_needs",
     "known",
     "method_named",

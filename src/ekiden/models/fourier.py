@@ -1,8 +1,7 @@
 """Random Fourier features as whole numbers."""
 
-from collections.abc import Sequence
-from math import pi
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from math import pi, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ class RandomFourier(OfVectors):
         period: (1,) q.
     """
 
-    settled: ClassVar[dict[str, torch.dtype]] = dict.fromkeys(("centre", "scale", "period"), torch.float32)
+    settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "period"), torch.float32)
 
     def __init__(self, inputs: int, width: int, *, bandwidth: float = 1.0, direct: bool = False) -> None:
         """Draw projections and offsets.
@@ -73,12 +72,26 @@ class RandomFourier(OfVectors):
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise by these inputs, and take their median distance as the unit of σ."""
+        if self.fixed:
+            return
         self.standardise(x)
         inputs = self.whole(x)[:_PAIRED].double()
         apart = torch.pdist(inputs)
         apart = apart[apart > 0]
-        usual = (2 * self.inputs) ** 0.5 * LARGEST / SPREAD  # the root of the mean square, where there is one sample
-        distance = float(apart.median()) if len(apart) else usual
+        self._turn_once_in(float(apart.median()) if len(apart) else self._usual)
+
+    def fix(self) -> None:
+        """Take the distance of independent inputs of deviation 1 as the unit of σ."""
+        super().fix()
+        if not self.get_buffer("period").is_meta:
+            self._turn_once_in(self._usual)
+
+    @property
+    def _usual(self) -> float:
+        """The root of the mean square of distances."""
+        return sqrt(2 * self.inputs) * LARGEST / SPREAD
+
+    def _turn_once_in(self, distance: float) -> None:
         period = 2 * pi * float(self.get_buffer("fineness")) * self.bandwidth * distance
         self.get_buffer("period").fill_(max(round(min(period, EXACT)), 2))
 

@@ -12,6 +12,8 @@ CONTRAST = 10
 """added to the variance of a patch (bytes squared), so that flat patches stay small"""
 WHITENING = 0.1
 """added to the eigenvalues of the patches' covariance"""
+USUAL = 0.9
+"""correlation of neighbouring pixels, and of the channels of a pixel, in usual images"""
 SAMPLE = 20_000
 """largest number of patches on which the whitening is measured"""
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
@@ -113,6 +115,26 @@ def from_sums(sums: PatchSums, count: int, generator: Generator, channels: int) 
     size = round((d / channels) ** 0.5)
     whitening = _whitening(sums.gram.double() / (_UNIT**2 * float(sums.patches)))
     directions = torch.randn(count, d, generator=generator, dtype=torch.float64)
+    return _quantised(directions, whitening, (channels, size, size))
+
+
+def usual_filters(count: int, generator: Generator, channels: int, size: int) -> Dictionary:
+    """Make filters of random directions among whitened patches of usual images: they depend on no image.
+
+    Args:
+        count: F, number of filters.
+        generator: on the CPU; decides the directions.
+        channels: C of the images.
+        size: p, side of the patches in pixels.
+    """
+    at = torch.stack(torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")).flatten(1)
+    apart = (at[:, :, None] - at[:, None]).square().sum(0).sqrt()
+    colours = torch.full((channels, channels), USUAL, dtype=torch.float64).fill_diagonal_(1)
+    moments = torch.kron(colours, USUAL**apart)
+    centring = torch.eye(len(moments), dtype=torch.float64) - 1 / len(moments)
+    moments = centring @ moments @ centring
+    whitening = _whitening(moments * (len(moments) / moments.trace()))
+    directions = torch.randn(count, len(moments), generator=generator, dtype=torch.float64)
     return _quantised(directions, whitening, (channels, size, size))
 
 

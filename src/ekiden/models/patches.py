@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from math import ceil, log2
+from math import ceil, erf, exp, log2, pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -124,6 +124,21 @@ class Patches(nn.Module):
                 pooled = [self._pooled(pixels, bank) for bank in banks]
                 out[start : start + _BLOCK] = torch.cat([part.flatten(0, 3) for part in pooled]).T
         return out.double().sqrt_().float() if self.root else out  # a double's root rounds right, see the tests
+
+    def usual_sums(self, gain: Tensor) -> Tensor:
+        """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of the filters."""
+        t = self.threshold
+        above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2  # E max(z - t, 0)
+        parts, first = [], 0
+        for count, size in self._sizes:
+            rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
+            area = rows.sum(1)[:, None] * columns.sum(1)
+            unit = _unit(self.shape[0] * size**2, int(area.max()))
+            each = gain[first : first + count, None, None, None] * (above * unit * (1 + self.mirror))
+            parts.append((each * area).expand(count, 2, *area.shape).flatten())
+            first += count
+        found = torch.cat(parts).clamp(min=1)
+        return found.double().sqrt().float() if self.root else found
 
     def bytes(self, x: Tensor) -> Tensor:
         """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as they are."""

@@ -1,7 +1,7 @@
 """Fixed features that are small whole numbers, so that sums over them are exact."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -10,13 +10,22 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
 from ekiden.models.patch_choice import chosen
-from ekiden.models.patch_filters import Dictionary, PatchSums, from_images, from_sums, measure_patches
+from ekiden.models.patch_filters import (
+    Dictionary,
+    PatchSums,
+    from_images,
+    from_sums,
+    measure_patches,
+    usual_filters,
+)
 from ekiden.models.patches import Patches, blank, filters_of
 
 EXACT = 2**24 - 1
 """float32 holds whole numbers up to here exactly, so products of matrices are exact in any order"""
 SPREAD = 4
 """inputs further from their mean than this number of standard deviations are cut off"""
+REACH = 3.0
+"""largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles it"""
 _MOST_INPUTS = 100_000
 _MOST_CANDIDATES = 8192  # features, among which filters are chosen
 
@@ -35,8 +44,10 @@ class WholeFeatures(nn.Module, ABC):
     """
 
     width: int
-    settled: ClassVar[dict[str, torch.dtype]]
+    settled: Mapping[str, torch.dtype]
     """Names of the buffers that a client settles, and the types in which they travel."""
+    fixed = False
+    """Whether nobody settles them; see `fix`."""
     variance: ClassVar[int] = 2**14
     """A little more than the largest variance of a number from -127 to 127."""
 
@@ -48,6 +59,13 @@ class WholeFeatures(nn.Module, ABC):
             x: some inputs (b, ...).
             scaling: how they were normalised.
             draw: generator on the CPU for random values.
+        """
+
+    @abstractmethod
+    def fix(self) -> None:
+        """Set these values by formula, from the seed alone. No client's samples matter, and no client can choose them.
+
+        What `settle` then still sets follows from how the inputs were normalised.
         """
 
     def tell(self) -> tuple[Tensor, ...]:
@@ -88,6 +106,10 @@ class OfVectors(WholeFeatures):
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
 
+    def fix(self) -> None:
+        """Take inputs as they are: their mean is about 0, and their deviation about 1."""
+        self.fixed, self.settled = True, {}
+
     def standardise(self, x: Tensor) -> None:
         """Standardise by the mean and the spread of these inputs; an input that hardly varies uses the mean spread."""
         rows = x.flatten(1).double()
@@ -116,7 +138,7 @@ class RandomReLU(OfVectors):
     first features, followed by the units.
     """
 
-    settled: ClassVar[dict[str, torch.dtype]] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
+    settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
 
     def __init__(self, inputs: int, width: int, *, direct: bool = False) -> None:
         """Draw the units.
@@ -157,10 +179,20 @@ class RandomReLU(OfVectors):
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise by these inputs, and let the largest answer of each unit be 127."""
+        if self.fixed:
+            return
         self.standardise(x)
         if self.linear is not None:
             top = self.linear(self.whole(x)).amax(0)
             self.get_buffer("gain").copy_(LARGEST / torch.where(top > 0, top, top.abs().max()).clamp(min=1))
+
+    def fix(self) -> None:
+        """Let an answer of four deviations be 127, if the inputs have deviation 1 and do not depend on each other."""
+        super().fix()
+        if self.linear is not None:
+            with torch.no_grad():
+                deviation = self.linear.weight.norm(dim=1) * (LARGEST / SPREAD)
+                self.get_buffer("gain").copy_(LARGEST / (SPREAD * deviation + self.linear.bias.abs()).clamp(min=1))
 
 
 class FrozenNetwork(WholeFeatures):
@@ -170,7 +202,7 @@ class FrozenNetwork(WholeFeatures):
     rounding removes most differences.
     """
 
-    settled = RandomReLU.settled
+    settled: Mapping[str, torch.dtype] = RandomReLU.settled
 
     def __init__(self, network: nn.Module, inputs: int, width: int) -> None:
         """Freeze `network`, which gives `inputs` numbers for each sample."""
@@ -185,18 +217,31 @@ class FrozenNetwork(WholeFeatures):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) whole numbers of inputs (b, ...)."""
-        units: Tensor = self.units(self.network(x))
+        units: Tensor = self.units(self._outputs(x))
         return units
 
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
         """Standardise the network's features by those of these inputs."""
-        self.units.settle(self.network(x), scaling, draw)
+        if not self.fixed:
+            self.units.settle(self.network(x), scaling, draw)
+
+    def fix(self) -> None:
+        """Standardise the network's features of each sample by their own mean and deviation."""
+        self.units.fix()
+        self.fixed, self.settled = True, {}
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.network(x)
+        if not self.fixed:
+            return outputs
+        centred = outputs.float() - outputs.float().mean(1, keepdim=True)
+        return centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
 
 
 class PatchFeatures(WholeFeatures):
     """The features of `Patches`, whose dictionary is patches of the images of the client that settles them."""
 
-    settled: ClassVar[dict[str, torch.dtype]] = {
+    settled: Mapping[str, torch.dtype] = {
         "filters": torch.int8,
         "gain": torch.float32,
         "mean": torch.float32,
@@ -290,6 +335,8 @@ class PatchFeatures(WholeFeatures):
         Inputs that do not come from bytes are scaled so that each channel of `x` goes from 0 to 255.
         """
         self._scale_by(*scaling)
+        if self.fixed:
+            return
         if moments is None and not self._are_bytes(x):
             self._stretch(x)
         images = self._bytes(x)
@@ -305,6 +352,21 @@ class PatchFeatures(WholeFeatures):
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
         self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
         self.patches.measure_scale(iter([x]))
+
+    def fix(self) -> None:
+        """Random directions among patches of usual images, and scales of what they answer to these.
+
+        Neighbouring pixels of usual images are alike (`USUAL`). Whitened responses to patches with texture are then
+        about normal, and `scale` is `REACH` times what they add up to in a region.
+        """
+        drawn = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad(), torch.device("cpu"):
+            found = [usual_filters(count, drawn, self.patches.shape[0], side) for count, side in self.sizes]
+            filters, gain = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))
+            scale = self.patches.usual_sums(gain) * REACH
+        for name, values in (("filters", filters), ("gain", gain), ("scale", scale)):
+            self.get_buffer(name).copy_(values)
+        self.fixed, self.settled = True, {"mean": torch.float32, "std": torch.float32}
 
     def _from_images(
         self, x: Tensor, images: Tensor, targets: Tensor | None, part: tuple[int, int], draw: torch.Generator

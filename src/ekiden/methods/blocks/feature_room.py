@@ -36,12 +36,14 @@ class Room:
         text: the bytes as the user wrote them: M, a share of M, or a size.
         model: M, bytes of a model of the user's network.
         sums: the bytes of all sums over so many features.
+        seeded: whether nobody settles the features, so that no values of theirs travel.
     """
 
     width: int
     text: str
     model: int
     sums: Callable[[int], int]
+    seeded: bool = False
 
     @property
     def bytes(self) -> int:
@@ -53,15 +55,18 @@ class Room:
         number, unit = float(found[1]), found[2]
         return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
 
-    def features(self, each: int, fixed: int, least: int = 1) -> int:
-        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all."""
+    def features(self, each: int, fixed: int, least: int = 1, always: int = 0) -> int:
+        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
+
+        Where nobody settles the features, only `always` more bytes travel.
+        """
         if self.width:
             if self.width < least:
                 raise UserError(f"--width {self.width} is too small for features of this kind: give {least} or more")
             return self.width
 
         def taken(width: int) -> int:
-            return self.sums(width) + each * width + fixed
+            return self.sums(width) + always + (0 if self.seeded else each * width + fixed)
 
         found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
         if found < least:
@@ -86,7 +91,7 @@ def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
     """Return D for features of patches with sides of at most `size` pixels."""
     # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
     together, filter_ = 2 * pool**2, channels * size**2 + 4
-    return room.features(each=4 + -(-filter_ // together), fixed=8 * channels, least=together)
+    return room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * channels)
 
 
 def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:

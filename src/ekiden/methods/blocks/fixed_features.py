@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive
 from ekiden.base.errors import UserError, unknown
-from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Need
+from ekiden.base.sums import LARGEST
+from ekiden.data.samples import Dataset, Subset
+from ekiden.data.tasks import Classification, Need
 from ekiden.engine.federation import in_order
 from ekiden.engine.method import CLASSES, NUMBERS, VECTORS, Method, Size
 from ekiden.engine.worker import Client
@@ -37,7 +38,7 @@ _SAMPLES = 1024  # samples from which the first client sets the features
 class FixedFeatures(Method):
     """A method whose model is a linear classifier of fixed features, which are whole numbers from -127 to 127.
 
-    The first client settles what depends on data (filters, scales); the others adopt it.
+    What depends on data (filters, scales) is settled by the first client, and the others adopt it; or by nobody.
     """
 
     features: str = "auto"
@@ -67,6 +68,13 @@ class FixedFeatures(Method):
     say most about its labels"""
     bandwidth: Positive = 1.0
     """σ of Fourier features, in median distances between samples of the first client"""
+    dictionary: Literal["first", "all", "seed"] = "first"
+    """what filters and scales follow from: samples of the first client, who can choose them; the same, but with random
+    filters whitened by the moments of all clients' patches, so that no patch travels and the clients are passed twice;
+    or the seed alone, so that nobody can choose them"""
+    min_active: CountOrZero = 0
+    """k; left out of a client's sums: samples of classes with fewer than k samples there, and features that have their
+    usual value for all but fewer than k samples"""
     order: str = "given"
     """order of the clients: given, reversed, random, or names separated by commas; the first one sets the features"""
 
@@ -82,6 +90,11 @@ class FixedFeatures(Method):
         return False
 
     @property
+    def seeded(self) -> bool:
+        """Whether features follow from the seed, so that nobody can choose them."""
+        return self.dictionary == "seed"
+
+    @property
     def of_run(self) -> bool:
         """Whether the features are those of a finished run."""
         return self.features.startswith(source.PREFIX)
@@ -90,6 +103,10 @@ class FixedFeatures(Method):
         """Refuse unknown features, a budget that is none, and sizes of patches that are none."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
+        if self.candidates > 1 and self.dictionary != "first":
+            raise UserError(
+                f"--candidates chooses among patches of the first client: leave out --dictionary {self.dictionary}"
+            )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
         room_for.check_bytes(self.bytes)
@@ -137,6 +154,12 @@ class FixedFeatures(Method):
             shape: of one sample.
             room: what the clients may hand on.
         """
+        made = self._features_for(network, shape, replace(room, seeded=self.seeded))
+        if self.seeded:
+            made.fix()
+        return made
+
+    def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
         if self.of_run:
             source.check_body(self.features, network)
         if self.features == "network" or self.of_run:
@@ -171,6 +194,9 @@ class FixedFeatures(Method):
             moments: second moments of all clients' patches, if these make the filters.
         """
         features = features_of(client.network(model))
+        if self.seeded:
+            features.settle(client.unit(), client.scaling, torch.Generator())
+            return features
         seen: list[tuple[Tensor, Tensor]] = []
         for x, y in client.batches(passes=0):
             seen.append((x, y))
@@ -186,6 +212,37 @@ class FixedFeatures(Method):
                 features.settle(samples, client.scaling, draw)
         client.work.forward += len(samples) * (1 + (self.candidates > 1))
         return features
+
+    def adopted(self, client: Client, model: Weights, settled: Settled) -> WholeFeatures:
+        """Return the features as another client settled them.
+
+        Raises:
+            UserError: they are of another kind, or would be this client's own choice and differ from it.
+        """
+        features = features_of(client.network(model))
+        if self.seeded:
+            own = self.settled_by(client, model).tell()
+            if not all(a.equal(b) for a, b in zip(own, settled, strict=False)):
+                raise UserError("the features received are not those that follow from the seed: refused")
+        features.adopt(settled)
+        return features
+
+    def summed(self, client: Client) -> Subset:
+        """Return the training samples of a client whose sums leave; see `min_active`."""
+        train = client.data.train
+        if not self.min_active or not isinstance(client.task, Classification):
+            return train
+        return Subset(train.samples, train.rows[client.class_counts()[train.y] >= self.min_active])
+
+    def active(self, phi: Tensor) -> Tensor:
+        """Return which of the features (n, D) of a client's samples are shown: (D,) bool; see `min_active`."""
+        width = phi.shape[1]
+        counts = torch.zeros(width * (2 * LARGEST + 1), dtype=torch.int64, device=phi.device)
+        places = torch.arange(width, device=phi.device) * (2 * LARGEST + 1) + LARGEST
+        for rows in torch.split(phi, _SAMPLES):
+            counts += torch.bincount((rows.long() + places).flatten(), minlength=len(counts))
+        usual = counts.view(width, -1).amax(1)
+        return len(phi) - usual >= self.min_active
 
 
 def with_rows(network: nn.Module, weight: Tensor, bias: Tensor) -> Weights:

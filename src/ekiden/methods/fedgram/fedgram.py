@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden.base.checks import BelowOne, NonNegative, Range
 from ekiden.base.errors import UserError
@@ -55,9 +55,6 @@ class FedGram(FixedFeatures):
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
     """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
     `bits`"""
-    dictionary: Literal["first", "all"] = "first"
-    """filters: patches of the first client's images; or random directions, whitened by the moments of all clients'
-    patches. With these no patch travels, but the clients are passed twice"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -80,8 +77,6 @@ class FedGram(FixedFeatures):
         self.check_features()
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
-        if self.candidates > 1 and self.dictionary == "all":
-            raise UserError("--candidates chooses among patches of the first client: leave out --dictionary all")
         if (self.bits < FULL) != (self.samples > 0):
             raise UserError(
                 "--samples is for --bits below 32: leave it out"
@@ -186,9 +181,8 @@ class FedGram(FixedFeatures):
     @on_client
     def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
         """Add the sums over the client's samples to those received."""
-        features = features_of(client.network(model))
-        features.adopt(settled)
-        return client.added(before, own_sums(client, features, self._rounding(features)))
+        features = self.adopted(client, model, settled)
+        return client.added(before, self._own_sums(client, features, self._rounding(features)))
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
@@ -211,7 +205,7 @@ class FedGram(FixedFeatures):
         """Return the network with a head for this client's samples."""
         network = client.network(model)
         features_of(network).adopt(common.settled)
-        own, unit = own_sums(client, features_of(network)), client.task.unit
+        own, unit = self._own_sums(client, features_of(network)), client.task.unit
         m = heads.moments_around(own, common.mean.cpu(), common.scale.cpu(), unit)
         towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
         return with_head(network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m)
@@ -239,6 +233,19 @@ class FedGram(FixedFeatures):
     def complete(self, state: Summing) -> bool:
         """Return whether all is there, including personal heads if they are wanted."""
         return state.model is not None and bool(state.personal) >= self.personal
+
+    def _own_sums(self, client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
+        """Return the sums over the client's own samples, exact or rounded."""
+        with torch.no_grad():
+            # In stored order, so that floating-point features have the same bits in every step.
+            batches = client.batches(self.summed(client), shuffle=False)
+            blocks: Iterator[tuple[Tensor, Tensor]] = ((features(x), y) for x, y in batches)
+            if self.min_active:
+                held = [(phi.to(torch.int8), y) for phi, y in blocks]
+                shown = self.active(torch.cat([phi for phi, _ in held])) if held else torch.zeros(features.width)
+                blocks = ((phi * shown, y) for phi, y in held)
+            device = client.unit().device
+            return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
 
     def _rounding(self, features: WholeFeatures) -> Rounding | None:
         """Return how clients round their sums."""
@@ -272,21 +279,12 @@ class FedGram(FixedFeatures):
         if self.personal:
             width, classes = features.width, model.layout.classes
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
-        if self.dictionary == "first" or not isinstance(features, PatchFeatures):
+        if self.dictionary != "all" or not isinstance(features, PatchFeatures):
             return (clients if star else clients - 1) * each
         moments = sum(8 + 8 * (model.shape[0] * side**2) ** 2 for _, side in features.sizes)
         if star:
             return clients * each + (clients + 1) * moments
         return (clients - 1) * each + (clients * moments if clients > 1 else 0)
-
-
-def own_sums(client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
-    """Return the sums over the client's own samples, exact or rounded."""
-    with torch.no_grad():
-        # In stored order, so that floating-point features have the same bits in every step.
-        blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
-        device = client.unit().device
-        return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
 
 
 def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:

@@ -66,8 +66,10 @@ class FedKrylov(FixedFeatures):
     traits = Traits(private=Kept)
 
     def __post_init__(self) -> None:
-        """The features must be known and the budget must be one."""
+        """The features must be known and the budget must be one; there is no pass for moments of patches."""
         self.check_features()
+        if self.dictionary == "all":
+            raise UserError("--dictionary all needs one more pass, which FedGram makes: choose first or seed")
 
     def check_network(self, model: Size) -> None:
         """Refuse options for patches where the features have none."""
@@ -111,7 +113,7 @@ class FedKrylov(FixedFeatures):
     def choose(self, client: Client, model: Weights) -> Chosen:
         """Settle the features from some of the client's samples."""
         settled = self.settled_by(client, model).tell()
-        phi = self._whole(client, model, settled, client.data.train)
+        phi = self._whole(client, model, settled)
         client.work.forward += len(phi)
         return Chosen(settled, phi.double().mean(0).round().to(torch.int8))
 
@@ -155,7 +157,7 @@ class FedKrylov(FixedFeatures):
 
     def _opened(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
         """Return the sums of the first lap with the client's own."""
-        phi, y = self._whole(client, model, chosen.settled, client.data.train), _targets(client, client.data.train)
+        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
         centre = chosen.centre
         if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
             raise UserError("the features received are of another kind than here: use the same method and data kind")
@@ -175,7 +177,7 @@ class FedKrylov(FixedFeatures):
             raise UserError("the directions received are of other features: use the same method and data kind")
         kept = kept._replace(directions=(*kept.directions, direction))
         client.state = kept
-        phi = self._whole(client, model, kept.chosen.settled, client.data.train)
+        phi = self._whole(client, model, kept.chosen.settled)
         u, centre = direction.float(), kept.chosen.centre.float()
         sums = torch.zeros(width, count, dtype=torch.float64, device=phi.device)
         for block in torch.split(phi, _ROWS):
@@ -186,7 +188,8 @@ class FedKrylov(FixedFeatures):
 
     def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""
-        phi, y = self._whole(client, model, kept.chosen.settled, client.data.val), _targets(client, client.data.val)
+        phi = self._whole(client, model, kept.chosen.settled, held_out=True)
+        y = _targets(client, client.data.val)
         if len(kept.directions) == 1:
             client.work.forward += len(phi)
         u, centre = torch.cat(kept.directions, 1).float(), kept.chosen.centre.float()
@@ -212,23 +215,31 @@ class FedKrylov(FixedFeatures):
 
     def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
         """Return the preconditioner from this client's samples, at most 8192 of them."""
-        phi, y = self._whole(client, model, chosen.settled, client.data.train), _targets(client, client.data.train)
+        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
+        if not len(phi):
+            raise UserError(
+                f"{client.name} goes first, and has no class of {self.min_active} samples: let another client begin "
+                "(--order)"
+            )
         some = torch.randperm(len(phi), generator=torch.Generator().manual_seed(0))[:_OWN]
         own, of = phi[some].cpu().float() - chosen.centre.cpu().float(), y[some].cpu()
         name = f"factor {_digest((*chosen.settled, problem.products, problem.scale))}"
         return Preconditioner(own, of, problem, self.damping, lambda make: client.remember(name, make))
 
-    def _whole(self, client: Client, model: Weights, settled: Settled, subset: Subset) -> Tensor:
-        """Return features (n, D) int8 of the client's samples; callers count the passes."""
+    def _whole(self, client: Client, model: Weights, settled: Settled, *, held_out: bool = False) -> Tensor:
+        """Return features (n, D) int8 of the client's training or validation samples; callers count the passes."""
+        subset = client.data.val if held_out else self.summed(client)
 
         def make() -> Tensor:
-            features = features_of(client.network(model))
-            features.adopt(settled)
+            features = self.adopted(client, model, settled)
             with torch.no_grad():
                 rows = [features(x).to(torch.int8) for x, _ in client.batches(subset, passes=0, shuffle=False)]
-            return torch.cat(rows) if rows else torch.zeros(0, features.width, dtype=torch.int8)
+            phi = torch.cat(rows) if rows else torch.zeros(0, features.width, dtype=torch.int8)
+            if not self.min_active:
+                return phi
+            return phi * ((self._whole(client, model, settled) != 0).any(0) if held_out else self.active(phi))
 
-        part = "training" if subset is client.data.train else "validation"
+        part = "validation" if held_out else "training"
         return client.remember(f"{part} {_digest(settled)}", make)
 
     def steps(self, clients: int) -> int:

@@ -11,9 +11,11 @@ from ekiden.base.refs import SERVER, Ref
 from ekiden.data.inputs import terms
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import identity, wire
-from ekiden.engine.method import INITIAL
+from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import Outline, TooLong, outline
 from ekiden.engine.worker import Setup
+from ekiden.methods import ClosingLap, DeepAFL
+from ekiden.methods.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
 from ekiden.transports.flower import custody, keys
@@ -53,11 +55,47 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             f"the run has {number} silos, {name} allows {limits.min_clients} to {limits.clients} "
             "(limits.min_clients and limits.clients in its silo.toml)"
         )
-    steps = agreed.build_method().steps(number)
+    method = agreed.build_method()
+    steps = method.steps(number)
     if steps > limits.steps:
         raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
+    _check_method(file, method)
     if agreed.keys:
         _check_keys(file, agreed)
+
+
+def _check_method(file: SiloFile, method: Method) -> None:
+    """Refuse values of hyperparameters that the silo's file does not allow, and features that another party chooses.
+
+    Sums of features that were made for it are single samples. So features follow from the seed, or from values that the
+    silo has itself, unless it trusts the others.
+
+    Raises:
+        UserError: the message names the line of the file.
+    """
+    name, limits = file.name, file.limits
+    inner = method.method if isinstance(method, ClosingLap) else method
+    title = inner.title()
+    for field, allowed in file.allow.get(title, {}).items():
+        if (value := getattr(inner, field)) not in allowed:
+            listed = ", ".join(map(repr, allowed))
+            raise UserError(
+                f"{title} has {field} = {value!r}, {name} allows only {listed} (allow.{title} in its silo.toml)"
+            )
+    if isinstance(inner, FixedFeatures) and inner.min_active < limits.min_active:
+        raise UserError(
+            f"{title} has min_active = {inner.min_active}, {name} wants {limits.min_active} or more: give "
+            f"--min-active {limits.min_active} (limits.min_active in its silo.toml)"
+        )
+    if limits.trust_first:
+        return
+    why = "and could read single samples from their sums (limits.trust_first in its silo.toml)"
+    if isinstance(method, ClosingLap):
+        raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out --closing-lap")
+    if isinstance(inner, FixedFeatures) and not inner.seeded:
+        raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary seed")
+    if isinstance(inner, DeepAFL):
+        raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,8 +30,11 @@ from ekiden.transports.flower.scaling import read_agreed
 
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
+Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 CLOSING_LAP = "closing-lap"
 _LEAST_SALT, _MOST_SALT = 16, 64
+ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
+"""by default no coordinator adds up: it would see the sums of each single silo"""
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -61,6 +64,12 @@ class Limits(Checked):
     """largest number of requests of a run to this silo"""
     evaluations: CountOrZero = 100
     """largest number of models of a run that are measured on this silo's test samples"""
+    trust_first: bool = False
+    """also take part in runs in which another party chooses the features whose sums leave this silo, and so can read
+    single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl"""
+    min_active: CountOrZero = 10
+    """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k samples here, and
+    samples of classes with fewer than k samples"""
     min_samples: Count = 10
     """nothing is told about fewer test samples than this"""
     runs: Count = 100
@@ -139,6 +148,8 @@ class SiloFile:
     hardware: Hardware = field(default_factory=Hardware)
     link: Link = field(default_factory=Link)
     pretrained: Pretrained = field(default_factory=Pretrained)
+    allow: Allow = field(default_factory=lambda: ALLOWED)
+    """values that hyperparameters of a method may have here"""
 
     @property
     def pretrained_folder(self) -> Path:
@@ -259,8 +270,8 @@ def read(path: Path) -> SiloFile:
         "pretrained": Pretrained,
     }
     for key in values:
-        if key not in ("name", "folder", *sections):
-            raise unknown(f"entry in {path}", key, ("name", "folder", *sections))
+        if key not in ("name", "folder", "allow", *sections):
+            raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
     name = values.get("name")
     if not isinstance(name, str) or not is_name(name):
         raise UserError(f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}")
@@ -270,7 +281,9 @@ def read(path: Path) -> SiloFile:
         raise UserError(f"{path}: folder must be text, not {folder!r}")
     with at(str(path)):
         parts = {key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()}
-    silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts)
+    with at(str(path)):
+        allow = _allowed(values.get("allow", {}))
+    silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts, allow=allow)
     if bool(silo.data.path) == bool(silo.data.python):
         raise UserError(f"{path}: say where the data are, by either path or python in [data]")
     known = [*(m.title() for m in METHODS), CLOSING_LAP]
@@ -278,6 +291,31 @@ def read(path: Path) -> SiloFile:
         if method not in known:
             raise unknown(f"method in {path}", method, known)
     return silo
+
+
+def _allowed(values: Any) -> Allow:
+    """Return the tables [allow.METHOD], added to what is allowed by default.
+
+    Raises:
+        UserError: they name no method or hyperparameter, or give no list.
+    """
+    if not isinstance(values, dict):
+        raise UserError("allow must be tables, as in [allow.fedgram]")
+    found = {method: dict(lists) for method, lists in ALLOWED.items()}
+    kinds = {kind.title(): kind for kind in METHODS}
+    for method, lists in values.items():
+        if method not in kinds:
+            raise unknown("method in allow", method, kinds)
+        if not isinstance(lists, dict):
+            raise UserError(f"allow.{method} must be a table, as in [allow.{method}]")
+        names = [f.name for f in fields(kinds[method])]
+        for name, listed_values in lists.items():
+            if name not in names:
+                raise unknown(f"hyperparameter in allow.{method}", name, names)
+            if not isinstance(listed_values, list) or not listed_values:
+                raise UserError(f'allow.{method}.{name} must be a list of allowed values, as in ["chain"]')
+            found.setdefault(method, {})[name] = tuple(listed_values)
+    return found
 
 
 def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:

@@ -1,0 +1,378 @@
+"""Attacks by whoever settles the features: sums of features made for it are single images.
+
+Each attack runs against the silos' own `answer`. A silo that attacks runs other code than it says; the others do not
+know. Where the silos trust the first one (`trust_first`), the attack works; with the defaults it does not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Hardware
+from ekiden.base.sums import Sums
+from ekiden.data.tasks import Classification
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL, Method, on_client
+from ekiden.engine.wire import Encoded
+from ekiden.methods import ClosingLap, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, closing
+from ekiden.methods.blocks.feature_room import features_of
+from ekiden.methods.blocks.fixed_features import FixedFeatures
+from ekiden.methods.fedgram.handed import Handoff
+from ekiden.methods.fedkrylov import fedkrylov
+from ekiden.methods.fedkrylov.handed import OpeningSums
+from ekiden.models import build
+from ekiden.models.whole import PatchFeatures, RandomReLU
+from ekiden.training.weights import Weights
+from ekiden.transports.flower import policy
+from ekiden.transports.flower.agreement import Agreement
+from ekiden.transports.flower.contents import arguments_key
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.silo import Silo
+from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.transports.test_attacks import Attacker, layers
+from tests.transports.test_remote import assert_equal, far, here
+from tests.transports.test_silo import TERMS
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+class Tampered(Silo):
+    """A silo whose operator changed the code."""
+
+    def __init__(self, silo: Silo, patch: Patch) -> None:
+        self._silo, self._patch = silo, patch
+
+    def answer(self, data: bytes) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+            self._patch(patch)
+            return self._silo.answer(data)
+
+
+class Tampering(FakeNodes):
+    """Silos of which some run other code."""
+
+    def __init__(self, files: Sequence[Any], patches: dict[str, Patch]) -> None:
+        super().__init__(files)
+        self.patches = patches
+
+    def silo(self, node: int) -> Silo:
+        silo, name = super().silo(node), NAMES[node - 100]
+        return Tampered(silo, self.patches[name]) if name in self.patches else silo
+
+
+def images(name: str) -> Tensor:
+    """(n, 64) a silo's training images as the network takes them."""
+    dataset, client = mine(name)
+    return ((client.train.x.float() / 255 - dataset.mean[0]) / dataset.std[0]).flatten(1)
+
+
+def found_in(rows: Tensor, silos: Sequence[str], tolerance: float) -> int:
+    """Return how many different images of these silos are among `rows` (m, 64), pixel by pixel."""
+    held = torch.cat([images(name) for name in silos]).double()
+    near = torch.cdist(held, rows.double(), p=float("inf")).amin(1) if len(rows) else torch.full((1,), 9.0)
+    return int((near < tolerance).sum())
+
+
+def rare(self: RandomReLU, x: Tensor, scaling: Any, draw: torch.Generator) -> None:
+    """Gains with which a unit answers only to samples above all of the attacker's own."""
+    self.standardise(x)
+    linear = self.linear
+    assert linear is not None
+    top = linear(self.whole(x)).amax(0).clamp(min=1)
+    self.get_buffer("gain").copy_(0.5 / top)
+
+
+class Totals:
+    """What attackers note."""
+
+    def __init__(self) -> None:
+        self.sums: Sums | None = None
+        self.own: dict[str, Any] = {}
+        self.settled: tuple[Tensor, ...] = ()
+
+    def notes_own(self, patch: pytest.MonkeyPatch, name: str) -> None:
+        own = FedGram._own_sums
+
+        def noted(*args: Any, **more: Any) -> Any:
+            self.own[name] = own(*args, **more)
+            return self.own[name]
+
+        patch.setattr(FedGram, "_own_sums", noted)
+
+    def first(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(RandomReLU, "settle", rare)
+        self.notes_own(patch, NAMES[0])
+
+    def last(self, patch: pytest.MonkeyPatch) -> None:
+        solve = FedGram.solved
+
+        def noted(method: FedGram, network: Any, totals: Handoff, task: Any) -> Weights:
+            assert isinstance(totals.sums, Sums)
+            self.sums, self.settled = totals.sums, totals.settled
+            return solve(method, network, totals, task)
+
+        patch.setattr(FedGram, "solved", noted)
+        self.notes_own(patch, NAMES[2])
+
+    def victims_classes(self) -> tuple[Tensor, Tensor]:
+        """(K, 64) sums of the pixels of each class of the victim, and the numbers of its samples."""
+        assert self.sums is not None
+        own = list(self.own.values())
+        counts = self.sums.counts - sum(part.counts for part in own)
+        return (self.sums.classes - sum(part.classes for part in own))[:, :64], counts
+
+    def rows(self) -> Tensor:
+        """(m, 64) the images of single samples in the victim's part of the totals."""
+        assert self.sums is not None
+        gram = self.sums.matrix() - sum(own.matrix() for own in self.own.values())
+        return single(gram, self.settled)
+
+
+def single(gram: Tensor, settled: tuple[Tensor, ...]) -> Tensor:
+    """(m, 64) images in rows of the Gram matrix that belong to units to which one sample answers, by 1."""
+    alone = (gram.diagonal()[64:] == 1).nonzero().flatten() + 64
+    if len(settled) < 2:
+        settled = (torch.zeros(64), torch.full((64,), 127 / 4))
+    return gram[alone, :64] / settled[1].double() + settled[0].double()
+
+
+def test_the_first_silo_and_the_last_read_images_of_the_one_between_in_fedgram(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    noted = Totals()
+    nodes = Tampering(files, {NAMES[0]: noted.first, NAMES[2]: noted.last})
+    far(FedGram(width=400), nodes, tmp_path / "run", public)
+    assert found_in(noted.rows(), NAMES[1:2], 0.05) >= 3
+
+
+def krylov(noted: dict[str, Tensor]) -> Patch:
+    """The first silo: rare units, and directions that are single units to which one sample answers."""
+
+    def directions(step: Tensor, span: Any, scale: Tensor, count: int) -> Tensor:
+        u = torch.zeros(len(step), count, dtype=torch.int8)
+        u[noted["units"][:count], torch.arange(min(count, len(noted["units"])))] = 1
+        return u
+
+    def opened(method: FedKrylov, client: Any, model: Any, chosen: Any, before: OpeningSums | None) -> OpeningSums:
+        assert before is not None
+        total = before.sums.matrix()[64:, -2]
+        noted["units"] = ((total > 0.8) & (total < 1.2)).nonzero().flatten() + 64
+        noted["centre"], noted["settled"] = chosen.centre, chosen.settled
+        return before
+
+    def multiplied(method: FedKrylov, client: Any, model: Any, direction: Tensor, before: Any) -> Any:
+        noted["columns"] = before.sums.matrix()
+        return before
+
+    def patched(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(RandomReLU, "settle", rare)
+        patch.setattr(FedKrylov, "_opened", opened)
+        patch.setattr(FedKrylov, "_multiplied", multiplied)
+        patch.setattr(fedkrylov, "next_directions", directions)
+
+    return patched
+
+
+def krylov_rows(noted: dict[str, Any]) -> Tensor:
+    """(m, 64) images behind the columns that came back."""
+    count = min(noted["columns"].shape[1], len(noted["units"]))
+    u = noted["columns"][:64, :count].T + noted["centre"][:64].double()
+    settled = noted["settled"] or (torch.zeros(64), torch.full((64,), 127 / 4))
+    rows: Tensor = u / settled[1].double() + settled[0].double()
+    return rows
+
+
+def test_the_first_silo_reads_images_of_the_others_in_fedkrylov(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    noted: dict[str, Any] = {}
+    with pytest.raises(UserError):  # it does not go on to solve
+        far(FedKrylov(width=800, laps=2), Tampering(files, {NAMES[0]: krylov(noted)}), tmp_path / "run", public)
+    assert found_in(krylov_rows(noted), NAMES[1:], 0.05) >= 3
+
+
+def crafted(own: Tensor, seed: int) -> Weights:
+    """A body of 64-400-200-100 whose features are the pixels of samples above all `own` in one direction, else 0."""
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(seed))
+    edge, reach, most, pixels = float((own @ direction).max()), 1e-3, 100.0, torch.eye(64)
+    first = torch.cat([pixels, direction.repeat(2, 1) / reach])
+    bias = torch.cat([torch.full((64,), 10.0), -edge / reach - torch.tensor([0.0, 1.0])])
+    second = torch.cat([pixels, torch.tensor([most, -most]).repeat(64, 1)], 1)
+    names = ["features.1.weight", "features.1.bias", "features.3.weight", "features.3.bias", "features.5.weight"]
+    return layers(dict(zip(names, (first, bias, second, torch.full((64,), -most), pixels), strict=True)))
+
+
+def lap(noted: dict[str, Any], body: Weights) -> Patch:
+    """The last silo: hands out `body` as the run's model, with scales of its own."""
+
+    def lap_body(client: Any, handed: Any) -> Weights:
+        return body
+
+    def settled(features: Tensor) -> closing.Scales:
+        return closing.Scales(torch.zeros(features.shape[1]), torch.full((features.shape[1],), 1000.0))
+
+    def refitted(model: Weights, layout: Any, totals: closing.Totals, task: Any) -> Weights:
+        noted["classes"] = totals.sums.classes if isinstance(totals.sums, Sums) else None
+        return model
+
+    def patched(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(ClosingLap, "lap_body", property(lambda lap: on_client(lap_body)))
+        patch.setattr(closing, "settled", settled)
+        patch.setattr(closing, "refitted", refitted)
+
+    return patched
+
+
+def test_the_last_silo_reads_an_image_with_its_label_in_a_closing_lap(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    noted: dict[str, Any] = {}
+    body = crafted(images(NAMES[2]), seed=5)
+    nodes = Tampering(files, {NAMES[2]: lap(noted, body)})
+    far(FedSeq(epochs=1), nodes, tmp_path / "run", public, closing_lap=True, model="mlp")
+    rows = noted["classes"][:, :64].double() / 1000 - 10
+    assert found_in(rows, NAMES[:2], 0.001) == 1
+
+
+class Coordinator(Attacker):
+    """Asks for the sums of features that it made."""
+
+    def sums(self, node: int, call: int, settled: tuple[Tensor, ...]) -> Sums:
+        ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True, readers=(self.reader(),))
+        given_to = (self.as_reader(node, 0),)
+        data, (lock,) = self.party.seal(Encoded.of(wire.encode((INITIAL, settled, None))), arguments_key(ask), given_to)
+        answer, rest = unpack(
+            self.nodes.silo(node).answer(pack(replace(ask, length=len(data), lock=lock), (data,))), Answer
+        )
+        if answer.error:
+            raise UserError(answer.error)
+        (value,) = self.opened(node, answer, bytes(rest), f"0-{call}-measure")
+        sums: Sums = wire.decode(value, Sums)
+        return sums
+
+
+def stars(nodes: FakeNodes, terms: Agreement) -> Tensor:
+    """(m, 64) images that the coordinator reads from one silo in eight tasks."""
+    coordinator, found = Coordinator(nodes, terms), []
+    units = terms.setup(mine(NAMES[1])[0], Hardware(threads=1)).build().features
+    assert isinstance(units, RandomReLU)
+    units.standardise(images(NAMES[0]))  # its own guess
+    linear, (centre, scale, _) = units.linear, units.tell()
+    assert linear is not None
+    typical = linear(units.whole(images(NAMES[0]))).amax(0).clamp(min=1)
+    for call in range(8):
+        settled = (centre, scale, 0.5 / (typical * (0.8 + 0.05 * call)))
+        found.append(single(coordinator.sums(101, call, settled).matrix(), settled))
+    return torch.cat(found)
+
+
+def test_the_coordinator_reads_images_of_each_silo_in_a_star(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    nodes, terms = FakeNodes(files), star(public)
+    assert found_in(stars(nodes, terms), NAMES[1:2], 0.05) >= 3
+
+
+def star(public: dict[str, str], **more: Any) -> Agreement:
+    """The terms of a run whose coordinator adds up."""
+    return replace(
+        TERMS,
+        method="fedgram",
+        hyperparameters=asdict(FedGram(width=400, topology="star", **more)),
+        clients=NAMES,
+        keys=tuple(public.values()),
+        sealed=True,
+    )
+
+
+# The same with the defaults.
+
+SAFE: dict[str, Any] = {"dictionary": "seed", "min_active": 10}
+ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary="all")
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        (FedGram(width=400), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give --min-active 10"),
+        (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* --dictionary seed"),
+        (ALL, {}, "the first silo of fedgram chooses the features"),
+        (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
+        (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
+        (FedSeq(epochs=1), {"closing_lap": True}, "chooses the features, .*: leave out --closing-lap"),
+        (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
+    ],
+)
+def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
+    method: Method, more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    with pytest.raises(UserError, match=said):
+        far(method, FakeNodes(files), tmp_path / "run", public, **more)
+    assert not any((file.folder / "runs").exists() for file in files)
+
+
+@pytest.mark.parametrize("kind", [FedGram, FedKrylov])
+def test_the_defaults_between_machines_run_with_the_default_file(kind: type[Method], tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    method = replace(between_machines(kind), width=120)  # type: ignore[call-arg]
+    assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
+
+
+def other_features(patch: pytest.MonkeyPatch) -> None:
+    """The first silo tells features of its own in a run whose features follow from the seed."""
+    patch.setattr(policy, "_check_method", lambda file, method: None)
+    patch.setattr(FixedFeatures, "seeded", False)
+    fix = RandomReLU.fix
+    patch.setattr(RandomReLU, "fix", lambda self: None if self.inputs else fix(self))
+
+
+@pytest.mark.parametrize("kind", [FedGram, FedKrylov])
+def test_features_that_do_not_follow_from_the_seed_are_refused(kind: type[Method], tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    nodes = Tampering(files, {NAMES[0]: other_features})
+    with pytest.raises(UserError, match=r"client-1: the features received are (of another kind|not those)"):
+        far(kind(width=120, **SAFE), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
+
+
+def test_scales_of_patches_are_those_of_the_silos_own_images() -> None:
+    """With features from the seed nothing of patches travels but how images were normalised, and that is compared."""
+    method = FedGram(width=32, features="patches", **SAFE)
+    network = method.own_network(build("lenet", (1, 28, 28), 10), (1, 28, 28), 10, Classification())
+    features = features_of(network)
+    assert isinstance(features, PatchFeatures)
+    assert [t.numel() for t in features.tell()] == [1, 1]
+    client = SimpleNamespace(
+        network=lambda model: network, scaling=((0.1,), (0.3,)), unit=lambda: torch.ones(1, 1, 28, 28)
+    )
+    own = method.settled_by(client, None).tell()  # type: ignore[arg-type]
+    assert method.adopted(client, None, own) is features  # type: ignore[arg-type]
+    for changed in ((own[0] + 1, own[1]), (own[0], own[1] * 1e-6)):
+        with pytest.raises(UserError, match="not those that follow from the seed"):
+            method.adopted(client, None, changed)  # type: ignore[arg-type]
+
+
+def test_colluding_silos_read_no_image_from_sums_of_seeded_features(tmp_path: Path) -> None:
+    """The first and the last silo still get the sums of the one between, but no row, column or class of one sample."""
+    for least in (0, 10):
+        files, public = with_keys(tmp_path / str(least), NAMES)
+        noted, method = Totals(), FedGram(width=400, dictionary="seed", min_active=least)
+        nodes = Tampering(files, {NAMES[0]: noted.first, NAMES[2]: noted.last})
+        far(method, nodes, tmp_path / f"run-{least}", public)
+        classes, counts = noted.victims_classes()
+        rows = torch.cat([noted.rows(), classes[counts == 1] / (127 / 4)])
+        found = found_in(rows, NAMES[1:2], 0.05)
+        assert found == 0 if least else found > 0
+        assert not least or int(counts[counts > 0].min()) >= least
+
+
+def test_what_few_samples_show_is_left_out() -> None:
+    """A feature is left out if fewer than k samples have another value than most; so are classes of fewer than k."""
+    phi = torch.zeros(30, 4, dtype=torch.int8)
+    phi[:9, 0], phi[:10, 1], phi[:, 2] = 5, -5, 127
+    phi[:9, 2], phi[:, 3] = 126, torch.arange(30)
+    assert FedGram(min_active=10).active(phi).tolist() == [False, True, False, True]
+    assert FedGram().active(phi).all()
