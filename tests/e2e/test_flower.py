@@ -16,7 +16,7 @@ import pytest
 
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
-from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho, between_machines
+from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import commands, keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
@@ -72,7 +72,7 @@ def test_equal_to_one_process(federation: Federation, finished: Finished, name: 
 
 @pytest.mark.slow
 def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federation, tmp_path: Path) -> None:
-    method = replace(between_machines(FedGram), width=120)
+    method = FedGram(width=120, dictionary="seed", min_active=10)  # the defaults between machines
     federation.run("fedgram", "--width", "120", "--out", "leaving")
     run = federation.folder / "leaving" / "fedgram-flower-seed3"
     federation.ekiden("silo", "release", "client-0.toml", "--silos", "client-1,client-2")

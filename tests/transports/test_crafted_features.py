@@ -34,8 +34,10 @@ from ekiden.transports.flower import policy
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import arguments_key
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.policy import check_terms
 from ekiden.transports.flower.silo import Silo
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
+from ekiden.transports.flower.silo_file import SiloFile
+from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_attacks import Attacker, layers
 from tests.transports.test_remote import assert_equal, far, here
 from tests.transports.test_silo import TERMS
@@ -239,19 +241,19 @@ def test_the_last_silo_reads_an_image_with_its_label_in_a_closing_lap(tmp_path: 
 
 
 class Coordinator(Attacker):
-    """Asks for the sums of features that it made."""
+    """Asks for the sums of features that it made, in a run that seals nothing, or in a sealed one."""
 
     def sums(self, node: int, call: int, settled: tuple[Tensor, ...]) -> Sums:
-        ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True, readers=(self.reader(),))
-        given_to = (self.as_reader(node, 0),)
-        data, (lock,) = self.party.seal(Encoded.of(wire.encode((INITIAL, settled, None))), arguments_key(ask), given_to)
-        answer, rest = unpack(
-            self.nodes.silo(node).answer(pack(replace(ask, length=len(data), lock=lock), (data,))), Answer
-        )
+        ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True)
+        data, lock = wire.encode((INITIAL, settled, None)), None
+        if self.terms.sealed:
+            ask = replace(ask, readers=(self.reader(),))
+            data, (lock,) = self.party.seal(Encoded.of(data), arguments_key(ask), (self.as_reader(node, 0),))
+        full = replace(ask, length=len(data), lock=lock)
+        answer, rest = unpack(self.nodes.silo(node).answer(pack(full, (data,))), Answer)
         if answer.error:
             raise UserError(answer.error)
-        (value,) = self.opened(node, answer, bytes(rest), f"0-{call}-measure")
-        sums: Sums = wire.decode(value, Sums)
+        sums: Sums = wire.decode(bytes(rest), Sums)
         return sums
 
 
@@ -270,22 +272,24 @@ def stars(nodes: FakeNodes, terms: Agreement) -> Tensor:
     return torch.cat(found)
 
 
-def test_the_coordinator_reads_images_of_each_silo_in_a_star(tmp_path: Path) -> None:
+def test_the_coordinator_reads_images_of_each_silo_in_a_star_without_seals(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
-    nodes, terms = FakeNodes(files), star(public)
+    files = [replace(file, limits=replace(file.limits, unsealed=True)) for file in files]
+    nodes, terms = FakeNodes(files), star(public, sealed=False)
     assert found_in(stars(nodes, terms), NAMES[1:2], 0.05) >= 3
 
 
-def star(public: dict[str, str], **more: Any) -> Agreement:
+def test_the_coordinator_gets_no_part_of_a_sealed_star(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    with pytest.raises(UserError, match="gives its part to a sum only under masks"):
+        stars(FakeNodes(files), star(public, sealed=True))
+
+
+def star(public: dict[str, str], *, sealed: bool) -> Agreement:
     """The terms of a run whose coordinator adds up."""
-    return replace(
-        TERMS,
-        method="fedgram",
-        hyperparameters=asdict(FedGram(width=400, topology="star", **more)),
-        clients=NAMES,
-        keys=tuple(public.values()),
-        sealed=True,
-    )
+    method = FedGram(width=400, topology="star")
+    keys = tuple(public.values())
+    return replace(TERMS, method="fedgram", hyperparameters=asdict(method), clients=NAMES, keys=keys, sealed=sealed)
 
 
 # The same with the defaults.
@@ -376,3 +380,28 @@ def test_what_few_samples_show_is_left_out() -> None:
     phi[:9, 2], phi[:, 3] = 126, torch.arange(30)
     assert FedGram(min_active=10).active(phi).tolist() == [False, True, False, True]
     assert FedGram().active(phi).all()
+
+
+def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
+    """A table [allow.METHOD] is checked when the file is read, and keeps what is allowed by default."""
+
+    def read_with(more: str) -> SiloFile:
+        return silo_file(tmp_path, "client-0", more, trusting=False)
+
+    assert read_with("").allow == {"fedgram": {"topology": ("chain",)}}
+    file = read_with('[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\nepochs = [1, 5]\n')
+    assert file.allow == {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
+    check_terms(file, TERMS)
+    with pytest.raises(UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"):
+        check_terms(file, replace(TERMS, hyperparameters=asdict(FedSeq(epochs=2))))
+    star = read_with('[allow.fedgram]\ntopology = ["star"]\n')
+    assert star.allow == {"fedgram": {"topology": ("star",)}}
+    for more, message in (
+        ("[allow.fedsex]\nepochs = [1]\n", "unknown method in allow 'fedsex'"),
+        ("[allow.fedseq]\nepoch = [1]\n", "unknown hyperparameter in allow.fedseq 'epoch'"),
+        ("[allow.fedseq]\nepochs = 1\n", "allow.fedseq.epochs must be a list of allowed values"),
+        ("[allow.fedseq]\nepochs = []\n", "allow.fedseq.epochs must be a list of allowed values"),
+        ("[allow]\nfedseq = 1\n", "allow.fedseq must be a table"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_with(more)
