@@ -33,7 +33,7 @@ from ekiden.engine.modules import model_bytes
 from ekiden.engine.networks import builder, network_name
 from ekiden.engine.parties import check_clients, holders
 from ekiden.engine.run import End, Run, last
-from ekiden.engine.setup import check_model, describe_model
+from ekiden.engine.setup import check_labels, check_model, describe_model
 from ekiden.engine.tasks import payload_types, tasks
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
@@ -129,6 +129,7 @@ def _prepared(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
     )
     worker = Worker(setup, {c.name: c for c in clients}, watch)
+    check_labels(data)
     check_model(worker, data)
     label = model if isinstance(model, str) else f"{type(model).__name__}"
     described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}

@@ -144,6 +144,7 @@ def test_a_result_tells_what_it_is(blobs: FederatedData, tmp_path: Path) -> None
     result = run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     lines = repr(result).splitlines()
     assert lines[0] == "Result: fedseq on own data: 4 clients, 3 classes"
-    assert lines[1].strip() == f"step 4 of 4, accuracy {result.accuracy:.4f}"
+    guess = f"(always the commonest class: {result.majority:.4f})"
+    assert lines[1].strip() == f"step 4 of 4, accuracy {result.accuracy:.4f} {guess}"
     assert lines[2].strip() == f"{result.bytes:,} bytes moved in 3 transfers"
     assert lines[3].strip() == f"run folder: {tmp_path / 'run'}"

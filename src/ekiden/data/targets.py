@@ -1,5 +1,6 @@
 """Find out what labels mean, the same for every source: the task, the names of the outputs, and tensors."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.data.cells import spelled_alike, warn_of_marks
 from ekiden.data.raw import Raw, natural
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import (
@@ -24,6 +26,7 @@ from ekiden.data.tasks import (
 )
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
+_SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times
 _SHOWN = 8  # labels in a message
 
 KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "arrays"}
@@ -64,6 +67,10 @@ def targets(
         raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
     if like is not None:
         return y, like.classes, chosen
+    if isinstance(chosen, Regression) and first.targets:
+        for column, name in enumerate(first.targets[: 1 if y[0].ndim == 1 else y[0].shape[1]]):
+            numbers = torch.cat([part if part.ndim == 1 else part[:, column] for part in y])
+            warn_of_marks(numbers.numpy(), f"the label {name!r} of {first.source}")
     columns = first.targets if classes is None else ()
     if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
         columns = tuple(f"{columns[0]}-{k}" for k in range(width))
@@ -77,17 +84,22 @@ def _guess(raws: Sequence[Raw]) -> Task:
     # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
     found = [Classification() if raw.classes or _are_names(raw.label) else _inferred(raw) for raw in raws]
     task = next((one for one in found if not isinstance(one, Classification)), found[0])
-    whole = all(raw.label.dtype.kind in "if" and not raw.classes and not raw.positions for raw in raws)
+    whole = all(raw.label.dtype.kind in "iuf" and not raw.classes and not _are_pictures(raw) for raw in raws)
     if not whole or not isinstance(task, Classification):
         return task
-    different = {value for raw in raws for value in np.unique(raw.label).tolist()}
-    if len(different) > _MANY:
-        shown = raws[0].targets[0] if raws[0].targets else "label"
+    different, rows = {value for raw in raws for value in np.unique(raw.label).tolist()}, sum(map(len, raws))
+    if len(different) > _MANY or (len(different) > _SEVERAL and rows < _SELDOM * len(different)):
+        shown = f"the label {raws[0].targets[0]!r}" if raws[0].targets else "the label"
         raise UserError(
-            f"the label {shown!r} of {raws[0].source} has {len(different)} different whole numbers: use "
-            "--task regression if they are numbers to predict, or --task classification if they are classes"
+            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use --task regression if they "
+            "are numbers to predict, or --task classification if they are classes (in Python task=)"
         )
     return task
+
+
+def _are_pictures(raw: Raw) -> bool:
+    """Return whether samples are images, signals or tokens, whose whole numbers are classes."""
+    return raw.positions and not (raw.kind == "arrays" and np.ndim(raw.images) == 2)
 
 
 def _inferred(raw: Raw) -> Task:
@@ -178,6 +190,13 @@ def _classes(
         order = first if all(part.names == first for part in parts) else tuple(sorted(together, key=natural))
     if len(order) < 2 and raws[0].targets and raws[0].kind != "images":
         raise UserError(f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more")
+    if alike := spelled_alike(order):
+        warnings.warn(
+            f"classes of {raws[0].source} differ only in case or blanks: "
+            f"{', '.join(' and '.join(map(repr, group)) for group in alike)}: if they are one class, write them alike",
+            DataWarning,
+            stacklevel=3,
+        )
     return [_placed(part, order, by_number=like is None) for part in parts], order
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, inf, isclose, isnan, log
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
-from ekiden.data.tasks import Scores, Task
+from ekiden.data.tasks import MultiLabel, Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.drive import Evaluator
 from ekiden.engine.method import Method
@@ -132,6 +133,7 @@ class TestSet:
             client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
             metrics, groups, confusion: see `_everything`.
+            majority: what always giving the commonest training label scores as accuracy, after the last step.
         """
         if model is None and not personal:
             return {}
@@ -154,7 +156,19 @@ class TestSet:
             row["clients"] = [None if isnan(a) else a for a in own]
         if all_metrics:
             row |= self._everything(each, served, places)
+        if last and "accuracy" in row:
+            row["majority"] = self.majority
         return row
+
+    @cached_property
+    def majority(self) -> float:
+        """Return the accuracy of always giving the commonest training label."""
+        dataset = self._data.dataset
+        if isinstance(self.task, MultiLabel):
+            common = dataset.train.y.mean(0) >= 0.5
+            return float(((dataset.test.y >= 0.5) == common).double().mean())
+        told, asked = (self.task.counts(part.y, dataset.outputs) for part in (dataset.train, dataset.test))
+        return float(asked[told.argmax()] / asked.sum())
 
     def _answers(
         self, model: Weights | None, personal: Sequence[Weights], full: bool | None

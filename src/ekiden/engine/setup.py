@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.data import inputs
@@ -44,6 +45,15 @@ def _describe_parts(setup: Setup) -> dict[str, Any]:
     }
 
 
+def check_labels(data: FederatedData) -> None:
+    """Refuse classes of which only one has training samples at any client."""
+    dataset = data.dataset
+    present = dataset.task.counts(dataset.train.y, dataset.outputs) > 0
+    if dataset.task.kind == "classification" and int(present.sum()) < 2:
+        name = str(dataset.classes[int(present.long().argmax())])
+        raise UserError(f"all training labels are {name!r}: classification needs two classes or more")
+
+
 def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data."""
     dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
@@ -71,7 +81,24 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
             f"give its last layer {dataset.outputs} outputs"
         )
+    _refuse_probabilities(worker.network.module, out, data)
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
+
+
+def _refuse_probabilities(module: nn.Module, out: torch.Tensor, data: FederatedData) -> None:
+    """Refuse a network whose outputs are probabilities: the loss of the task makes them of its outputs."""
+    task = data.dataset.task
+    last = [part for part in module.modules() if not [*part.children()]][-1:]
+    sigmoid = task.kind == "multi-label" and any(isinstance(part, nn.Sigmoid) for part in last)
+    softmax = task.kind in ("classification", "segmentation") and any(isinstance(part, nn.Softmax) for part in last)
+    if task.kind == "classification" and out.ndim == 2 and out.shape[1] > 1:
+        softmax |= bool((out >= 0).all()) and bool(torch.allclose(out.sum(1), torch.ones(len(out)).to(out), atol=1e-4))
+    if softmax or sigmoid:
+        name = "softmax" if softmax else "sigmoid"
+        raise UserError(
+            f"the model ends in a {name}: its outputs are probabilities, but training applies the {name} itself: leave "
+            "the last layer out, so that the model returns logits"
+        )
 
 
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:

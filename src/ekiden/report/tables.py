@@ -227,6 +227,12 @@ def _absent(result: CellResult) -> str:
     return f"{'cannot be run' if result.cell.skip else 'not run'}{printed}"
 
 
+def _guess(group: Group) -> str:
+    """Return the accuracy of always giving the commonest training label, in per cent; "" if it is not known."""
+    values = group.values("majority", 100)
+    return f"{mean(values):.2f}" if values else ""
+
+
 def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
     """Return methods by data, in the order in which they first appear."""
     names, columns = (list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting"))
@@ -245,5 +251,9 @@ def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
             entries[group.name, column] = replace(entry, rank=rank)
     rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
     how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
-    note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
+    guesses = {g.setting: _guess(g) for g in groups if g.shown.name == "accuracy" and _guess(g)}
+    guessed = (
+        f" Always giving the commonest class: {', '.join(f'{s} {v}' for s, v in guesses.items())}." if guesses else ""
+    )
+    note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked.{guessed}"
     return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])

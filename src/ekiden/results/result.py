@@ -115,6 +115,15 @@ class Result:
         return float(self.metrics[-1]["accuracy"])
 
     @property
+    def majority(self) -> float | None:
+        """What always giving the commonest training label would score as accuracy on the same test data.
+
+        None if the run has not ended, the task has no accuracy, or the silos do not report their labels.
+        """
+        found = self.metrics[-1].get("majority") if self.metrics else None
+        return None if found is None else float(found)
+
+    @property
     def score(self) -> float:
         """The headline metric on the union of all clients' test data after the last step, see `ekiden.run`.
 
@@ -238,6 +247,8 @@ class Result:
         last, config = (self.metrics[-1] if self.metrics else {}), self.config
         value = last.get(self.headline)
         measured = "" if value is None else f", {self.headline} {value:.4f}"
+        if measured and self.headline == "accuracy" and self.majority is not None:
+            measured += f" (always the commonest class: {self.majority:.4f})"
         diverged = " (diverged: far worse than guessing)" if self.diverged else ""
         lines = [
             f"{config['method']} on {config['dataset']}: {counted(len(self.clients), 'client')}, "

@@ -18,7 +18,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.setup import check_model
+from ekiden.engine.setup import check_labels, check_model
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import ClosingLap, name_of, plan_of
 from ekiden.models import training_part
@@ -222,5 +222,6 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
+    check_labels(data)
     check_model(worker, data)
     return TestSet(worker, data, len(own.clients))

@@ -102,7 +102,8 @@ def comparison(summaries: Iterable[Summary]) -> Table:
     table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    for column in ("seeds", heading, "bytes moved", "forward", "backward", "time"):
+    known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in _all(groups))
+    for column in ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time"):
         table.add_column(column, justify="right")
     for group in groups.values():
         done = [s for s in group.values() if s.finished]
@@ -117,11 +118,22 @@ def comparison(summaries: Iterable[Summary]) -> Table:
             _data(config),
             str(len(done)),
             _result(done, alone=one is not None),
+            *((_majority(done),) * known),
             size(mean(s.last["bytes"] for s in done)),
             *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
             duration(mean(s.seconds for s in done)),
         )
     return table
+
+
+def _all(groups: Mapping[str, Mapping[int, Summary]]) -> list[Summary]:
+    return [run for group in groups.values() for run in group.values()]
+
+
+def _majority(runs: Sequence[Summary]) -> str:
+    """Return what always giving the commonest training label scores, in per cent; a dash if it is not known."""
+    values = [run.last["majority"] for run in runs if "majority" in run.last]
+    return f"{100 * mean(values):.2f}" if values else "-"
 
 
 def _result(done: Sequence[Summary], *, alone: bool) -> str:
@@ -193,6 +205,7 @@ def about(run: Summary) -> str:
     return (
         f"{_data(run.config)}; seed {run.config['seed']}; model of {size(run.config['model_bytes'])}\n"
         f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
+        + (f"\nalways giving the commonest class: {_majority([run])} % accuracy" if "majority" in run.last else "")
         + (f"\n{line}" if (line := divergence(run)) else "")
     )
 

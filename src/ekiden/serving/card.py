@@ -187,7 +187,7 @@ def _measured(result: Result) -> list[str]:
     last = _last(result)
     if not last:
         return ["Not measured."]
-    names = ("accuracy", "loss", result.headline, *last.get("metrics", {}))
+    names = ("accuracy", "majority", "loss", result.headline, *last.get("metrics", {}))
     names += ("global_accuracy", "client_mean", "client_std", "client_worst", "client_decile")
     numbers = flat(last, result.clients) | last.get("metrics", {})
     validation = result.config.get("plan", {}).get("tune", False)
@@ -195,7 +195,12 @@ def _measured(result: Result) -> list[str]:
     if result.personal_only:
         where += "; mean of the silos' own models"
     lines = [f"After step {last['step']}, on the union of all silos' {where}:", "", "| metric | value |", "|---|---:|"]
-    lines += [f"| {name.replace('_', ' ')} | {numbers[name]:.4f} |" for name in dict.fromkeys(names) if name in numbers]
+    shown = {"majority": "accuracy of always giving the commonest class"}
+    lines += [
+        f"| {shown.get(name, name.replace('_', ' '))} | {numbers[name]:.4f} |"
+        for name in dict.fromkeys(names)
+        if name in numbers
+    ]
     each = [(name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)]
     if each:
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]

@@ -18,6 +18,8 @@ from ekiden.data.decode import Notes
 from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
 from ekiden.data.named import NAMED
 from ekiden.data.picture import split
+from ekiden.data.tables import encode
+from ekiden.data.tables import rows as rows_of
 
 _COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
 _TEXTS = frozenset({".txt", ".md"})
@@ -171,6 +173,14 @@ class SampleReader:
     def _table(self, file: Path, notes: Notes) -> Iterator[Batch]:
         """Yield the rows of a Parquet or CSV file."""
         start = 0
+        if isinstance(self.inputs, Table):  # all rows together say how numbers and dates are written
+            table = frames.arrow(file, str(file))
+            _check_columns(table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file)
+            whole = self.inputs.read(table, str(file))
+            for rows in np.split(np.arange(len(whole)), range(self.batch, len(whole), self.batch)):
+                x = encode(*rows_of(whole.taken(rows), self.inputs), self.inputs)
+                yield Batch([str(file)] * len(x), rows.tolist(), x)
+            return
         for part in _parts(file, self.batch, self._wants()):
             names = [f"row {start + i} of {file}" for i in range(part.num_rows)]
             match self.inputs:
@@ -178,18 +188,14 @@ class SampleReader:
                     raw: Any = images_in(part, self._wants()[0], str(file))
                 case Tokens():
                     raw = _texts(part, self._wants()[0], names)
-                case Arrays():
-                    raw = _lists(part, self._wants()[0], names)
                 case _:
-                    raw = part
+                    raw = _lists(part, self._wants()[0], names)
             x = self._encoded(raw, names, notes)
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
 
     def _wants(self) -> tuple[str, ...]:
-        """Return the columns of a table that are read; () means all."""
-        if isinstance(self.inputs, Table):
-            return *self.inputs.numeric, *self.inputs.categorical
+        """Return the columns of a table that are read."""
         return (self.column or _COLUMNS[kind(self.inputs)],)
 
     def _encoded(self, raw: Any, names: Sequence[str], notes: Notes) -> Tensor:

@@ -19,7 +19,7 @@ IGNORED = -100
 
 _ROW = frozenset(
     [
-        *("step", "loss", "bytes", "forward", "backward", "notes", "parameters", "consensus", "diverged"),
+        *("step", "loss", "bytes", "forward", "backward", "notes", "parameters", "consensus", "diverged", "majority"),
         *("clients", "metric", "metrics", "groups", "confusion"),
     ]
 )

@@ -1,0 +1,145 @@
+"""Labels that leave open what they are, that do not vary, or that are spelled in two ways; and the commonest class."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import nn
+
+import ekiden
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.data import FederatedData, federate, from_tensors, load, split
+from ekiden.data.tasks import MultiLabel, Regression
+from ekiden.methods import FedAvg
+
+pytestmark = pytest.mark.usefixtures("no_data")
+ASKS = r"different whole numbers: use --task regression if .*, or --task classification if .*task="
+
+
+def labelled(label: list[Any]) -> pandas.DataFrame:
+    return pandas.DataFrame({"v": np.arange(len(label)) / 3, "label": label})
+
+
+@pytest.mark.parametrize(
+    "label",
+    [list(range(60)) * 5, [float(k) for k in range(60)] * 5, list(range(30)) * 2, [str(k) for k in range(60)] * 5],
+)
+def test_many_whole_numbers_are_asked_for(label: list[Any]) -> None:
+    with pytest.raises(UserError, match=ASKS):
+        load(labelled(label))
+    assert isinstance(load(labelled(label), task="regression").task, Regression)
+    assert len(load(labelled(label), task="classification").classes) == len(set(label))
+
+
+def test_many_whole_numbers_of_vectors_are_asked_for_and_those_of_images_are_classes() -> None:
+    x, y = torch.randn(300, 4), torch.arange(300) % 100
+    with pytest.raises(UserError, match=ASKS):
+        from_tensors((x, y))
+    assert from_tensors((x, y), task="classification").outputs == 100
+    assert isinstance(from_tensors((x, y), task="regression").task, Regression)
+    assert from_tensors((torch.randn(300, 1, 4, 4), y)).outputs == 100
+
+
+@pytest.mark.parametrize("label", [[0.0, 1.0] * 30, [0, 1] * 30, ["0", "1"] * 30, [False, True] * 30])
+def test_two_classes_are_classes_however_stored(label: list[Any]) -> None:
+    data = federate([labelled(label), labelled(label).assign(v=range(60))])
+    assert data.dataset.task.kind == "classification"
+    assert data.dataset.outputs == 2
+
+
+def test_numbers_with_a_word_are_not_classes() -> None:
+    with pytest.raises(UserError, match=r"the label 'label' of .* holds numbers, but also text \('n.d.' in row 4 "):
+        load(labelled([*(k / 4 for k in range(4)), "n.d.", *(k / 4 for k in range(40))]))
+    assert load(labelled(["1", "2", "unknown"] * 20)).classes == ("1", "2", "unknown")
+    with pytest.raises(UserError, match=r"the label 'label' of .* holds dates"):
+        load(labelled(["2024-01-05", "2024-01-06"] * 20))
+    with pytest.raises(UserError, match=r"the label in row 3 \(.*\) of .* is missing"):
+        load(labelled(["1", "2", "1", "NA"] * 20))
+
+
+def test_a_target_that_marks_missing_values_is_noticed() -> None:
+    with pytest.warns(DataWarning, match=r"the label 'label' of the table holds -999 in 3 rows"):
+        load(labelled([-999.0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.25] * 3))
+
+
+def test_classes_that_differ_in_case_and_blanks_are_named() -> None:
+    first, second = labelled(["Yes", "No", "No"] * 20), labelled(["yes", "no ", "No"] * 20).assign(v=range(60))
+    with pytest.warns(
+        DataWarning, match="classes of .* differ only in case or blanks: 'No' and 'no ', 'Yes' and 'yes'"
+    ):
+        load(pandas.concat([first, second]))
+    rows = labelled(["a", "b"] * 30).assign(sex=["f", "F ", "m"] * 20)
+    with pytest.warns(DataWarning, match="categories of column 'sex' of .*: 'F ' and 'f'"):
+        load(rows)
+
+
+def silos(y: torch.Tensor, **options: Any) -> FederatedData:
+    return split(from_tensors((torch.randn(len(y), 4), y), **options), "iid", 2)
+
+
+def test_one_class_everywhere_is_refused() -> None:
+    with pytest.raises(UserError, match="all training labels are 'cat': classification needs two classes"):
+        ekiden.run(FedAvg(rounds=1, epochs=1), silos(torch.zeros(60).long(), classes=["cat", "dog"]), nn.Linear(4, 2))
+    with pytest.raises(UserError, match=r"all labels in .* are 'a'"):
+        load(labelled(["a"] * 40))
+
+
+class Ends(nn.Module):
+    """Ends in a softmax that is not a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x).softmax(1)
+        return found
+
+
+def test_a_network_that_ends_in_probabilities_is_refused() -> None:
+    classes = silos(torch.arange(60) % 2)
+    for network in (nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)), Ends()):
+        with pytest.raises(UserError, match=r"the model ends in a softmax: .*leave the last layer out"):
+            ekiden.run("fedavg", classes, network)
+    labels = silos((torch.randn(60, 3) > 0.5).float(), task="multi-label")
+    with pytest.raises(UserError, match="the model ends in a sigmoid"):
+        ekiden.run("fedavg", labels, nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
+    ekiden.run(FedAvg(rounds=1, epochs=1), classes, nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1)))
+
+
+def test_the_commonest_class_stands_next_to_the_accuracy() -> None:
+    y = torch.tensor([0, 0, 0, 1] * 30)
+    result = ekiden.run(FedAvg(rounds=2, epochs=1), silos(y), nn.Linear(4, 2))
+    assert "majority" not in result.metrics[0]
+    assert result.majority == result.metrics[-1]["majority"] == 0.75
+    assert f"accuracy {result.accuracy:.4f} (always the commonest class: 0.7500)" in repr(result)
+    numbers = ekiden.run(FedAvg(rounds=1, epochs=1), silos(torch.randn(60)), nn.Linear(4, 1))
+    assert numbers.majority is None
+    several = silos((torch.rand(60, 2) > torch.tensor([0.2, 0.7])).float(), task=MultiLabel())
+    result = ekiden.run(FedAvg(rounds=1, epochs=1), several, nn.Linear(4, 2))
+    held = several.dataset.test.y
+    assert result.majority == pytest.approx(float(torch.stack([held[:, 0], 1 - held[:, 1]]).mean()))
+
+
+def test_the_commonest_class_stands_next_to_every_printed_accuracy(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    labelled(["a", "a", "a", "b"] * 30).to_csv(tmp_path / "t.csv", index=False)
+    code, said = command(
+        *("run", "fedavg", "--rounds", "1", "--epochs", "1", "--data", "t.csv", "--partition", "iid", "--clients", "2")
+    )
+    assert code == 0, said
+    assert "majority guess" in said
+    assert "75.00" in said
+    run = str(next((tmp_path / "runs").iterdir()))
+    assert "always giving the commonest class: 75.00 % accuracy" in command("show", run)[1]
+    assert "75.00" in command("compare", run)[1]
+    assert "| accuracy of always giving the commonest class | 0.7500 |" in command("card", run)[1]
+    code, said = command("report", run, "-o", "page")
+    assert code == 0, said
+    assert "Always giving the commonest class: " in (tmp_path / "page" / "index.html").read_text()
