@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ekiden.base.sums import measure
-from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.models.patch_filters import from_images
 from ekiden.models.patches import Patches, filters_of
 

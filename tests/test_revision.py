@@ -23,7 +23,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import ClosingLap, FedAvg, FedGram, FedKrylov, FedSeq, among
-from ekiden.methods.fedgram.handed import Summing
+from ekiden.methods.exact.fedgram.handed import Summing
 from ekiden.report.runs import collect
 from ekiden.results.result import Result
 from ekiden.runs.summary import comparison, summarise

@@ -22,7 +22,7 @@ from ekiden.engine.outline import outline
 from ekiden.engine.transport import live_refs
 from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
-from ekiden.methods.spfl.host import HOSTS
+from ekiden.methods.rounds.spfl.host import HOSTS
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny

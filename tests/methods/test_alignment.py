@@ -8,8 +8,7 @@ from ekiden import FederatedData, run
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.methods import SPFL, FedELMY, FedSeq
-from ekiden.methods.spfl.alignment import alignment
-from ekiden.methods.spfl.glam import GLAM
+from ekiden.methods.blocks.glam import GLAM, alignment
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.methods.fedtasuki.class_means import ClassInputs, mean_shape, measure, size
+from ekiden.methods.chain.fedtasuki.class_means import ClassInputs, mean_shape, measure, size
 
 
 def means(x: Tensor, y: Tensor, classes: int = 3) -> ClassInputs:

@@ -39,7 +39,7 @@ from ekiden.methods import (
     MAEcho,
     MetaFed,
 )
-from ekiden.methods.closing import Scales, Totals, refitted, settled, whole
+from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
 from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
 from ekiden.runs.summary import label

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.data import federate
 from ekiden.engine.federation import Fed
-from ekiden.methods import CoBoosting, co_boosting
-from ekiden.methods.blocks.ensemble import EnsembleModel
-from ekiden.methods.blocks.synthesis import synthesise
-from ekiden.methods.co_boosting import Boosted, WeightedEnsemble, hard, moved
+from ekiden.methods import CoBoosting
+from ekiden.methods.one_shot import co_boosting
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
+from ekiden.methods.one_shot.blocks.synthesis import synthesise
+from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from tests.conftest import Tiny

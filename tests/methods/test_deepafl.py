@@ -12,7 +12,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.methods import DeepAFL
-from ekiden.methods.deepafl import LeastSquaresSums, Residual, sandwiched
+from ekiden.methods.one_shot.deepafl import LeastSquaresSums, Residual, sandwiched
 from ekiden.models import SplitNetwork
 from ekiden.results.result import Result
 from ekiden.training.network import Network

@@ -15,10 +15,10 @@ from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
 from ekiden.engine.modules import as_module
 from ekiden.methods import DENSE
-from ekiden.methods.blocks.ensemble import EnsembleModel
-from ekiden.methods.blocks.generator import SampleGenerator
-from ekiden.methods.blocks.synthesis import Distilled, batches, softened
-from ekiden.methods.dense import Statistics, disagreement
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
+from ekiden.methods.one_shot.blocks.generator import SampleGenerator
+from ekiden.methods.one_shot.blocks.synthesis import Distilled, batches, softened
+from ekiden.methods.one_shot.dense import Statistics, disagreement
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean

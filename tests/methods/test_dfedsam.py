@@ -11,7 +11,7 @@ from ekiden.data.samples import Subset
 from ekiden.engine.method import State
 from ekiden.engine.worker import Client
 from ekiden.methods import DFedAvgM, DFedSAM
-from ekiden.methods.blocks import topology
+from ekiden.methods.gossip.blocks import topology
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench

@@ -12,8 +12,8 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Size, State
 from ekiden.methods import DFedAvgM, DisPFL
-from ekiden.methods.blocks.masks import densities, move, pack, random_mask, unpack
-from ekiden.methods.dispfl import Sparse, overlap
+from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mask, unpack
+from ekiden.methods.gossip.dispfl import Sparse, overlap
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

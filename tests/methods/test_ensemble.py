@@ -12,7 +12,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Method, Size
 from ekiden.engine.modules import read_model
 from ekiden.methods import Ensemble
-from ekiden.methods.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from tests.conftest import Tiny

@@ -11,7 +11,7 @@ from ekiden.engine.method import Size
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Client
 from ekiden.methods import FedAvg, FedDC, FedProx
-from ekiden.methods.feddc import Drifting
+from ekiden.methods.rounds.feddc import Drifting
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import play, quadratic, toy_q, values

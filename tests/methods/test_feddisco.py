@@ -8,7 +8,7 @@ import torch
 
 from ekiden import FederatedData, run
 from ekiden.methods import FedAvg, FedDisco
-from ekiden.methods.feddisco import Measure, disco_weights, discrepancy, normalised_distances
+from ekiden.methods.rounds.feddisco import Measure, disco_weights, discrepancy, normalised_distances
 from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 

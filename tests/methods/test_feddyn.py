@@ -9,7 +9,7 @@ import torch
 from ekiden import FederatedData, UserError, run
 from ekiden.methods import FedAvg, FedDyn
 from ekiden.methods.blocks.rounds import Proximal
-from ekiden.methods.feddyn import Dynamic
+from ekiden.methods.rounds.feddyn import Dynamic
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values

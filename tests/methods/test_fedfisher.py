@@ -9,9 +9,9 @@ import torch
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FedFisher, FisherMerging
-from ekiden.methods import fisher_merging as merging
-from ekiden.methods.blocks.curvature import half
-from ekiden.methods.fedfisher import BlockInformed
+from ekiden.methods.one_shot import fisher_merging as merging
+from ekiden.methods.one_shot.blocks.curvature import half
+from ekiden.methods.one_shot.fedfisher import BlockInformed
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import layout, models, semidefinite, trained

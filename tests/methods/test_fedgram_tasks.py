@@ -17,7 +17,7 @@ from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import ClosingLap, FedAvg, FedGram, FedSeq
-from ekiden.methods.blocks.gaussian_heads import GRID
+from ekiden.methods.exact.blocks.gaussian_heads import GRID
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
 from ekiden.training.network import Network

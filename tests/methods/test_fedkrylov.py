@@ -15,10 +15,10 @@ from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
-from ekiden.methods.blocks.feature_room import features_of
-from ekiden.methods.blocks.gaussian_heads import GRID
-from ekiden.methods.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns
-from ekiden.methods.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
+from ekiden.methods.exact.blocks.feature_room import features_of
+from ekiden.methods.exact.blocks.gaussian_heads import GRID
+from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns
+from ekiden.methods.exact.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
 from ekiden.models.whole import RandomReLU
 from ekiden.results.result import Result

@@ -10,8 +10,8 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FedLPA
-from ekiden.methods.blocks.curvature import half
-from ekiden.methods.fedlpa import Posterior, conjugate
+from ekiden.methods.one_shot.blocks.curvature import half
+from ekiden.methods.one_shot.fedlpa import Posterior, conjugate
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import layout, matrix, models, semidefinite, trained

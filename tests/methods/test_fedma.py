@@ -15,7 +15,7 @@ from ekiden.engine.method import Size
 from ekiden.engine.store import Store
 from ekiden.engine.tasks import payload_types
 from ekiden.methods import PFNM, Average, FedMA
-from ekiden.methods.fedma import KeptLayers, class_mean, own_units
+from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network

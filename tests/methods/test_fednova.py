@@ -8,7 +8,7 @@ import torch
 from ekiden import FederatedData, Training, run
 from ekiden.methods import FedAvg, FedNova
 from ekiden.methods.blocks.rounds import Reply, accumulation
-from ekiden.methods.fednova import Progress, normalised
+from ekiden.methods.rounds.fednova import Progress, normalised
 from tests.conftest import Tiny
 from tests.methods.rounds import Toy, linear, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS

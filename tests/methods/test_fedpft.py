@@ -15,7 +15,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods import FedPFT
 from ekiden.methods.blocks import mixtures as gaussians
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit
-from ekiden.methods.fedpft import JointMixtures
+from ekiden.methods.one_shot.fedpft import JointMixtures
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import weights

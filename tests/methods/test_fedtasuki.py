@@ -20,11 +20,11 @@ from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq, FedTasuki
-from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
-from ekiden.methods.fedtasuki.class_means import measure as means_of
-from ekiden.methods.fedtasuki.class_means import size as means_size
-from ekiden.methods.fedtasuki.fedtasuki import TeacherHandoff
-from ekiden.methods.fedtasuki.statistics import measure, size
+from ekiden.methods.chain.blocks.distillation import Distillation, Form, divergence, kl, scrambled
+from ekiden.methods.chain.fedtasuki.class_means import measure as means_of
+from ekiden.methods.chain.fedtasuki.class_means import size as means_size
+from ekiden.methods.chain.fedtasuki.fedtasuki import TeacherHandoff
+from ekiden.methods.chain.fedtasuki.statistics import measure, size
 from ekiden.runs.plan import Plan
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
@@ -507,7 +507,7 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
         factors.append(factor)
         return Distillation(teacher, factor, *others)
 
-    monkeypatch.setattr("ekiden.methods.fedtasuki.fedtasuki.Distillation", spy)
+    monkeypatch.setattr("ekiden.methods.chain.fedtasuki.fedtasuki.Distillation", spy)
     data = replace(blobs, clients=blobs.clients[:2])
     a, b = (len(c.train) for c in data.clients)
     away = data.clients[1].name

@@ -13,8 +13,8 @@ from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.engine.worker import Client
 from ekiden.methods import FENS
-from ekiden.methods.blocks.ensemble import EnsembleModel
-from ekiden.methods.fens import (
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
+from ekiden.methods.one_shot.fens import (
     Form,
     HeldOut,
     JointNetwork,

@@ -8,7 +8,7 @@ from torch import nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FisherMerging
-from ekiden.methods.fisher_merging import DiagonalInformed
+from ekiden.methods.one_shot.fisher_merging import DiagonalInformed
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
 from tests.conftest import Tiny

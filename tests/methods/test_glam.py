@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.methods.spfl.glam import GLAM, aligned
-from ekiden.methods.ua_pdfl.divergence import relative_entropy
+from ekiden.methods.blocks.glam import GLAM, aligned
+from ekiden.methods.gossip.ua_pdfl.divergence import relative_entropy
 
 Z, GLOBAL, PREVIOUS = (
     torch.tensor(v, dtype=torch.float64)

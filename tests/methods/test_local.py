@@ -9,7 +9,7 @@ from torch import nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import State
 from ekiden.methods import DFedAvgM, Local
-from ekiden.methods.blocks import topology
+from ekiden.methods.gossip.blocks import topology
 from tests.conftest import Tiny
 from tests.methods.toys import rounds, two_quadratics, weights
 

@@ -17,7 +17,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
 from ekiden.engine.transport import Transfer
 from ekiden.methods import MetaFed
-from ekiden.methods.metafed import FeatureDistillation, distillation_weight
+from ekiden.methods.gossip.metafed import FeatureDistillation, distillation_weight
 from ekiden.models.split import as_split
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, UserError, run
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.methods import MOON, FedAvg
-from ekiden.methods.moon import ContrastiveLoss, contrastive
+from ekiden.methods.rounds.moon import ContrastiveLoss, contrastive
 from ekiden.models.split import as_split
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights

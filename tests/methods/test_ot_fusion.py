@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.methods import OTFusion
 from ekiden.methods.blocks.one_shot import Trained
-from ekiden.methods.ot_fusion import activations, align, check_chain, costs, transport
+from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
 from ekiden.training.layout import Layout
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.methods.fedov import outliers
-from ekiden.methods.fedov.outliers import blur, crop, cut, destroy, erase, overwrite, rotate, swap_halves, turn
+from ekiden.methods.one_shot.fedov import outliers
+from ekiden.methods.one_shot.fedov.outliers import blur, crop, cut, destroy, erase, overwrite, rotate, swap_halves, turn
 
 OPERATIONS = (crop, blur, erase, cut, rotate)
 

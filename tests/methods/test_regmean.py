@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, RegMean
-from ekiden.methods.blocks.curvature import half, moments
-from ekiden.methods.regmean import WithGrams, shrunk, solved
+from ekiden.methods.one_shot.blocks.curvature import half, moments
+from ekiden.methods.one_shot.regmean import WithGrams, shrunk, solved
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained

@@ -11,7 +11,7 @@ from ekiden import FederatedData, Training, run
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import SCAFFOLD, FedAvg
 from ekiden.methods.blocks.rounds import Corrected
-from ekiden.methods.scaffold import Controlled
+from ekiden.methods.rounds.scaffold import Controlled
 from ekiden.training import fit as fitting
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values

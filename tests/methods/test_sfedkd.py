@@ -12,8 +12,8 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.base.refs import Ref
 from ekiden.engine.method import Size
 from ekiden.methods import FedSeq, SFedKD
-from ekiden.methods.blocks.distillation import kl
-from ekiden.methods.sfedkd import (
+from ekiden.methods.chain.blocks.distillation import kl
+from ekiden.methods.chain.sfedkd import (
     Lesson,
     Taught,
     complementary,

@@ -10,8 +10,8 @@ from torch.distributions import MultivariateNormal
 
 from ekiden import UserError
 from ekiden.engine import wire
-from ekiden.methods.fedtasuki import statistics
-from ekiden.methods.fedtasuki.statistics import ClassMoments, measure, rank, size
+from ekiden.methods.chain.fedtasuki import statistics
+from ekiden.methods.chain.fedtasuki.statistics import ClassMoments, measure, rank, size
 
 K, A = 4, 5
 

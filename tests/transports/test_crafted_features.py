@@ -21,12 +21,13 @@ from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import ClosingLap, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, closing
-from ekiden.methods.blocks.feature_room import features_of
-from ekiden.methods.blocks.fixed_features import FixedFeatures
-from ekiden.methods.fedgram.handed import Handoff
-from ekiden.methods.fedkrylov import fedkrylov
-from ekiden.methods.fedkrylov.handed import OpeningSums
+from ekiden.methods import ClosingLap, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines
+from ekiden.methods.exact import closing
+from ekiden.methods.exact.blocks.feature_room import features_of
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.fedgram.handed import Handoff
+from ekiden.methods.exact.fedkrylov import fedkrylov
+from ekiden.methods.exact.fedkrylov.handed import OpeningSums
 from ekiden.models import build
 from ekiden.models.whole import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights

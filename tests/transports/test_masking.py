@@ -24,7 +24,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.summing import opened, summands
 from ekiden.engine.worker import Client, Worker
 from ekiden.methods import Average, ClosingLap, FedGram, FedTasuki
-from ekiden.methods.fedgram.handed import PatchMoments
+from ekiden.methods.exact.fedgram.handed import PatchMoments
 from ekiden.models.patch_filters import PatchSums
 from ekiden.results.result import Result
 from ekiden.transports.flower import revised, sealing, session

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from ekiden.base.checks import Checked, Range
 from ekiden.base.wording import counted
 from ekiden.cli.console import console
-from ekiden.methods.blocks import topology
+from ekiden.methods.gossip.blocks import topology
 
 
 @dataclass(frozen=True)

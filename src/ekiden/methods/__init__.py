@@ -1,4 +1,4 @@
-"""The methods: one file per published method, one frozen dataclass in it."""
+"""The methods, in families: one file or folder per published method, one frozen dataclass in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,51 +9,51 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
-from ekiden.methods.average import Average
-from ekiden.methods.blocks.fixed_features import FixedFeatures
-from ekiden.methods.centralized import Centralized
-from ekiden.methods.closing import ClosingLap
-from ekiden.methods.co_boosting import CoBoosting
-from ekiden.methods.criticalfl.criticalfl import CriticalFL
-from ekiden.methods.criticalfl.criticalfl_server import CriticalFLServer
-from ekiden.methods.deepafl import DeepAFL
-from ekiden.methods.dense import DENSE
-from ekiden.methods.dfedavgm import DFedAvgM
-from ekiden.methods.dfedsam import DFedSAM
-from ekiden.methods.dispfl import DisPFL
-from ekiden.methods.ensemble import Ensemble
-from ekiden.methods.fedavg import FedAvg
-from ekiden.methods.feddc import FedDC
-from ekiden.methods.feddisco import FedDisco
-from ekiden.methods.feddyn import FedDyn
-from ekiden.methods.fedelmy.fedelmy import FedELMY
-from ekiden.methods.fedelmy.fedelmy_parallel import FedELMYParallel
-from ekiden.methods.fedfisher import FedFisher
-from ekiden.methods.fedgram.fedgram import FedGram
-from ekiden.methods.fedkrylov.fedkrylov import FedKrylov
-from ekiden.methods.fedlpa import FedLPA
-from ekiden.methods.fedma import FedMA
-from ekiden.methods.fednova import FedNova
-from ekiden.methods.fedov.fedov import FedOV
-from ekiden.methods.fedper import FedPer
-from ekiden.methods.fedpft import FedPFT
-from ekiden.methods.fedprox import FedProx
-from ekiden.methods.fedseq import FedSeq
-from ekiden.methods.fedtasuki.fedtasuki import FedTasuki
-from ekiden.methods.fens import FENS
-from ekiden.methods.fisher_merging import FisherMerging
-from ekiden.methods.fusefl.fusefl import FuseFL
-from ekiden.methods.local import Local
-from ekiden.methods.ma_echo.ma_echo import MAEcho
-from ekiden.methods.metafed import MetaFed
-from ekiden.methods.moon import MOON
-from ekiden.methods.ot_fusion import OTFusion
-from ekiden.methods.pfnm import PFNM
-from ekiden.methods.regmean import RegMean
-from ekiden.methods.scaffold import SCAFFOLD
-from ekiden.methods.sfedkd import SFedKD
-from ekiden.methods.spfl.spfl import SPFL
-from ekiden.methods.ua_pdfl.ua_pdfl import UAPDFL
+from ekiden.methods.chain.fedelmy.fedelmy import FedELMY
+from ekiden.methods.chain.fedelmy.fedelmy_parallel import FedELMYParallel
+from ekiden.methods.chain.fedseq import FedSeq
+from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
+from ekiden.methods.chain.sfedkd import SFedKD
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.closing import ClosingLap
+from ekiden.methods.exact.fedgram.fedgram import FedGram
+from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
+from ekiden.methods.gossip.criticalfl.criticalfl import CriticalFL
+from ekiden.methods.gossip.criticalfl.criticalfl_server import CriticalFLServer
+from ekiden.methods.gossip.dfedavgm import DFedAvgM
+from ekiden.methods.gossip.dfedsam import DFedSAM
+from ekiden.methods.gossip.dispfl import DisPFL
+from ekiden.methods.gossip.fedper import FedPer
+from ekiden.methods.gossip.metafed import MetaFed
+from ekiden.methods.gossip.ua_pdfl.ua_pdfl import UAPDFL
+from ekiden.methods.one_shot.average import Average
+from ekiden.methods.one_shot.co_boosting import CoBoosting
+from ekiden.methods.one_shot.deepafl import DeepAFL
+from ekiden.methods.one_shot.dense import DENSE
+from ekiden.methods.one_shot.ensemble import Ensemble
+from ekiden.methods.one_shot.fedfisher import FedFisher
+from ekiden.methods.one_shot.fedlpa import FedLPA
+from ekiden.methods.one_shot.fedma import FedMA
+from ekiden.methods.one_shot.fedov.fedov import FedOV
+from ekiden.methods.one_shot.fedpft import FedPFT
+from ekiden.methods.one_shot.fens import FENS
+from ekiden.methods.one_shot.fisher_merging import FisherMerging
+from ekiden.methods.one_shot.fusefl.fusefl import FuseFL
+from ekiden.methods.one_shot.ma_echo.ma_echo import MAEcho
+from ekiden.methods.one_shot.ot_fusion import OTFusion
+from ekiden.methods.one_shot.pfnm import PFNM
+from ekiden.methods.one_shot.regmean import RegMean
+from ekiden.methods.rounds.fedavg import FedAvg
+from ekiden.methods.rounds.feddc import FedDC
+from ekiden.methods.rounds.feddisco import FedDisco
+from ekiden.methods.rounds.feddyn import FedDyn
+from ekiden.methods.rounds.fednova import FedNova
+from ekiden.methods.rounds.fedprox import FedProx
+from ekiden.methods.rounds.moon import MOON
+from ekiden.methods.rounds.scaffold import SCAFFOLD
+from ekiden.methods.rounds.spfl.spfl import SPFL
+from ekiden.methods.yardsticks.centralized import Centralized
+from ekiden.methods.yardsticks.local import Local
 
 T = TypeVar("T")
 METHODS: tuple[type[Method], ...] = (
@@ -104,7 +104,8 @@ METHODS: tuple[type[Method], ...] = (
 """All methods of the library, in the order of `ekiden list`."""
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
-    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD, FedGram, FedKrylov),
+    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
+    "the exact classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),

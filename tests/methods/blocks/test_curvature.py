@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import UserError
-from ekiden.methods.blocks.curvature import Labels, diagonal, half, kronecker, length, moments, refuse, whole
+from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, half, kronecker, length, moments, refuse, whole
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 
@@ -128,7 +128,7 @@ def test_sampled_labels_estimate_the_expectation_without_bias() -> None:
 def test_large_gradients_are_squared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     network, batches = made(Pictures)
     before = measured(network, batches, "given")
-    monkeypatch.setattr("ekiden.methods.blocks.curvature._ENTRIES", 1)
+    monkeypatch.setattr("ekiden.methods.one_shot.blocks.curvature._ENTRIES", 1)
     torch.testing.assert_close(measured(network, batches, "given"), before, rtol=1e-6, atol=1e-12)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.sums import Sums, measure
-from ekiden.methods.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks import gaussian_heads as heads
 
 Array = NDArray[np.float64]
 N, D, K = 120, 9, 3

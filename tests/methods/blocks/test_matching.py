@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.methods.blocks import matching as matching_block
-from ekiden.methods.blocks.matching import (
+from ekiden.methods.one_shot.blocks import matching as matching_block
+from ekiden.methods.one_shot.blocks.matching import (
     Matching,
     Process,
     best,

@@ -15,7 +15,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import Outline, TooLong, outline
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, DeepAFL
-from ekiden.methods.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
 from ekiden.transports.flower import custody, keys

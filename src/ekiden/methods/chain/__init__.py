@@ -1,0 +1,1 @@
+"""One model, handed from client to client."""

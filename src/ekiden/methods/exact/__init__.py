@@ -1,0 +1,1 @@
+"""The exact classifier of fixed features, from sums that clients hand on."""

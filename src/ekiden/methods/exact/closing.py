@@ -1,0 +1,304 @@
+"""The closing lap: after a method's last step, the classifier is refitted exactly on all clients' training data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from functools import cache, reduce
+from itertools import chain, islice
+from operator import or_
+from typing import Any, NamedTuple, cast, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import EVERYONE, Ref
+from ekiden.base.sums import WIDE, AnySums
+from ekiden.data.tasks import Need, Task
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import VECTORS, HasModel, Method, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
+from ekiden.training.layout import Layout
+from ekiden.training.network import trial
+from ekiden.training.weights import Weights
+
+_SAMPLES = 1024  # samples from which the first client of the lap sets the scales
+_REACH = 32  # range of the whole numbers, in standard deviations of these samples
+
+
+class Scales(NamedTuple):
+    """How features h become whole numbers: (h - centre)·gain, rounded.
+
+    Attributes:
+        centre: (D,) float32.
+        gain: (D,) float32, above 0.
+    """
+
+    centre: Tensor
+    gain: Tensor
+
+
+class Totals(NamedTuple):
+    """What a client hands to the next one.
+
+    Attributes:
+        scales: of the features, settled by the first client of the lap.
+        sums: over the training samples of all clients so far.
+    """
+
+    scales: Scales
+    sums: AnySums
+
+
+@dataclass(frozen=True)
+class Lap(State):
+    """The state with the lap; its class also derives from the state of the method, see `_state`.
+
+    Attributes:
+        body: the method's model, while the lap lasts; `model` is None then.
+        totals: what has been added up.
+        closed: whether the lap is over.
+    """
+
+    body: Ref[Weights] | Weights | None = None
+    totals: Ref[Totals] | None = None
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class ClosingLap(Method):
+    """A method with one more lap, in which clients add up the sums for an exact classifier on its final features.
+
+    Closed-form classifiers by sums: Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating
+    Heterogeneous Federated Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116.
+
+    The final model goes to every client. Its features, as whole numbers of 15 bits and a sign, are summed over all
+    training samples (Σ φφᵀ, Σ φyᵀ), from client to client. The totals return to the client that held the model, or else
+    to the server. Ridge regression on the totals, with λ by generalised cross-validation, replaces the last layer. It
+    is scaled by a temperature so that its softmax gives probabilities (for labels, its logits). The rest of the model
+    stays as it is.
+
+    Departures from the paper: the features are those of the model just trained, not of a pretrained one; the sums are
+    handed on instead of sent to the server; λ is not chosen on data.
+    """
+
+    method: Method
+    """the method that is run before"""
+
+    def __post_init__(self) -> None:
+        """Refuse a method that does not end with one model of the clients' network; take over its declarations."""
+        method, name = self.method, self.method.title()
+        kind = type(method)
+        if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
+            raise UserError(f"{name} already has a closing lap, or a task of that name: leave out --closing-lap")
+        if method.traits.joins_models:
+            raise UserError(f"--closing-lap needs one model, {name} joins the clients' models: leave it out")
+        if not method.one_model:
+            raise UserError(f"--closing-lap needs a global model, {name} gives personal ones: leave it out")
+        if method.changes_network or method.traits.extra_outputs or kind.own_network is not Method.own_network:
+            raise UserError(f"--closing-lap needs the clients' own network, {name} makes another: leave it out")
+        object.__setattr__(self, "traits", method.traits)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a task of the wrapped method."""
+        task = None if name.startswith("_") else getattr(self.__dict__.get("method"), name, None)
+        if not getattr(task, "__on_client__", False):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return task
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Need target vectors for least squares."""
+        return self.method.needs | VECTORS
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Check as the wrapped method does."""
+        self.method.check(clients)
+
+    def selection(self, select: str) -> str:
+        """Return the wrapped method's selection."""
+        return self.method.selection(select)
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network that does not end with a linear layer called `head`."""
+        self.method.check_network(model)
+        network = model.network
+        _ = network.head  # declared
+        head, last = network.module.get_submodule("head"), network.layout.head
+        linear = isinstance(head, nn.Linear) and last.name == "head" and last.bias is not None
+        if linear:
+            with torch.no_grad():
+                x = torch.ones(2, *model.shape, device=network.params.device)
+                features, logits = network.probe(trial(network.module, x))
+                linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
+        if not linear:
+            raise UserError(
+                "--closing-lap needs a network that ends with `head`, one linear layer with biases: leave it out"
+            )
+
+    def start(self) -> State:
+        """Return the wrapped method's first state."""
+        return _with_lap(self.method.start())
+
+    def complete(self, state: State) -> bool:
+        """Return whether the lap's classifier is in the model."""
+        return isinstance(state, Lap) and state.closed
+
+    def run(self, fed: Fed, s: Any) -> Iterator[State]:
+        """Yield the method's states, then one for each hop from where the model is, then the solution."""
+        before, n = self.method.steps(len(fed.clients)), len(fed.clients)
+        if s.step < before:
+            for after in self.method.run(fed, s):
+                s = _with_lap(after)
+                yield s
+        while s.step < before + n:
+            body = self._body(fed, s)
+            client = _order(fed.clients, body)[s.step - before]
+            totals = fed.sum(self.lap_add, [client], body, plus=s.totals)
+            s = s.next(model=None, body=body, totals=totals)
+            yield s
+        if s.step == before + n:
+            if s.totals is None:
+                raise UserError("no client answered in the closing lap: start the clients, then start the run again")
+            s = s.next(model=self._closed(fed, s), body=None, totals=None, closed=True)
+            yield s
+
+    def _body(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
+        """Return the method's model, or the Ref to it."""
+        if s.body is not None:
+            return s.body  # type: ignore[no-any-return]
+        if s.model is None or s.personal:
+            raise UserError(f"{self.method.title()} has not given one global model: leave out --closing-lap")
+        if isinstance(s.model, Ref):
+            owner = fed.clients[0] if s.model.owner == EVERYONE else s.model.owner
+            return fed.call(self.lap_body, owner, s.model)
+        return s.model if isinstance(s.model, Weights) else s.model.model
+
+    def _closed(self, fed: Fed, s: Any) -> Ref[Weights] | Weights:
+        if isinstance(s.body, Ref):
+            return fed.call(self.lap_close, s.body.owner, s.body, s.totals)
+        return refitted(s.body, fed.layout, fed.get(s.totals), fed.task)
+
+    @property
+    def lap_body(self) -> Any:
+        """Return only the model from the result of the method's last task."""
+
+        @on_client
+        def lap_body(client: Client, handed: Weights | HasModel) -> Weights:
+            return handed if isinstance(handed, Weights) else handed.model
+
+        lap_body.__annotations__["handed"] = _handed(type(self.method))
+        return lap_body
+
+    @on_client
+    def lap_add(self, client: Client, model: Weights, before: Totals | None) -> Totals:
+        """Add the own sums to those received; the first client settles the scales."""
+        with torch.no_grad():
+            features: Iterator[tuple[Tensor, Tensor]]
+            features = ((client.probe(x, model)[0], y) for x, y in client.batches(passes=0))
+            if before is None:
+                held = list(islice(features, -(-_SAMPLES // client.training.batch_size)))
+                scales, features = settled(torch.cat([h for h, _ in held])), chain(held, features)
+            else:
+                scales = before.scales
+                refuse_foreign(scales, client.layout)
+            blocks = ((whole(h, scales), y) for h, y in features)
+            own = sums_of(blocks, client.task, client.classes, len(scales.centre), model.params.device, WIDE)
+        return Totals(scales, client.added(before.sums if before else None, own))
+
+    @on_client
+    def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:
+        """Return the model with the classifier that follows from the totals."""
+        return refitted(model, client.layout, totals, client.task)
+
+    def steps(self, clients: int) -> int:
+        """Return the method's steps, N hops and the solution."""
+        return self.method.steps(clients) + clients + 1
+
+    def cost(self, clients: int, model: Size) -> int:
+        """What the method costs and N·(M + S); less M where a client has it.
+
+        S = 4D(D + 1) + 8KD + 8K + 8D; 8D + 8K + 8 more unless labels are classes.
+        """
+        return self.method.cost(clients, model) + clients * (model + handed_on(model))
+
+    def moved(self, end: Any, clients: int, model: Size) -> int:
+        """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the server had it."""
+        before, sums = self.method.moved(end, clients, model), handed_on(model)
+        if isinstance(end.model, Ref):
+            return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
+        return before + clients * (model + sums)
+
+
+_TASKS = ("lap_body", "lap_add", "lap_close")
+
+
+def handed_on(model: Size) -> int:
+    """Return S, the bytes of a hand-off without the model."""
+    features = model.layout.head.inputs - 1
+    return size_of_sums(model.task, model.layout.classes, features, wide=True) + 8 * features
+
+
+def settled(features: Tensor) -> Scales:
+    """Return scales from some features (n, D) of the first client."""
+    if not bool(torch.isfinite(features).all()):
+        raise UserError("the final model has features that are not finite, so no classifier fits them: lower --lr")
+    rows = features.double()
+    spread = rows.std(0, correction=0)
+    spread = torch.maximum(spread, spread.mean()).clamp(min=1e-12)
+    return Scales(rows.mean(0).float(), (WIDE / _REACH / spread).float())
+
+
+def refuse_foreign(scales: Scales, layout: Layout) -> None:
+    """Refuse scales from another party that do not belong to this network."""
+    wanted = [((layout.head.inputs - 1,), torch.float32)] * 2
+    if [(tuple(t.shape), t.dtype) for t in scales] != wanted:
+        raise UserError("the scales received are of other features than here: use the same model everywhere")
+    if not all(bool(torch.isfinite(t).all()) for t in scales) or not bool((scales.gain > 0).all()):
+        raise UserError("the scales received are not finite, or not positive: refused")
+
+
+def whole(features: Tensor, scales: Scales) -> Tensor:
+    """Return features (b, D) as whole numbers from -32767 to 32767; larger values are cut off."""
+    return ((features - scales.centre) * scales.gain).round().clamp(-WIDE, WIDE)
+
+
+def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weights:
+    """Return `model` with the totals' classifier, written for features that are not standardised."""
+    refuse_foreign(totals.scales, layout)
+    m = heads.moments(totals.sums, task.unit)
+    rows = m.rows(heads.outputs(heads.ridge(m), m, task))
+    centre, gain = (t.cpu().double() for t in totals.scales)
+    weight = rows[:, :-1] * gain
+    rows = torch.cat([weight, (rows[:, -1] - weight @ centre)[:, None]], 1)
+    params = model.params.clone()
+    layout.head.put(params, rows.to(params))
+    return model.with_params(params)
+
+
+@cache
+def _state(kind: type[State]) -> type[State]:
+    """Return a class of states: `kind` with the fields of `Lap`."""
+    return make_dataclass("Lapped", [], bases=(Lap, kind), frozen=True)
+
+
+def _with_lap(s: State) -> State:
+    """Return a method's state as one with a lap that has not begun."""
+    if isinstance(s, Lap):
+        return s
+    return _state(cast(Any, type(s)))(**{f.name: getattr(s, f.name) for f in fields(s)})
+
+
+def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, ...]:
+    """Return the clients of the lap, the one that has the model first."""
+    first = body.owner if isinstance(body, Ref) else clients[0]
+    return (first, *(k for k in clients if k != first))
+
+
+@cache
+def _handed(method: type[Method]) -> Any:
+    """Return those return types of its tasks that contain a model."""
+    tasks = [task for name in dir(method) if getattr(task := getattr(method, name, None), "__on_client__", False)]
+    kinds = dict.fromkeys([Weights, *(get_type_hints(task)["return"] for task in tasks)])
+    return reduce(or_, (k for k in kinds if k is Weights or "model" in getattr(k, "__annotations__", {})))

@@ -1,0 +1,293 @@
+"""FedGram: the exact classifier of fixed features, from sums that clients hand on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.checks import BelowOne, NonNegative, Range
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.base.rounding import FULL, LEAST, Rounding
+from ekiden.base.sums import AnySums
+from ekiden.data.tasks import Task
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks.feature_room import Room, features_of
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, with_rows
+from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
+from ekiden.methods.exact.fedgram.handed import Common, Handoff, PatchMoments, Summing
+from ekiden.models.whole import PatchFeatures, WholeFeatures
+from ekiden.training.weights import Weights
+
+
+@dataclass(frozen=True)
+class FedGram(FixedFeatures):
+    """Clients add up products of fixed features, from which the last one solves for the classifier of all data.
+
+    Eros Fanì, Raffaello Camoriano, Barbara Caputo, Marco Ciccone: Accelerating Heterogeneous Federated Learning with
+    Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
+    The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
+    https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
+    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm that of
+    FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
+    Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
+
+    Nothing is trained and nothing is forgotten: for any skew and any order of the clients the result is that of pooled
+    data. Features are whole numbers from -127 to 127, so the sums have the same bits in any order.
+
+    Departures from the paper: if the shape is a chain, the sums are handed from client to client instead of to a
+    server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
+    sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
+    probabilities. Personal heads, which the papers do not have, are ridge regression towards the head of all.
+    """
+
+    head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
+    """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
+    nearest class means"""
+    bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
+    """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
+    more features fit into `bytes`"""
+    samples: Annotated[int, Range(least=0, most=10**9)] = 0
+    """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
+    `bits`"""
+    ridge: NonNegative = 0.0
+    """λ/n of ridge regression; 0: by generalised cross-validation"""
+    shrink: BelowOne = 0.05
+    """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
+    topology: Literal["chain", "star"] = "chain"
+    """who adds the sums up: each client adds its own to what it received, or the server adds all"""
+    personal: bool = False
+    """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
+    own generalised cross-validation"""
+
+    traits = Traits(skips=True)  # a hop is left out
+
+    @property
+    def only_classes(self) -> bool:
+        """Return whether the head needs classes."""
+        return self.head != "ridge"
+
+    def __post_init__(self) -> None:
+        """The features must be known, the budget must be one, and there must be patches."""
+        self.check_features()
+        if self.personal and self.head != "ridge":
+            raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
+        if (self.bits < FULL) != (self.samples > 0):
+            raise UserError(
+                "--samples is for --bits below 32: leave it out"
+                if self.samples
+                else f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
+            )
+        if self.bits < FULL and self.head != "ridge":
+            raise UserError(f"--bits below 32 is for ridge regression: leave out --head {self.head}")
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a dictionary for features without patches."""
+        self.refuse_without_patches(model, {"--dictionary all": self.dictionary == "all"})
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return a network of fixed features and a linear head."""
+
+        def sums(width: int) -> int:
+            return size_of_sums(task, classes, width, bits=self.bits)
+
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        return self.network_with(self.features_for(network, shape, Room(self.width, self.bytes, model, sums)), classes)
+
+    def start(self) -> Summing:
+        """Start without sums."""
+        return Summing()
+
+    def run(self, fed: Fed, s: Summing) -> Iterator[State]:
+        """Yield the state after each hop and the solution; in a star, after the features are set and all have added."""
+        if self.topology == "star":
+            yield from self._star(fed, s)
+            return
+        order, before = fed.order(self.order), self._passes(len(fed.clients))
+        while s.step < before:
+            s = s.next(
+                moments=fed.sum(self.whiten, [order[s.step]], INITIAL, plus=cast("Ref[PatchMoments] | None", s.moments))
+            )
+            yield s
+        while s.step < before + len(order):
+            moments = s.moments if s.totals is None else None  # for the client that sets the features
+            client = order[s.step - before]
+            s = s.next(totals=fed.sum(self.add, [client], INITIAL, moments, plus=cast("Ref[Handoff] | None", s.totals)))
+            yield s
+        yield from self._finish(fed, s)
+
+    def _star(self, fed: Fed, s: Summing) -> Iterator[State]:
+        order, before = fed.order(self.order), self._passes(1)
+        if s.step < before:
+            s = s.next(moments=fed.sum(self.whiten, order, INITIAL, at="server"))
+            yield s
+        if s.step == before:
+            s = s.next(settled=fed.call(self.settle, order[0], INITIAL, s.moments))
+            yield s
+        if s.model is None:
+            # If the first client was away, the second sets the features.
+            settled = s.settled or fed.call(self.settle, order[-1 if len(order) == 1 else 1], INITIAL, s.moments)
+            sums = fed.sum(self.measure, order, INITIAL, settled, at="server")
+            s = replace(s, totals=Handoff(fed.get(settled), sums), settled=None)
+        yield from self._finish(fed, s)
+
+    def _finish(self, fed: Fed, s: Summing) -> Iterator[State]:
+        """Yield the solution and, if they are wanted, the personal heads. The last state has models only, no sums."""
+        if s.model is None:
+            s = self._with_model(fed, s)
+            yield s
+        if self.personal and not s.personal:
+            t = s.totals
+            assert t is not None, "they are kept for the personal heads"
+            common = self.common(t, fed.task) if isinstance(t, Handoff) else fed.call(self.share, t.owner, t)
+            personal = tuple(fed.call(self.personalise, client, INITIAL, common) for client in fed.clients)
+            yield s.next(personal=personal, totals=None)
+
+    def _with_model(self, fed: Fed, s: Summing) -> Summing:
+        """Return the next state, with the model that follows from the totals."""
+        if s.totals is None:
+            raise UserError("no client answered: start the clients, then start the run again")
+        kept = s.totals if self.personal else None
+        if isinstance(s.totals, Handoff):
+            return s.next(model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task), totals=kept)
+        return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
+
+    @on_client
+    def whiten(self, client: Client, model: Weights, before: PatchMoments | None) -> PatchMoments:
+        """Add the moments of own patches to those received."""
+        features = cast(PatchFeatures, features_of(client.network(model)))
+        own = features.moments((x for x, _ in client.batches(passes=0)), client.scaling)
+        return client.added(before, PatchMoments(own))
+
+    @on_client
+    def add(self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None) -> Handoff:
+        """Add the own sums to those received; the first client settles the features."""
+        settled = before.settled if before else self.settle(client, model, moments)
+        return Handoff(settled, self.measure(client, model, settled, before.sums if before else None))
+
+    @on_client
+    def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
+        """Set the features from some of the client's samples."""
+        if self.dictionary == "all" and moments is None:
+            raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
+        features = self.settled_by(client, model, moments and moments.parts)
+        return features.tell()
+
+    @on_client
+    def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
+        """Add the sums over the client's samples to those received."""
+        features = self.adopted(client, model, settled)
+        return client.added(before, self._own_sums(client, features, self._rounding(features)))
+
+    @on_client
+    def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
+        """Return the network with the classifier that follows from the totals."""
+        return self.solved(client.network(model), totals, client.task)
+
+    @on_client
+    def share(self, client: Client, totals: Handoff) -> Common:
+        """Return the head of all, for clients that compute a personal head."""
+        return self.common(totals, client.task)
+
+    def common(self, totals: Handoff, task: Task) -> Common:
+        """Return the head of all from the totals."""
+        m = heads.moments(totals.sums, task.unit)
+        head = heads.ridge(m, self.ridge)
+        return Common(totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias)))
+
+    @on_client
+    def personalise(self, client: Client, model: Weights, common: Common) -> Weights:
+        """Return the network with a head for this client's samples."""
+        network = client.network(model)
+        features_of(network).adopt(common.settled)
+        own, unit = self._own_sums(client, features_of(network)), client.task.unit
+        m = heads.moments_around(own, common.mean.cpu(), common.scale.cpu(), unit)
+        towards = heads.Head(common.weight.cpu().double(), common.bias.cpu().double())
+        return with_head(network, heads.outputs(heads.personal_ridge(m, towards), m, client.task), m)
+
+    def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
+        """Return `network` with the features and the classifier of the totals, as weights."""
+        features_of(network).adopt(totals.settled)
+        m = heads.moments(totals.sums, task.unit)
+        match self.head:
+            case "ridge":
+                head = heads.ridge(m, self.ridge)
+            case "lda":
+                head = heads.lda(m, self.shrink)
+            case "cgs":
+                head = heads.cgs(m, self.shrink)
+            case "ncm":
+                head = heads.ncm(m)
+        return with_head(network, heads.outputs(head, m, task), m)
+
+    @property
+    def one_model(self) -> bool:
+        """Return False if there are personal heads."""
+        return not self.personal
+
+    def complete(self, state: Summing) -> bool:
+        """Return whether all is there, including personal heads if they are wanted."""
+        return state.model is not None and bool(state.personal) >= self.personal
+
+    def _own_sums(self, client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
+        """Return the sums over the client's own samples, exact or rounded."""
+        with torch.no_grad():
+            # In stored order, so that floating-point features have the same bits in every step.
+            batches = client.batches(self.summed(client), shuffle=False)
+            blocks: Iterator[tuple[Tensor, Tensor]] = ((features(x), y) for x, y in batches)
+            if self.min_active:
+                held = [(phi.to(torch.int8), y) for phi, y in blocks]
+                shown = self.active(torch.cat([phi for phi, _ in held])) if held else torch.zeros(features.width)
+                blocks = ((phi * shown, y) for phi, y in held)
+            device = client.unit().device
+            return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
+
+    def _rounding(self, features: WholeFeatures) -> Rounding | None:
+        """Return how clients round their sums."""
+        return Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
+
+    def _passes(self, steps: int) -> int:
+        """The steps before features are settled, where moments of patches are added up in so many."""
+        return steps if self.dictionary == "all" else 0
+
+    def steps(self, clients: int) -> int:
+        """N hops and the solution, in a star 2; with the moments of all N more, in a star 1; personal heads take 1."""
+        if self.topology == "star":
+            return 2 + self._passes(1) + self.personal
+        return clients + 1 + self._passes(clients) + self.personal
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
+
+        With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
+
+        S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
+        for Fourier features 8d + 4.
+        In a star the sums of all go to the server, and S to the others and the server.
+
+        The moments of all clients' patches are N·(8 + 8(Cp²)²) more, in a star (N + 1)·(8 + 8(Cp²)²). Personal heads
+        are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
+        """
+        features, star = features_of(model.network.module), self.topology == "star"
+        each = size_of_sums(model.task, model.layout.classes, features.width, bits=self.bits)
+        each += features.told_bytes()
+        if self.personal:
+            width, classes = features.width, model.layout.classes
+            each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
+        if self.dictionary != "all" or not isinstance(features, PatchFeatures):
+            return (clients if star else clients - 1) * each
+        moments = sum(8 + 8 * (model.shape[0] * side**2) ** 2 for _, side in features.sizes)
+        if star:
+            return clients * each + (clients + 1) * moments
+        return (clients - 1) * each + (clients * moments if clients > 1 else 0)
+
+
+def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:
+    """`network` with `head`, which is for features standardised as in `m`, as weights."""
+    rows = m.rows(head)
+    return with_rows(network, rows[:, :-1], rows[:, -1])

@@ -1,0 +1,303 @@
+"""FedKrylov: ridge regression on many fixed features in a few laps, without their Gram matrix."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, cast
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.checks import NonNegative, Range
+from ekiden.base.errors import UserError
+from ekiden.data.samples import Subset
+from ekiden.data.tasks import Classification, Task
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks.feature_room import Room, features_of
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, with_rows
+from ekiden.methods.exact.blocks.label_sums import labels_as_targets
+from ekiden.methods.exact.fedkrylov.handed import (
+    Chosen,
+    HeldAnswers,
+    Kept,
+    Labels,
+    Lapping,
+    Multiplied,
+    OpeningSums,
+    ShortColumns,
+)
+from ekiden.methods.exact.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
+from ekiden.training.weights import Weights
+
+_ROWS = 1024  # samples that are multiplied together
+_OWN = 8192  # most samples of the last client in the preconditioner
+
+
+@dataclass(frozen=True)
+class FedKrylov(FixedFeatures):
+    """Clients multiply directions by the Gram matrix of fixed features, and the first one solves in their span.
+
+    Distributed conjugate gradients with one machine's second moments as preconditioner: Yuchen Zhang, Lin Xiao: DiSCO:
+    Distributed Optimization for Self-Concordant Empirical Loss. ICML 2015. https://arxiv.org/abs/1501.00263 (Algorithm
+    2, for a quadratic loss). A direction for each class: Dianne O'Leary: The block conjugate gradient algorithm and
+    related methods. Linear Algebra and its Applications 29, 1980. https://doi.org/10.1016/0024-3795(80)90247-5.
+
+    The regression is that of FedGram (see there for the features and their sources). FedGram hands on the Gram matrix
+    of D features, D²/2 numbers, once. Here the first lap adds up Σ φyᵀ and the variances, KD numbers. In each further
+    lap the first client sends out directions, KD numbers, and the clients add up the Gram matrix times these, KD
+    numbers. So for the same bytes there are many more features, and more laps are closer to the exact solution.
+
+    Departures from the paper: the sums go from client to client instead of to a server, in 16 bits a number, and
+    directions in 8. The solution is the best one in the span of all directions, not the recursion of conjugate
+    gradients, so that rounded directions do no harm. The preconditioner is corrected by what the sums of the first lap
+    tell about all clients. λ is chosen by squared errors on all clients' validation samples, which travel as sums.
+    """
+
+    laps: Annotated[int, Range(least=2, most=100)] = 3
+    """T, passes over all clients; the first adds up products with labels"""
+    ridge: NonNegative = 0.0
+    """λ/n; 0: by the validation samples of all clients, or 0.03 if these are fewer than 50"""
+    damping: Annotated[float, Range(least=1e-3)] = 0.1
+    """δ = μ/n, the multiple of the identity in the preconditioner"""
+
+    traits = Traits(private=Kept)
+
+    def __post_init__(self) -> None:
+        """The features must be known and the budget must be one; there is no pass for moments of patches."""
+        self.check_features()
+        if self.dictionary == "all":
+            raise UserError("--dictionary all needs one more pass, which FedGram makes: choose first or seed")
+
+    def check_network(self, model: Size) -> None:
+        """Refuse options for patches where the features have none."""
+        self.refuse_without_patches(model, {})
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return a network of fixed features and a linear head."""
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        room = Room(self.width, self.bytes, model, lambda width: self._sums(width, classes, task))
+        return self.network_with(self.features_for(network, shape, room), classes)
+
+    def start(self) -> Lapping:
+        """Start without sums."""
+        return Lapping()
+
+    def run(self, fed: Fed, s: Lapping) -> Iterator[State]:
+        """Yield the state after each hop. A lap ends at the first client, which turns totals into directions."""
+        first, *others = fed.order(self.order)
+        while s.step < self.laps * len(fed.clients):
+            lap, hop = divmod(s.step, len(fed.clients))
+            if s.step == 0:
+                s = replace(s, chosen=fed.call(self.choose, first, INITIAL))
+            if hop < len(others):
+                client = others[hop]
+                if lap == 0:
+                    s = s.next(opening=fed.call(self.open, client, INITIAL, s.chosen, s.opening))
+                else:
+                    s = s.next(multiplied=fed.call(self.multiply, client, INITIAL, s.direction, s.multiplied))
+            elif lap == 0:
+                direction = fed.call(self.begin, first, INITIAL, s.chosen, s.opening)
+                s = s.next(direction=direction, opening=None, chosen=None)
+            elif lap < self.laps - 1:
+                direction = fed.call(self.proceed, first, INITIAL, s.direction, s.multiplied)
+                s = s.next(direction=direction, multiplied=None)
+            else:
+                model = fed.call(self.solve, first, INITIAL, s.direction, s.multiplied)
+                s = s.next(model=model, direction=None, multiplied=None)
+            yield s
+
+    @on_client
+    def choose(self, client: Client, model: Weights) -> Chosen:
+        """Settle the features from some of the client's samples."""
+        settled = self.settled_by(client, model).tell()
+        phi = self._whole(client, model, settled)
+        client.work.forward += len(phi)
+        return Chosen(settled, phi.double().mean(0).round().to(torch.int8))
+
+    @on_client
+    def open(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
+        """Add products with labels and moments to those received."""
+        client.state = Kept(chosen)
+        client.work.forward += client.n
+        return self._opened(client, model, chosen, before)
+
+    @on_client
+    def begin(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> Tensor:
+        """Return the first directions, from the totals of the first lap."""
+        totals = self._opened(client, model, chosen, before)
+        problem = _problem(totals, client)
+        step = self._preconditioner(client, model, chosen, problem)(problem.products)
+        client.state = Kept(chosen, opening=totals)
+        return next_directions(step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre)))
+
+    @on_client
+    def multiply(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
+        """Add the client's part of the Gram matrix times the directions to that received."""
+        return self._multiplied(client, model, direction, before)
+
+    @on_client
+    def proceed(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Tensor:
+        """Return further directions, from the totals of one more lap."""
+        span, chosen = self._span(client, model, direction, before)
+        step = self._preconditioner(client, model, chosen, span.problem)(span.residual(span.solve(self.ridge)))
+        return next_directions(step, span.stretched, span.problem.scale, direction.shape[1])
+
+    @on_client
+    def solve(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Weights:
+        """Return the network with the best classifier in the span of all directions."""
+        span, chosen = self._span(client, model, direction, before)
+        head = heads.outputs(span.solve(self.ridge), span.validation, client.task)
+        network = client.network(model)
+        features_of(network).adopt(chosen.settled)
+        weight = head.weight @ span.directions.T
+        return with_rows(network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double()))
+
+    def _opened(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
+        """Return the sums of the first lap with the client's own."""
+        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
+        centre = chosen.centre
+        if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
+            raise UserError("the features received are of another kind than here: use the same method and data kind")
+        sums = torch.zeros(phi.shape[1], y.shape[1] + 2, dtype=torch.float64, device=phi.device)
+        for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
+            x = block.double() - centre
+            sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
+        own = OpeningSums(ShortColumns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
+        classes = isinstance(client.task, Classification)
+        return own if before is None else before.checked(phi.shape[1], y.shape[1], classes).plus(own)
+
+    def _multiplied(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
+        """Return the sums of a later lap with the client's own; keep the directions."""
+        kept = _kept(client)
+        width, count = len(kept.chosen.centre), _rank(client.task, client.classes, len(kept.chosen.centre))
+        if direction.shape != (width, count) or direction.dtype != torch.int8:
+            raise UserError("the directions received are of other features: use the same method and data kind")
+        kept = kept._replace(directions=(*kept.directions, direction))
+        client.state = kept
+        phi = self._whole(client, model, kept.chosen.settled)
+        u, centre = direction.float(), kept.chosen.centre.float()
+        sums = torch.zeros(width, count, dtype=torch.float64, device=phi.device)
+        for block in torch.split(phi, _ROWS):
+            x = block.float() - centre
+            sums += x.T @ (x @ u)
+        own = Multiplied(ShortColumns.of(sums), self._held(client, model, kept))
+        return own if before is None else before.checked(own).plus(own)
+
+    def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
+        """Return the sums over the client's validation samples."""
+        phi = self._whole(client, model, kept.chosen.settled, held_out=True)
+        y = _targets(client, client.data.val)
+        if len(kept.directions) == 1:
+            client.work.forward += len(phi)
+        u, centre = torch.cat(kept.directions, 1).float(), kept.chosen.centre.float()
+        answers = torch.cat([(x.float() - centre) @ u for x in torch.split(phi, _ROWS)]).double()
+        last = answers[:, -kept.directions[-1].shape[1] :]
+        return HeldAnswers(last.T @ answers, last.T @ y.double(), last.sum(0))
+
+    def _span(
+        self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
+    ) -> tuple[Span, Chosen]:
+        """Return what the first client knows after one more lap."""
+        opening = _kept(client).opening
+        if opening is None:
+            raise UserError(f"{client.name} does not have the totals of the first lap: start the run again")
+        totals = self._multiplied(client, model, direction, before).bounded(opening)
+        kept = _kept(client)
+        laps = (*kept.laps, totals)
+        client.state = kept._replace(laps=laps)
+        u = torch.cat(kept.directions, 1).cpu().double()
+        images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)
+        held = [HeldAnswers(*(t.cpu() for t in lap.held)) for lap in laps]
+        return Span(_problem(opening, client), u, images, held, _on_cpu(opening.held)), kept.chosen
+
+    def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
+        """Return the preconditioner from this client's samples, at most 8192 of them."""
+        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
+        if not len(phi):
+            raise UserError(
+                f"{client.name} goes first, and has no class of {self.min_active} samples: let another client begin "
+                "(--order)"
+            )
+        some = torch.randperm(len(phi), generator=torch.Generator().manual_seed(0))[:_OWN]
+        own, of = phi[some].cpu().float() - chosen.centre.cpu().float(), y[some].cpu()
+        name = f"factor {_digest((*chosen.settled, problem.products, problem.scale))}"
+        return Preconditioner(own, of, problem, self.damping, lambda make: client.remember(name, make))
+
+    def _whole(self, client: Client, model: Weights, settled: Settled, *, held_out: bool = False) -> Tensor:
+        """Return features (n, D) int8 of the client's training or validation samples; callers count the passes."""
+        subset = client.data.val if held_out else self.summed(client)
+
+        def make() -> Tensor:
+            features = self.adopted(client, model, settled)
+            with torch.no_grad():
+                rows = [features(x).to(torch.int8) for x, _ in client.batches(subset, passes=0, shuffle=False)]
+            phi = torch.cat(rows) if rows else torch.zeros(0, features.width, dtype=torch.int8)
+            if not self.min_active:
+                return phi
+            return phi * ((self._whole(client, model, settled) != 0).any(0) if held_out else self.active(phi))
+
+        part = "validation" if held_out else "training"
+        return client.remember(f"{part} {_digest(settled)}", make)
+
+    def steps(self, clients: int) -> int:
+        """T laps of N hops."""
+        return self.laps * clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(S + D + (K + 2)(2D + 4) + 32K + 16 + Σ_t R(3D + 4 + 8(tR + K + 1))), with t from 1 to T - 1.
+
+        S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at most D.
+        """
+        features = features_of(model.network.module)
+        sums = self._sums(features.width, model.layout.classes, model.task)
+        return (clients - 1) * (sums + features.told_bytes())
+
+    def _sums(self, width: int, outputs: int, task: Task) -> int:
+        """Bytes of all that a client hands on, without what is settled about the features."""
+        r = _rank(task, outputs, width)
+        first = width + (outputs + 2) * (2 * width + 4) + 32 * outputs + 16
+        return first + sum(r * (3 * width + 4 + 8 * (t * r + outputs + 1)) for t in range(1, self.laps))
+
+
+def _rank(task: Task, outputs: int, width: int) -> int:
+    """R, the directions of a lap: one for each output, but one-hot targets sum to 1, so one class follows from others.
+
+    Args:
+        task: what the labels mean.
+        outputs: K.
+        width: D.
+    """
+    return max(1, min(width, outputs - isinstance(task, Classification)))
+
+
+def _kept(client: Client) -> Kept:
+    kept = cast(Kept | None, client.state)
+    if kept is None:
+        raise UserError(f"{client.name} does not have what it kept in the first lap: start the run again")
+    return kept
+
+
+def _targets(client: Client, subset: Subset) -> Tensor:
+    """(n, K) float32."""
+    device = client.unit().device
+    return labels_as_targets(client.task, subset.y.to(device), client.classes).float()
+
+
+def _problem(opening: OpeningSums, client: Client) -> Problem:
+    if not opening.labels.samples:
+        raise UserError("no client has training samples: no classifier can be made")
+    return Problem.of(opening.sums.matrix().cpu(), _on_cpu(opening.labels))
+
+
+def _on_cpu(labels: Labels) -> Labels:
+    return Labels(labels.samples, labels.targets.cpu().double(), labels.powers.cpu().double())
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

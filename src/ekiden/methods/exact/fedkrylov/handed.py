@@ -1,0 +1,241 @@
+"""FedKrylov: what clients hand on and keep, and where a run stands."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.refs import Ref
+from ekiden.engine.method import State
+from ekiden.methods.exact.blocks.fixed_features import Settled
+from ekiden.training.weights import Weights
+
+_MOST = 2**15 - 1
+_OTHER = "the sums received are of other features: use the same method and data kind everywhere"
+_NOT_FINITE = "the sums received hold numbers that are negative or not finite: refused"
+_IMPOSSIBLE = "the sums received hold numbers that no samples have: refused"
+_REACH = 254.0  # most |φ̃|
+_SLACK = 2.0  # sums are rounded at each hop
+_SAMPLES = 2**53
+_TARGET = 2.0**20  # most |y|
+_MOST_DIRECTION = 127
+_ENTRY = 1e30  # more than any sum of these features
+
+
+class ShortColumns(NamedTuple):
+    """A matrix in 16 bits a number: each column counts in a unit of its own.
+
+    Attributes:
+        counts: (D, C) int16.
+        units: (C,) float32.
+    """
+
+    counts: Tensor
+    units: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> "ShortColumns":
+        """Return `matrix` (D, C), each number rounded by at most 1/65,000 of the largest one of its column."""
+        matrix = matrix.double()
+        units = (matrix.abs().amax(0) / _MOST).float()
+        counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-_MOST, _MOST)
+        return cls(counts.to(torch.int16), units)
+
+    def matrix(self) -> Tensor:
+        """(D, C) float64."""
+        return self.counts.double() * self.units.double()
+
+    def plus(self, other: "ShortColumns") -> "ShortColumns":
+        """Return the sum of both, rounded again."""
+        return ShortColumns.of(self.matrix() + other.matrix())
+
+    def checked(self, width: int, columns: int) -> "ShortColumns":
+        """Return these columns, which another party sent."""
+        fits = self.counts.shape == (width, columns) and self.units.shape == (columns,)
+        if not fits or (self.counts.dtype, self.units.dtype) != (torch.int16, torch.float32):
+            raise UserError(_OTHER)
+        if not bool((torch.isfinite(self.units) & (self.units >= 0)).all()):
+            raise UserError(_NOT_FINITE)
+        if bool((self.units > _ENTRY).any()) or bool((self.counts < -_MOST).any()):
+            raise UserError(_IMPOSSIBLE)
+        return self
+
+
+def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Refuse what is not float64, has other shapes, or is not finite."""
+    if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != torch.float64 for t in tensors):
+        raise UserError(_OTHER)
+    if not all(bool(torch.isfinite(t).all()) for t in tensors):
+        raise UserError(_NOT_FINITE)
+
+
+class Labels(NamedTuple):
+    """Sums over the targets y (K,) of some samples; float64.
+
+    Attributes:
+        samples: their number.
+        targets: (K,) Σ y.
+        powers: (K,) Σ y².
+    """
+
+    samples: int
+    targets: Tensor
+    powers: Tensor
+
+    @classmethod
+    def of(cls, y: Tensor) -> "Labels":
+        """Return the sums over targets (n, K)."""
+        y = y.double()
+        return cls(len(y), y.sum(0), y.square().sum(0))
+
+    def plus(self, other: "Labels") -> "Labels":
+        """Return the sums over the samples of both."""
+        return Labels(self.samples + other.samples, self.targets + other.targets, self.powers + other.powers)
+
+    def checked(self, outputs: int, classes: bool = False) -> "Labels":
+        """Return these sums, which another party sent.
+
+        Args:
+            outputs: K.
+            classes: whether targets are 0 or 1, and one of them is 1.
+        """
+        _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)))
+        if self.samples < 0 or bool((self.powers < 0).any()):
+            raise UserError(_NOT_FINITE)
+        n = float(min(self.samples, _SAMPLES))
+        fits = self.samples <= _SAMPLES and bool((self.powers <= n * _TARGET**2).all())
+        if not fits or bool((self.targets.square() > n * self.powers * (1 + 1e-6)).any()):
+            raise UserError(_IMPOSSIBLE)
+        targets, powers = self.targets.cpu(), self.powers.cpu()
+        # A device may round sums a little.
+        far = torch.stack([(targets - powers).abs().max(), (targets - targets.round()).abs().max()]).max()
+        if classes and max(float(far), abs(float(targets.sum()) - n)) > 1e-3 + 1e-6 * n:
+            raise UserError(_IMPOSSIBLE)
+        return self
+
+
+class Chosen(NamedTuple):
+    """What the first client decides about the features.
+
+    Attributes:
+        settled: their values; see `WholeFeatures.tell`.
+        centre: (D,) int8, c̃, its mean features, rounded; φ̃ = φ - c̃.
+    """
+
+    settled: Settled
+    centre: Tensor
+
+
+class OpeningSums(NamedTuple):
+    """What a client hands on in the first lap.
+
+    Attributes:
+        sums: (D, K + 2): Σ φ̃yᵀ, Σ φ̃ and Σ φ̃² over the training samples of all clients so far.
+        labels: of the same samples.
+        held: of the validation samples of all clients so far.
+    """
+
+    sums: ShortColumns
+    labels: Labels
+    held: Labels
+
+    def plus(self, other: "OpeningSums") -> "OpeningSums":
+        """Return the sums over the samples of both."""
+        return OpeningSums(self.sums.plus(other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
+
+    def checked(self, width: int, outputs: int, classes: bool = False) -> "OpeningSums":
+        """Return these sums, which another party sent.
+
+        Args:
+            width: D.
+            outputs: K.
+            classes: whether targets are 0 or 1, and one of them is 1.
+        """
+        labels = self.labels.checked(outputs, classes)
+        n, matrix = float(labels.samples), self.sums.checked(width, outputs + 2).matrix()
+        most = torch.cat([(n * labels.powers.cpu()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])])
+        if bool((matrix.abs() > _SLACK * most.to(matrix)).any()) or bool((matrix[:, -1] < 0).any()):
+            raise UserError(_IMPOSSIBLE)
+        return OpeningSums(self.sums, labels, self.held.checked(outputs, classes))
+
+
+class HeldAnswers(NamedTuple):
+    """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last; float64.
+
+    Attributes:
+        inner: (R, t·R) Σ f fᵢᵀ with all directions so far, i = 1 to t.
+        products: (R, K) Σ f yᵀ.
+        total: (R,) Σ f.
+    """
+
+    inner: Tensor
+    products: Tensor
+    total: Tensor
+
+    def plus(self, other: "HeldAnswers") -> "HeldAnswers":
+        """Return the sums over the samples of both."""
+        return HeldAnswers(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Multiplied(NamedTuple):
+    """What a client hands on in a later lap.
+
+    Attributes:
+        sums: (D, R) Σ φ̃φ̃ᵀU over the training samples of all clients so far.
+        held: of their validation samples.
+    """
+
+    sums: ShortColumns
+    held: HeldAnswers
+
+    def plus(self, other: "Multiplied") -> "Multiplied":
+        """Return the sums over the samples of both."""
+        return Multiplied(self.sums.plus(other.sums), self.held.plus(other.held))
+
+    def checked(self, own: "Multiplied") -> "Multiplied":
+        """Return these sums, which another party sent."""
+        self.sums.checked(*own.sums.counts.shape)
+        _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held))
+        return self
+
+    def bounded(self, opening: OpeningSums) -> "Multiplied":
+        """Return these sums of the samples that `opening` counts."""
+        width = len(self.sums.counts)
+        answer = _REACH * _MOST_DIRECTION * width  # most |f|
+        n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples
+        target = float(opening.held.powers.max().sqrt()) if len(opening.held.powers) else 0.0  # most |y|
+        limits = (held * answer**2, held * answer * target, held * answer)
+        if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
+            float(part.abs().max()) > limit for part, limit in zip(self.held, limits, strict=True)
+        ):
+            raise UserError(_IMPOSSIBLE)
+        return self
+
+
+class Kept(NamedTuple):
+    """What a client keeps between laps; only the first one keeps totals.
+
+    Attributes:
+        chosen: what the first client decided about the features.
+        directions: (D, R) int8, U of each lap.
+        opening: the totals of the first lap.
+        laps: the totals of the later ones.
+    """
+
+    chosen: Chosen
+    directions: tuple[Tensor, ...] = ()
+    opening: OpeningSums | None = None
+    laps: tuple[Multiplied, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lapping(State):
+    """The state with what is handed on; there is no model before the last step."""
+
+    model: Ref[Weights] | None = None
+    chosen: Ref[Chosen] | None = None
+    opening: Ref[OpeningSums] | None = None
+    direction: Ref[Tensor] | None = None
+    multiplied: Ref[Multiplied] | None = None

@@ -1,0 +1,1 @@
+"""A model for each client, with a server or without."""

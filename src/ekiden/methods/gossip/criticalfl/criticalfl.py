@@ -1,0 +1,157 @@
+"""CriticalFL: hear more peers while learning is in a critical period."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import torch
+
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
+from ekiden.base.errors import UserError
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import OwnSamples, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.gossip.criticalfl.critical import CriticalPeriods, Squares, due, resize
+from ekiden.training.weights import Weights, mean
+
+
+class CountedModel(NamedTuple):
+    """A model and the number of samples that it was trained on."""
+
+    model: Weights
+    n: Annotated[int, OwnSamples]
+
+
+@dataclass(frozen=True)
+class Periods(State):
+    """What is known about every client's learning.
+
+    Attributes:
+        norms: for each client, its gradient norm at each check so far.
+        peers: number of peers of each client now.
+        capped: whether a client has ever had its largest number of peers.
+        sent: number of models sent so far.
+    """
+
+    norms: tuple[tuple[float, ...], ...] = ()
+    peers: tuple[int, ...] = ()
+    capped: tuple[bool, ...] = ()
+    sent: int = 0
+
+
+@dataclass(frozen=True)
+class CriticalFL(PersonalMethod):
+    """Clients average with more peers while their gradient norms grow, and with few afterwards.
+
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
+    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+
+    Departures from the paper: in the paper a server selects more clients. Here, as in UA-PDFL's comparison, every
+    client is its own server, watches its own norm and draws its own peers. Complete models travel in all rounds; the
+    paper's critical uploads contain only the largest changes. Norms are taken before any clipping. How UA-PDFL's
+    authors changed the number of peers is not published: here it doubles up to a cap and halves again, and is checked
+    before even rounds, as in CriticalFL's code. The authors' server has the norms of the clients that it drew; here
+    every client has only its own. Local training ends with the epoch that --select names, by default the best on
+    validation data.
+    """
+
+    rounds: Count = 150
+    """R, rounds of training and exchange"""
+    epochs: Count = 5
+    """E, epochs at each client per round"""
+    peers: Count = 5
+    """N_com, least number of peers of a client"""
+    cap: Fraction = 0.75
+    """largest number of a client's peers, as a share of all other clients; at least one"""
+    delta: NonNegative = 0.01
+    """δ, relative growth of the norm above which a period is critical"""
+    window: Count = 10
+    """number of checks over which norms are averaged"""
+    forced: CountOrZero = 5
+    """number of first checks that count as critical, whatever the norms"""
+    every: Count = 2
+    """rounds between checks; the first check is before round 2"""
+    lr_decay: Fraction = 1.0
+    """factor of the learning rate η after each round"""
+
+    traits = replace(PersonalMethod.traits, private=float)
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a cap below the least number of peers."""
+        if len(clients) < 2:
+            raise UserError("criticalfl needs two clients or more: add some, or use local")
+        most = self.most(len(clients))
+        require(self.peers <= most, "peers", self.peers, f"at most {most}, --cap {self.cap:g} of the other clients")
+
+    def start(self) -> State:
+        """Start without a global model."""
+        return Periods(model=None)
+
+    def run(self, fed: Fed, s: Periods) -> Iterator[State]:
+        """Yield the state after each round. The server learns norms, but sees no model."""
+        n = len(fed.clients)
+        while s.step < self.rounds:
+            mine, peers = own_models(fed, s), s.peers or (self.peers,) * n
+            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
+            draw = fed.generator("peers")
+            mixed = []
+            for i, k in enumerate(fed.clients):
+                drawn = torch.randperm(n - 1, generator=draw)[: peers[i]]
+                circle = sorted([i, *(drawn + (drawn >= i)).tolist()])
+                mixed.append(fed.call(self.mix, k, [trained[j] for j in circle]))
+            s = replace(s, sent=s.sent + sum(peers))
+            if s.step + 1 < self.rounds and due(s.step + 1, self.every):
+                s = self.watch(s, fed.get([fed.call(self.norm, k) for k in fed.clients]))
+            s = s.next(personal=tuple(mixed))
+            yield s
+
+    def watch(self, s: Periods, norms: Sequence[float]) -> Periods:
+        """Check before the next round who is in a critical period, and set everybody's number of peers."""
+        most = self.most(len(norms))
+        old = s.norms or ((),) * len(norms)
+        seen = tuple((*before, norm) for before, norm in zip(old, norms, strict=True))
+        capped = s.capped or (False,) * len(norms)
+        peers = tuple(
+            resize(count, self.periods.now(h), was, self.peers, most)
+            for count, h, was in zip(s.peers or (self.peers,) * len(norms), seen, capped, strict=True)
+        )
+        now = tuple(was or count >= most for was, count in zip(capped, peers, strict=True))
+        return replace(s, norms=seen, peers=peers, capped=now)
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> CountedModel:
+        """Train locally; keep η times the mean over epochs of the sum of squared gradient norms."""
+        training = training_of(client, self.lr_decay, round)
+        squares = Squares()
+        model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
+        client.state = training.lr * squares.sum / self.epochs
+        return CountedModel(model, client.n)
+
+    @on_client
+    def mix(self, client: Client, models: list[CountedModel]) -> Weights:
+        """Return the average of the client's own model and its peers', weighted by numbers of samples."""
+        return mean([m.model for m in models], [float(m.n) for m in models])
+
+    @on_client
+    def norm(self, client: Client) -> float:
+        """The client's federated gradient norm of this round."""
+        return float(client.state)
+
+    @property
+    def periods(self) -> CriticalPeriods:
+        """Return the rule for critical periods."""
+        return CriticalPeriods(self.delta, self.window, self.forced)
+
+    def most(self, clients: int) -> int:
+        """The largest number of peers."""
+        return max(1, int(self.cap * (clients - 1) + 1e-9))  # tolerates the rounding of the cap
+
+    def cost(self, clients: int, model: int) -> int:
+        """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""
+        return self.moved(Periods(step=self.rounds, sent=self.rounds * clients * self.most(clients)), clients, model)
+
+    def moved(self, end: Periods, clients: int, model: int) -> int:
+        """M + 8 (the number of samples) for each model sent, and 8 for each norm."""
+        checks = sum(due(round, self.every) for round in range(min(end.step + 1, self.rounds)))
+        return end.sent * (model + 8) + checks * clients * 8

@@ -1,0 +1,83 @@
+"""DFedAvgM: decentralised federated averaging with momentum."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ekiden.base.checks import BelowOne, Count, Fraction
+from ekiden.base.refs import Ref
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Model, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.gossip.blocks import topology
+from ekiden.training.weights import Weights, mean
+
+
+@dataclass(frozen=True)
+class DFedAvgM(PersonalMethod):
+    """Decentralised averaging: each client trains with heavy-ball momentum, then averages with its neighbours.
+
+    Tao Sun, Dongsheng Li, Bao Wang: Decentralized Federated Averaging. IEEE Transactions on Pattern Analysis and
+    Machine Intelligence 45(4), 2023. https://arxiv.org/abs/2104.11375
+
+    Momentum starts at zero in every round. The result is one model per client, as it is after the last exchange.
+
+    Departures from the paper: local training is counted in epochs; the variant with quantised messages is left out;
+    statistics of normalisation layers are averaged like parameters. `topology = "peers:K"`, which other papers use in
+    their comparisons, gives weights whose columns need not sum to 1, as the paper's theory requires. `heavy_ball =
+    False` trains as --optimizer says; FedELMY's authors ran it like this, with Adam, in one round. Local training ends
+    with the epoch that --select names, by default the best on validation data.
+    """
+
+    rounds: Count = 1
+    """T, rounds of training and exchange"""
+    epochs: Count = 200
+    """E, epochs at each client per round"""
+    topology: str = "complete"
+    """graph of W: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    heavy_ball: bool = True
+    """train with SGD and momentum θ, whatever --optimizer and --momentum say"""
+    theta: BelowOne = 0.9
+    """θ, momentum of the heavy ball"""
+    lr_decay: Fraction = 1.0
+    """factor of the learning rate η after each round"""
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a graph that does not fit the clients or is not connected."""
+        topology.check(self.topology, len(clients))
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield the state after each round: train, then x_i = Σ_l w_il z_l over the neighbours l."""
+        while s.step < self.rounds:
+            mine = own_models(fed, s)
+            trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]
+            matrix = topology.mixing(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            s = s.next(personal=gossip(fed, self.mix, trained, matrix))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Weights:
+        """Train the client's model."""
+        training = training_of(client, self.lr_decay, round)
+        if self.heavy_ball:
+            training = replace(training, optimizer="sgd", momentum=self.theta)
+        return client.fit(model, epochs=self.epochs, training=training)
+
+    @on_client
+    def mix(self, client: Client, models: list[Weights], weights: tuple[float, ...]) -> Weights:
+        """Return the average of the client's own model and its neighbours'."""
+        return mean(models, weights)
+
+    def cost(self, clients: int, model: int) -> int:
+        """M along each edge, in both directions, in each round: T·N(N-1)·M for the complete graph."""
+        return topology.sends(self.topology, clients, self.rounds) * model
+
+
+def gossip(fed: Fed, mix: Callable[..., Weights], models: Sequence[Model], matrix: Tensor) -> tuple[Ref[Weights], ...]:
+    """Make one exchange: every client averages its own and its neighbours' models with its row of W."""
+    return tuple(
+        fed.call(mix, client, [m for m, w in zip(models, row, strict=True) if w], tuple(w for w in row if w))
+        for client, row in zip(fed.clients, matrix.tolist(), strict=True)
+    )

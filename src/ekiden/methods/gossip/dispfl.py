@@ -1,0 +1,155 @@
+"""DisPFL: decentralised personalised models, each with a sparse mask of its own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, cos, pi, prod
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from ekiden.base.checks import Count, Fraction, Range
+from ekiden.base.errors import UserError
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mask, unpack
+from ekiden.training.weights import Weights, mean
+
+
+class Sparse(NamedTuple):
+    """A sparse model as it travels."""
+
+    values: Tensor  # (s·P,) the active parameters
+    mask: Tensor  # (P / 8,) uint8, one bit a parameter
+    rest: Weights  # no parameters; running statistics and counters
+
+
+class Masks(NamedTuple):
+    """What a client keeps: (P,) bool."""
+
+    trained: Tensor  # the mask with which its model was trained
+    current: Tensor  # the mask with which it will be trained
+
+
+@dataclass(frozen=True)
+class DisPFL(PersonalMethod):
+    """Personalised sparse models: clients average where their masks overlap, train, and move their masks.
+
+    Rong Dai, Li Shen, Fengxiang He, Xinmei Tian, Dacheng Tao: DisPFL: Towards Communication-Efficient Personalized
+    Federated Learning via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
+
+    In each round every client gets the active weights and masks that its peers had after the previous round. The result
+    is one model per client, as it is after its last training.
+
+    Departures from the paper: each client draws its own first mask. Inactive weights get no gradient, instead of being
+    set to zero after each step (the same unless the gradient's norm is limited). Weights that were just pruned may
+    regrow, as in the authors' code. Weights regrow at random, as in the authors' script; `regrow = "gradient"` is the
+    default of their code. All clients take part in every round. Statistics of normalisation layers travel with the
+    weights and are averaged evenly. Local training ends with the epoch that --select names, by default the best on
+    validation data.
+    """
+
+    rounds: Count = 500
+    """T, rounds of exchange and training"""
+    epochs: Count = 5
+    """E, epochs at each client per round"""
+    density: Fraction = 0.5
+    """s, share of active weights"""
+    prune: Annotated[float, Range(least=0, most=1)] = 0.5
+    """a, share of active weights that is moved in the first round; falls to 0 as a cosine"""
+    regrow: Literal["random", "gradient"] = "random"
+    """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
+    sparsity_distribution: Literal["erk", "uniform"] = "erk"
+    """density of the tensors: by the Erdős–Rényi kernel (small tensors are denser), or the same for all"""
+    topology: str = "peers:0.1"
+    """graph of the clients: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
+    erdos_renyi:P[:SEED], matching or one_peer"""
+    lr_decay: Fraction = 0.998
+    """factor of the learning rate η after each round"""
+
+    traits = replace(PersonalMethod.traits, private=Masks)
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a graph that does not fit the clients or is not connected."""
+        topology.check(self.topology, len(clients))
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield the state after each round."""
+        while s.step < self.rounds:
+            mine = own_models(fed, s)
+            shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]
+            near = topology.circles(self.topology, len(fed.clients), s.step, fed.generator("topology"))
+            s = s.next(
+                personal=tuple(
+                    fed.call(self.learn, k, [shown[j] for j in circle], s.step)
+                    for k, circle in zip(fed.clients, near, strict=True)
+                )
+            )
+            yield s
+
+    @on_client
+    def show(self, client: Client, model: Weights) -> Sparse:
+        """Return the active weights, with the mask that they were trained with."""
+        if client.state is None:
+            draw = Generator().manual_seed(client.seed("mask"))
+            first = random_mask(client.shapes, self.active(client.shapes), draw).to(model.params.device)
+            client.state = Masks(first, first)
+        mask = client.state.trained
+        return Sparse(model.params[mask], pack(mask), model.with_params(model.params[:0]))
+
+    @on_client
+    def learn(self, client: Client, shown: list[Sparse], round: int) -> Weights:
+        """Average with the client's mask, train, change the mask."""
+        mask = client.state.current
+        model = overlap(shown, len(mask))
+        model = model.with_params(model.params * mask)
+        training = training_of(client, self.lr_decay, round)
+        model = client.fit(model, epochs=self.epochs, training=training, penalty=Inactive(~mask))
+        where = client.gradient(model) if self.regrow == "gradient" else None
+        moved = move(mask, model.params, client.shapes, self.share(round), where, client.seed("regrow"))
+        client.state = Masks(mask, moved)
+        return model
+
+    def share(self, round: int) -> float:
+        """Return α_t = (a / 2)(1 + cos(πt / T))."""
+        return self.prune / 2 * (1 + cos(pi * round / self.rounds))
+
+    def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        """Return the number of active weights of each tensor."""
+        shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
+        return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
+
+    def cost(self, clients: int, model: Size) -> int:
+        """Along each edge 4 bytes for an active weight, a bit for each weight, and the statistics."""
+        rest = model.network.weights()
+        active = sum(self.active(model.network.shapes))
+        sparse = 4 * active + ceil(len(rest.params) / 8) + wire.size((rest.buffers, rest.counters))
+        return topology.sends(self.topology, clients, self.rounds) * sparse
+
+
+@dataclass(frozen=True)
+class Inactive:
+    """Inactive weights stay zero: no gradient moves them, and neither decay nor momentum move a zero."""
+
+    where: Tensor  # (P,) bool
+
+    def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
+        """Drop their gradient."""
+        grad.masked_fill_(self.where, 0.0)
+
+
+def overlap(shown: Sequence[Sparse], size: int) -> Weights:
+    """Return for each coordinate the mean over the clients whose mask contains it; 0 if no mask does."""
+    total = torch.zeros(size, device=shown[0].values.device)
+    count = torch.zeros_like(total)
+    for values, packed, _ in shown:
+        mask = unpack(packed, size)
+        if int(mask.sum()) != len(values):
+            raise UserError("a peer's mask does not fit its weights: use the same network at every client")
+        total[mask] += values
+        count += mask
+    return mean([s.rest for s in shown]).with_params(total / count.clamp(min=1))

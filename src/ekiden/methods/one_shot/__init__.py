@@ -1,0 +1,1 @@
+"""One round: each client trains once, the server combines."""

@@ -1,0 +1,134 @@
+"""Average: one-shot federated averaging."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ekiden.base.checks import Count, CountOrZero, NonNegative
+from ekiden.base.errors import UserError
+from ekiden.data.tasks import Need
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.robust import Rule, combine, refuse
+from ekiden.methods.blocks.rounds import note_apart, shortened
+from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
+from ekiden.training.layout import Layout
+from ekiden.training.weights import Weights
+
+Head = Literal["mean", "class-wise", "class-counts"]
+
+
+@dataclass(frozen=True)
+class Average(OneShot):
+    """One-shot averaging: every client trains once from the common initial model, the server averages.
+
+    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
+    of Deep Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629. With one communication
+    as in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated Learning. 2019.
+
+    Departures from the paper: one round, all clients take part. The uniform average is the default, as in the one-shot
+    comparisons of FedELMY and MA-Echo; `weighting = "samples"` is the paper's. `combine_heads = "class-wise"` averages
+    each row of the classifier only over the clients with more than one sample of its class (zero if there are none), as
+    the authors of MA-Echo do for all methods of their tables. Local training ends with the epoch that --select names,
+    by default the best on validation data.
+    """
+
+    epochs: Count = 200
+    """E, epochs at each client"""
+    weighting: Literal["uniform", "samples"] = "uniform"
+    """p_i: 1/N, or n_i/n"""
+    combine_heads: Head = "mean"
+    """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners), or class-counts (by
+    n_ic/n_c, the clients' shares of the class's samples)"""
+    running_variances: Literal["mean", "mixture"] = "mean"
+    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
+    init: Init = "same"
+    """initial models: the same for all clients, or a different one for each"""
+    combine: Rule = "mean"
+    """how the server combines models: their mean, or a rule that tolerates some arbitrary models"""
+    faulty: CountOrZero = 1
+    """f, number of clients that may send arbitrary models: trimmed-mean drops f values at each end, and krum assumes f
+    such clients"""
+    clip_update: NonNegative = 0.0
+    """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
+    limit"""
+
+    def __post_init__(self) -> None:
+        """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""
+        if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
+            raise UserError(
+                f"--combine {self.combine} goes with --combine-heads mean and --running-variances mean: leave these out"
+            )
+        if self.clip_update and self.init != "same":
+            raise UserError("--clip-update bounds the step from the common initial model: leave out --init different")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Need classes if the classifier is averaged by them."""
+        return frozenset() if self.combine_heads == "mean" else CLASSES
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a rule that needs more clients."""
+        refuse(self.combine, len(clients), self.faulty, weighted=self.weighting == "samples")
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network without a declared classifier, for rules other than the mean."""
+        if self.combine_heads != "mean":
+            _ = model.layout.head  # raises if there is none
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield one state: train at all clients, average."""
+        if s.step == 0:
+            sent = self.limited(fed, fed.get({k: fed.call(self.train, k, INITIAL) for k in fed.clients}))
+            result = self.aggregate(list(sent.values()), fed.layout)
+            note_apart(fed, self.combine, {k: t.model for k, t in sent.items()}, result)
+            s = s.next(model=result)
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Trained:
+        """Train on the plain loss."""
+        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        if self.combine_heads != "mean":
+            return Trained(model, client.class_counts())
+        return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
+
+    def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
+        """Return the clients' models, their steps from the initial model limited to `clip_update`."""
+        if not self.clip_update:
+            return sent
+        short = shortened(fed, {k: t.model for k, t in sent.items()}, fed.get(INITIAL), self.clip_update)
+        return {k: t._replace(model=short[k]) for k, t in sent.items()}
+
+    def aggregate(self, sent: Sequence[Trained], layout: Layout) -> Weights:
+        """Return Σ p_i θ_i."""
+        models, counts = [t.model for t in sent], torch.stack([t.counts for t in sent])
+        weights = counts.sum(1).tolist() if self.weighting == "samples" else [1] * len(sent)
+        result = combine(models, weights, self.combine, self.faulty)
+        if self.running_variances == "mixture":
+            result = mixture(models, weights, result, layout)
+        if self.combine_heads == "mean":
+            return result
+        return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·M; and 8·N for n_i, 8·N·K for n_ic, if they are needed."""
+        numbers = model.layout.classes if self.combine_heads != "mean" else int(self.weighting == "samples")
+        return clients * (model + 8 * numbers)
+
+
+def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout) -> Weights:
+    """Return `result` with the running variances of the mixture of all clients' activations."""
+    buffers, total = result.buffers.clone(), sum(weights)
+    for layer in layout.layers:
+        if len(layer.statistics) == 2:
+            centre, spread = layer.statistics
+            spread.of(buffers).zero_()
+            for m, p in zip(models, weights, strict=True):
+                away = centre.of(m.buffers) - centre.of(result.buffers)  # avoids a difference of large squares
+                spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
+    return Weights(result.params, buffers, result.counters)

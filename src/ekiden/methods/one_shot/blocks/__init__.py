@@ -1,0 +1,1 @@
+"""What several methods of this family share."""

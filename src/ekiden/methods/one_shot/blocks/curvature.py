@@ -1,0 +1,267 @@
+"""How precisely a client's data determine each weight: Fisher information, and moments of inputs."""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden.base.errors import UserError
+from ekiden.methods.one_shot.blocks.projectors import layer_inputs
+from ekiden.training.layout import Layer
+from ekiden.training.network import Network, trial
+from ekiden.training.objective import Work
+
+Labels = Literal["expected", "sampled", "given"]
+"""The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one
+class drawn by them (an unbiased estimate); or the labels of the data (the empirical Fisher information)."""
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+_CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, *_CHANNELS_LAST)
+_ENTRIES = 1 << 22  # most per-sample gradients in memory at a time
+
+
+class Factors(NamedTuple):
+    """The Fisher information A ⊗ B of one linear or convolutional layer with T positions (1, if it is linear).
+
+    Attributes:
+        inputs: (d, d) A, the mean over samples of Σ_t x_t x_tᵀ / T².
+        outputs: (o, o) B, the mean over samples of T·Σ_t g_t g_tᵀ, g being the gradients at the layer's output.
+    """
+
+    inputs: Tensor
+    outputs: Tensor
+
+
+class _Seen(NamedTuple):
+    """What one layer saw of a batch: inputs (b, t, d), and gradients at its outputs (b, t, o)."""
+
+    layer: Layer
+    inputs: Tensor
+    gradients: Tensor
+
+
+def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) -> None:
+    """Refuse a network if the Fisher information of some of `layers` cannot be measured.
+
+    Args:
+        network: the network; it is not changed.
+        shape: shape of one sample.
+        layers: the layers that the method treats.
+    """
+    module = copy.deepcopy(network.module).eval()
+    advice = "use average instead"
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise UserError(f"a normalisation without running statistics mixes the samples of a batch: {advice}")
+    for layer in layers:
+        part = module.get_submodule(layer.name)
+        odd = isinstance(part, nn.Conv2d) and part.padding_mode != "zeros"
+        if odd or layer.kind == "other" or (layer.kind == "norm" and not isinstance(part, _NORMS)):
+            raise UserError(
+                f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded 2-d convolution "
+                f"without groups, or usual normalisation: {advice}"
+            )
+    with torch.no_grad(), _watched(module, layers) as seen:
+        module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
+    for name, calls in seen.items():
+        if not calls:
+            raise UserError(f"layer {name} is not called as a module, so its inputs cannot be measured: {advice}")
+
+
+def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> list[Tensor]:
+    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads a constant 1.
+
+    Args:
+        network: in evaluation mode.
+        layers: linear and convolutional layers of it.
+        batches: inputs and labels.
+    """
+    found: list[Tensor] = []
+    samples = 0
+    for x, _ in batches:
+        with torch.no_grad(), _watched(network, layers) as seen:
+            network(x)
+        rows = [_inputs(layer, network, seen[layer.name]).flatten(0, 1).double() for layer in layers]
+        found = found or [r.new_zeros(r.shape[1], r.shape[1]) for r in rows]
+        for total, r in zip(found, rows, strict=True):
+            total.addmm_(r.T, r)
+        samples += len(x)
+    return [total / samples for total in found]
+
+
+def diagonal(
+    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+) -> Tensor:
+    """Return the diagonal of the Fisher information (P,) float64: means of squared gradients of log p(y | x).
+
+    Args:
+        network: in evaluation mode; its parameters will require gradients, so pass a network of your own.
+        layers: all layers with trainable parameters, of kinds that `refuse` accepts.
+        batches: inputs and labels; their forward pass is counted by the code that makes them.
+        labels: which labels y are used.
+        draw: draws the labels if they are sampled.
+        work: counts backward passes.
+    """
+    size = max(part.stop for layer in layers for part in layer.params)
+    flat = torch.zeros(size, dtype=torch.float64, device=next(network.parameters()).device)
+    samples = 0
+    for first, seen in _passes(network, layers, batches, labels, draw, work):
+        samples += len(seen[0].inputs) if first else 0
+        for layer, x, g in seen:
+            if layer.kind == "norm":
+                for part in layer.params:
+                    each = g * x if part.name.endswith("weight") else g
+                    part.of(flat).add_(each.sum(1).square().sum(0))
+            else:
+                layer.put(flat, layer.matrix(flat) + _squares(x, g))
+    return flat / samples
+
+
+def kronecker(
+    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+) -> list[Factors]:
+    """Return Kronecker factors (float64) of the Fisher information of each layer, linear or convolutional.
+
+    James Martens, Roger Grosse: Optimizing Neural Networks with Kronecker-factored Approximate Curvature. ICML 2015.
+    https://arxiv.org/abs/1503.05671. Convolutions as in Roger Grosse, James Martens: A Kronecker-factored approximate
+    Fisher matrix for convolution layers. ICML 2016. https://arxiv.org/abs/1602.01407. Arguments as for `diagonal`.
+    """
+    found: list[Factors] = []
+    samples = 0
+    for first, seen in _passes(network, layers, batches, labels, draw, work):
+        if not found:
+            sides = [(s.inputs.shape[-1], s.gradients.shape[-1]) for s in seen]
+            like = seen[0].inputs.double()
+            found = [Factors(like.new_zeros(d, d), like.new_zeros(o, o)) for d, o in sides]
+        samples += len(seen[0].inputs) if first else 0
+        for (a, b), (_, x, g) in zip(found, seen, strict=True):
+            positions, rows, columns = x.shape[1], x.flatten(0, 1).double(), g.flatten(0, 1).double()
+            if first:
+                a.addmm_(rows.T, rows, alpha=1 / positions**2)
+            b.addmm_(columns.T, columns, alpha=positions)
+    return [Factors(a / samples, b / samples) for a, b in found]
+
+
+def half(matrix: Tensor) -> Tensor:
+    """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels: the lower triangle, row by row."""
+    row, column = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return matrix[row, column].float()
+
+
+def whole(triangle: Tensor, size: int) -> Tensor:
+    """Return the symmetric matrix (size, size) float64 whose lower half is `triangle`."""
+    if tuple(triangle.shape) != (length(size),):
+        raise UserError(
+            f"{tuple(triangle.shape)} numbers do not fit a symmetric matrix of {size} rows: use the same network at "
+            "every client"
+        )
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    row, column = torch.tril_indices(size, size)
+    matrix[row, column] = matrix[column, row] = triangle.double()
+    return matrix
+
+
+def length(size: int) -> int:
+    """Return d(d + 1)/2, the number of entries in the lower half of a symmetric matrix of `size` rows."""
+    return size * (size + 1) // 2
+
+
+def _squares(x: Tensor, g: Tensor) -> Tensor:
+    """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over positions first."""
+    if x.shape[1] == 1:
+        return (g[:, 0].square().T @ x[:, 0].square()).double()
+    total = torch.zeros(g.shape[-1], x.shape[-1], dtype=torch.float64, device=x.device)
+    some = max(1, _ENTRIES // total.numel())
+    for a, b in zip(torch.split(x, some), torch.split(g, some), strict=True):
+        total += torch.bmm(b.transpose(1, 2), a).square().sum(0)
+    return total
+
+
+def _passes(
+    network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
+) -> Iterator[tuple[bool, list[_Seen]]]:
+    """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what each layer saw."""
+    for layer in layers:
+        for part in layer.params:
+            network.get_parameter(part.name).requires_grad_(True)
+    plain = {layer.name: _without_scale(network.get_submodule(layer.name)) for layer in layers if layer.kind == "norm"}
+    for x, y in batches:
+        with torch.enable_grad(), _watched(network, layers) as seen:
+            logits = network(x).float()
+        with torch.no_grad():
+            inputs = [_inputs(layer, network, seen[layer.name], plain.get(layer.name)) for layer in layers]
+        outputs = [out for layer in layers for _, out in seen[layer.name]]
+        for number, at_logits in enumerate(_at_logits(logits.detach(), y, labels, draw)):
+            found = torch.autograd.grad(logits, outputs, at_logits, retain_graph=True, materialize_grads=True)
+            work.backward += len(x)
+            left = iter(found)
+            gradients = [
+                torch.cat([_positions(layer, network, next(left)) for _ in seen[layer.name]], 1) for layer in layers
+            ]
+            yield number == 0, [_Seen(*parts) for parts in zip(layers, inputs, gradients, strict=True)]
+
+
+def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator) -> Iterator[Tensor]:
+    """Return gradients of log p(c | x) at the logits (b, K), times √p(c | x) if all classes c are used in turn."""
+    p = logits.softmax(1)
+    one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
+    if labels == "expected":
+        for c in range(p.shape[1]):
+            yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)
+        return
+    if labels == "sampled":
+        y = torch.multinomial(p.cpu(), 1, generator=draw)[:, 0].to(p.device)
+    yield one_hot[y] - p
+
+
+@contextmanager
+def _watched(network: nn.Module, layers: Iterable[Layer]) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
+    """Record what enters and leaves each layer, call by call, while the context is open."""
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
+
+    def note(name: str) -> torch.utils.hooks.RemovableHandle:
+        def see(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            seen[name].append((args[0].detach(), out))
+            return out.clone()  # later operations may change it in place
+
+        return network.get_submodule(name).register_forward_hook(see)
+
+    handles = [note(name) for name in seen]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _inputs(
+    layer: Layer, network: nn.Module, calls: Sequence[tuple[Tensor, Tensor]], plain: nn.Module | None = None
+) -> Tensor:
+    """Return (b, t, d): what the weights of a layer are multiplied with, at all positions of all its calls."""
+    if plain is not None:
+        return torch.cat([_positions(layer, network, plain(x)) for x, _ in calls], 1)
+    module = network.get_submodule(layer.name)
+    rows = [layer_inputs(module, x, mean=False) for x, _ in calls]
+    every = torch.cat([r.view(len(x), -1, r.shape[1]) for r, (x, _) in zip(rows, calls, strict=True)], 1)
+    return F.pad(every, (0, 1), value=1.0) if layer.bias is not None else every
+
+
+def _positions(layer: Layer, network: nn.Module, values: Tensor) -> Tensor:
+    """Return (b, t, o): what belongs to the outputs of a layer, position by position."""
+    linear = layer.kind == "linear" or isinstance(network.get_submodule(layer.name), _CHANNELS_LAST)
+    if linear:
+        return values.reshape(len(values), -1, values.shape[-1])
+    return values.reshape(len(values), values.shape[1], -1).transpose(1, 2)
+
+
+def _without_scale(norm: nn.Module) -> nn.Module:
+    """Return the normalisation with scale 1 and shift 0: its output is what the scale is multiplied with."""
+    norm = copy.deepcopy(norm)
+    for name, parameter in norm.named_parameters():
+        parameter.data.fill_(1.0 if name == "weight" else 0.0)
+    return norm

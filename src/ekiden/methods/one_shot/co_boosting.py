@@ -1,0 +1,261 @@
+"""Co-Boosting: synthetic samples and the weights of the ensemble that teaches on them improve each other."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.base.seeds import seeded
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.one_shot.blocks.generator import SampleGenerator
+from ekiden.methods.one_shot.blocks.synthesis import Distilled, as_made, batches, softened, synthesise
+from ekiden.training.fit import kept
+from ekiden.training.network import Network
+from ekiden.training.objective import Work
+from ekiden.training.weights import Weights
+
+_CLIP = 10.0  # largest norm of a gradient, of generator and student
+
+
+@dataclass(frozen=True)
+class Boosted(Distilled):
+    """The state of the server.
+
+    Attributes:
+        labels: (n,) int64, the classes that the samples of the pool were made for.
+        weights: (N,) of the clients' models.
+    """
+
+    labels: Tensor | None = None
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CoBoosting(Method):
+    """Clients send trained models once; hard synthetic samples and the models' weights improve each other.
+
+    Rong Dai, Yonggang Zhang, Ang Li, Tongliang Liu, Xun Yang, Bo Han: Enhancing One-Shot Federated Learning Through
+    Data and Ensemble Co-Boosting. ICLR 2024. https://arxiv.org/abs/2402.15070
+
+    Each epoch a new generator makes a batch of samples that are hard for the weighted ensemble of the clients' models
+    and on which the student disagrees with it. The weights take steps by the sign of the gradient of the ensemble's
+    loss on the samples so far. Then the student learns the ensemble's answers, on samples that are moved in a random
+    direction of its answers.
+
+    Departures from the paper: written after the released code, with the defaults of its scripts and arguments; only the
+    abstract and the objective of the text were available. As in the code, weights first change in the second epoch, on
+    the samples of earlier epochs, which are not moved for this, and the loss on BatchNorm statistics has weight 0: it
+    is left out. A step that would set all weights to 0 is skipped; the code would divide by 0. The student starts from
+    the common initial model, as the clients do, and is in evaluation mode while samples are made. Samples of the pool
+    are augmented as the clients' training data are. The result is the last epoch, not the best on the test set. For
+    samples that are not images the generator is a perceptron. Local training ends with the epoch that --select names,
+    by default the best on validation data.
+    """
+
+    epochs: Count = 100
+    """E, epochs at each client"""
+    distill_epochs: Count = 200
+    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
+    steps_per_batch: Count = 30
+    """T_G, steps of the generator for a batch"""
+    distill_batch_size: Annotated[int, Range(least=2)] = 128
+    """b, samples synthesised per epoch; also the batch size of the student and of the weights"""
+    hardness: NonNegative = 1.0
+    """exponent of 1 - p, the weight of a sample whose class has probability p under the ensemble; 0: equal weights"""
+    adv: NonNegative = 1.0
+    """β, weight of the disagreement of student and ensemble"""
+    adv_temperature: Positive = 3.0
+    """temperature of the answers that should disagree"""
+    generator_lr: Positive = 1e-3
+    """η_G, learning rate of the generator (Adam)"""
+    weight_steps: CountOrZero = 1
+    """passes over the samples per epoch in which the models' weights are adapted; 0: all weights stay 1/N"""
+    weight_lr: Positive = 0.01
+    """μ, step of a weight per mini-batch"""
+    weight_lr_decay: Fraction = 0.99
+    """factor of μ after each epoch"""
+    perturbation: NonNegative = 8 / 255
+    """ε, how far each number of a scaled input is moved in the student's samples"""
+    distill_lr: Positive = 0.01
+    """η_S, learning rate of the student (SGD, momentum 0.9), at the start; it falls by a cosine"""
+    distill_weight_decay: NonNegative = 1e-4
+    """weight decay of the student"""
+    temperature: Positive = 4.0
+    """temperature of the answers that the student learns, and of those in whose direction samples are moved"""
+    noise: Count = 256
+    """length of the generator's input z"""
+    generator_width: Count = 64
+    """channels of the generator"""
+
+    traits = Traits(needs=CLASSES | NUMBERS)
+
+    def start(self) -> Boosted:
+        """Start without teachers and without samples."""
+        return Boosted()
+
+    def run(self, fed: Fed, s: Boosted) -> Iterator[State]:
+        """Yield the state when all models are there, then after each epoch of synthesis, weighting, distillation."""
+        if s.step == 0:
+            teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
+            first, n = fed.get(INITIAL), len(teachers)
+            uniform, momentum = torch.full((n,), 1 / n), torch.zeros_like(first.params)
+            s = s.next(teachers=teachers, model=first, momentum=momentum, weights=uniform)
+            yield s
+        members = [fed.network(t).requires_grad_(False) for t in s.teachers]
+        while s.step <= self.distill_epochs:
+            yield (s := self.epoch(fed, members, s))
+
+    def epoch(self, fed: Fed, members: Sequence[nn.Module], s: Boosted) -> Boosted:
+        """Make samples, move the weights, train the student."""
+        assert isinstance(s.model, Weights)
+        assert s.momentum is not None
+        assert s.weights is not None
+        epoch, network = s.step - 1, fed.network(s.model)
+        device = next(network.parameters()).device
+        student, momentum = Network(network, device), s.momentum.to(device, copy=True)
+        teacher = WeightedEnsemble(members, s.weights.to(device))
+        pool, labels = self.synthesise(fed, teacher, student.module)
+        if s.pool is not None and s.labels is not None:
+            teacher.weights = self.reweighed(
+                fed, teacher, s.pool, s.labels, self.weight_lr * self.weight_lr_decay**epoch
+            )
+            pool, labels = torch.cat([s.pool, pool]), torch.cat([s.labels, labels])
+        lr = self.distill_lr * (1 + math.cos(math.pi * epoch / self.distill_epochs)) / 2
+        self.distil(fed, teacher, student, momentum, pool, lr)
+        parts = wire.placed((student.weights(), momentum, teacher.weights), torch.device("cpu"))
+        return s.next(model=parts[0], momentum=parts[1], weights=parts[2], pool=pool, labels=labels)
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Train on the plain loss."""
+        return client.fit(model, epochs=self.epochs)
+
+    def synthesise(self, fed: Fed, teacher: "WeightedEnsemble", student: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return a new generator's samples with the smallest loss, and the classes that they were made for."""
+        draw, device = fed.generator("synthesis"), next(student.parameters()).device
+        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
+        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        labels = torch.randint(fed.layout.classes, (self.distill_batch_size,), generator=draw)
+        wanted = labels.to(device)
+        student.eval()
+
+        def loss_of(raw: Tensor) -> Tensor:
+            with fed.autocast():
+                x = fed.feed(raw)
+                answers, own = teacher(x), student(x).float()
+            return hard(answers, wanted, self.hardness) - self.adv * softened(answers, own, self.adv_temperature)
+
+        made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP)
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
+        fed.work.add(Work(samples, samples))
+        return made, labels
+
+    def reweighed(self, fed: Fed, teacher: "WeightedEnsemble", pool: Tensor, labels: Tensor, step: float) -> Tensor:
+        """Return the models' weights after passes over the pool in mini-batches."""
+        draw, weights = fed.generator("weights"), teacher.weights
+        for _ in range(self.weight_steps):
+            for rows in batches(len(pool), self.distill_batch_size, draw):
+                x = fed.feed(as_made(pool, rows), draw)
+                with torch.no_grad(), fed.autocast():
+                    answers = teacher.answers(x)
+                weights = moved(weights, answers, labels[rows].to(weights.device), step)
+        fed.work.add(Work(self.weight_steps * len(teacher.members) * len(pool), 0))
+        return weights
+
+    def distil(
+        self, fed: Fed, teacher: "WeightedEnsemble", student: Network, momentum: Tensor, pool: Tensor, lr: float
+    ) -> None:
+        """Train the student in one pass over the pool."""
+        draw = fed.generator("distillation")
+        student.module.train()
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):  # dropout of the student
+            for rows in batches(len(pool), self.distill_batch_size, draw):
+                x = self.diversified(fed, teacher, fed.feed(as_made(pool, rows), draw), draw)
+                student.grad.zero_()
+                with fed.autocast():
+                    with torch.no_grad():
+                        answers = teacher(x)
+                    own = student.module(x).float()
+                softened(answers, own, self.temperature).backward()  # type: ignore[no-untyped-call]
+                student.grad.mul_(kept(student.grad, _CLIP)).add_(student.params, alpha=self.distill_weight_decay)
+                momentum.mul_(0.9).add_(student.grad)
+                student.params.add_(momentum, alpha=-lr)
+        members = len(teacher.members)
+        fed.work.add(Work((2 * members + 1) * len(pool), (members + 1) * len(pool)))
+        student.module.eval()
+
+    def diversified(self, fed: Fed, teacher: nn.Module, x: Tensor, draw: Generator) -> Tensor:
+        """Return x + ε·sign(∇_x uᵀ softmax(A(x) / T)), with u uniform in [-1, 1]^K for each sample."""
+        u = 2 * torch.rand(len(x), fed.layout.classes, generator=draw) - 1
+        x = x.detach().requires_grad_()
+        with fed.autocast():
+            answers = teacher(x)
+        (slope,) = torch.autograd.grad((u.to(x.device) * (answers / self.temperature).softmax(1)).sum(), x)
+        return x.detach() + self.perturbation * slope.sign()
+
+    def steps(self, clients: int) -> int:
+        """Return one step for the models and one for each epoch of distillation."""
+        return 1 + self.distill_epochs
+
+    def cost(self, clients: int, model: int) -> int:
+        """N·M: each client sends its model."""
+        return clients * model
+
+
+class WeightedEnsemble(nn.Module):
+    """A(x) = Σ w_k f_k(x) / Σ w_k.
+
+    Attributes:
+        members: the networks f_k.
+        weights: (N,) w, at least one of them above 0.
+    """
+
+    weights: Tensor
+
+    def __init__(self, members: Sequence[nn.Module], weights: Tensor) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members).eval()
+        self.register_buffer("weights", weights)
+
+    def answers(self, x: Tensor) -> Tensor:
+        """Return (N, b, K) logits of each member."""
+        return torch.stack([member(x).float() for member in self.members])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (b, K)."""
+        return weighted(self.answers(x), self.weights)
+
+
+def weighted(answers: Tensor, weights: Tensor) -> Tensor:
+    """Σ w_k z_k / Σ w_k (b, K) of logits z (N, b, K)."""
+    total: Tensor = torch.tensordot(weights, answers, 1)
+    return total / weights.sum()
+
+
+def hard(answers: Tensor, wanted: Tensor, exponent: float) -> Tensor:
+    """Return L_H, the mean of (1 - p)^exponent · (-ln p), p being the wanted class's probability; 1 - p is constant."""
+    loss = F.cross_entropy(answers, wanted, reduction="none")
+    return ((1 - (-loss.detach()).exp()) ** exponent * loss).mean()
+
+
+def moved(weights: Tensor, answers: Tensor, y: Tensor, step: float) -> Tensor:
+    """Return clip(w - μ·sign(∇_w ℓ), 0, 1), ℓ being the cross-entropy of A; w itself if nothing would be left of it.
+
+    Args:
+        weights: (N,) w.
+        answers: (N, b, K) logits of the models.
+        y: (b,) labels.
+        step: μ.
+    """
+    at = weights.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(F.cross_entropy(weighted(answers, at), y), at)
+    new = (weights - step * slope.sign()).clamp(0, 1)
+    return new if bool(new.any()) else weights

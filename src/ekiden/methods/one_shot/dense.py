@@ -1,0 +1,202 @@
+"""DENSE: data-free one-shot federated learning by a generator and distillation."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden.base.checks import Count, NonNegative, Positive, Range
+from ekiden.base.seeds import seeded
+from ekiden.engine import wire
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
+from ekiden.methods.one_shot.blocks.generator import SampleGenerator
+from ekiden.methods.one_shot.blocks.synthesis import Distilled, as_made, batches, synthesise
+from ekiden.training.network import Network
+from ekiden.training.objective import Work
+from ekiden.training.weights import Weights, mean
+
+
+@dataclass(frozen=True)
+class DENSE(Method):
+    """Clients send trained models once; the server synthesises samples with them and distils them into one model.
+
+    Jie Zhang, Chen Chen, Bo Li, Lingjuan Lyu, Shuang Wu, Shouhong Ding, Chunhua Shen, Chao Wu: DENSE: Data-Free
+    One-Shot Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2112.12371.
+
+    Each epoch a new generator makes one batch that the averaged teachers classify as wanted (CE), that fits their
+    BatchNorm statistics (BN), and on which the student disagrees with them (ADV); then the student learns the
+    teachers' answers on all batches so far.
+
+    Departures from the paper: hyperparameters of the server are those of the authors' README command. Their code never
+    sees the clients' BatchNorm layers, so its statistics loss is always 0 (`bn` = 0). Here it sees them and is a mean
+    over the clients, as the answers are, so that λ_1 means the same for any N; the code would add the losses up. The
+    student is in evaluation mode while samples are made. Samples are augmented as the clients' training data are. The
+    result is the last epoch, not the best on the test set. For samples that are not images the generator is a
+    perceptron. The student starts from the common initial model, as the clients do; in the released code it starts from
+    a fresh network. Local training ends with the epoch that --select names, by default the best on validation data.
+    """
+
+    epochs: Count = 200
+    """E, epochs at each client"""
+    distill_epochs: Count = 200
+    """T, number of synthesised batches; after each, the student trains once on all batches so far"""
+    steps_per_batch: Count = 30
+    """T_G, steps of the generator for a batch"""
+    distill_batch_size: Annotated[int, Range(least=2)] = 256
+    """B_s and B_k, samples synthesised per epoch, and batch size of the student"""
+    ce: NonNegative = 1.0
+    """weight of the loss between the teachers' answers and the wanted classes (labels, numbers)"""
+    bn: NonNegative = 1.0
+    """λ_1, weight of the distance from the BatchNorm statistics, averaged over the teachers"""
+    adv: NonNegative = 1.0
+    """λ_2, weight of the disagreement of student and teachers"""
+    generator_lr: Positive = 1e-3
+    """η_G, learning rate of the generator (Adam)"""
+    distill_lr: Positive = 5e-3
+    """η_S, learning rate of the student (SGD, momentum 0.9)"""
+    temperature: Positive = 20.0
+    """temperature of the answers that the student learns"""
+    noise: Count = 256
+    """length of the generator's input z"""
+    generator_width: Count = 64
+    """channels of the generator"""
+    student: Literal["fresh", "average"] = "fresh"
+    """the student's start: the common initial model, or the mean of the clients' models"""
+
+    traits = Traits(needs=VECTORS | NUMBERS)
+
+    def start(self) -> Distilled:
+        """Start without teachers and without samples."""
+        return Distilled()
+
+    def run(self, fed: Fed, s: Distilled) -> Iterator[State]:
+        """Yield the state when all models have arrived, then after each epoch of synthesis and distillation."""
+        if s.step == 0:
+            teachers = tuple(fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients]))
+            first = fed.get(INITIAL) if self.student == "fresh" else mean(teachers)
+            s = s.next(teachers=teachers, model=first, momentum=torch.zeros_like(first.params))
+            yield s
+        teacher = EnsembleModel(
+            [fed.network(t).requires_grad_(False) for t in s.teachers], fed.layout.classes, "logits"
+        )
+        while s.step <= self.distill_epochs:
+            assert isinstance(s.model, Weights)
+            assert s.momentum is not None
+            module = fed.network(s.model)
+            device = next(module.parameters()).device
+            student, momentum = Network(module, device), s.momentum.to(device, copy=True)
+            made = self.synthesise(fed, teacher.eval(), student.module)
+            pool = made if s.pool is None else torch.cat([s.pool, made])
+            self.distil(fed, teacher, student, momentum, pool)
+            trained = wire.placed((student.weights(), momentum), torch.device("cpu"))
+            s = s.next(model=trained[0], pool=pool, momentum=trained[1])
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """Train on the plain loss."""
+        return client.fit(model, epochs=self.epochs)
+
+    def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
+        """Return the samples with the smallest loss over all steps of a new generator."""
+        draw, device = fed.generator("synthesis"), next(student.parameters()).device
+        generator = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
+        z = torch.randn(self.distill_batch_size, self.noise, generator=draw).to(device).requires_grad_()
+        wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(device)
+        statistics = Statistics(teacher)
+        student.eval()
+
+        def loss_of(raw: Tensor) -> Tensor:
+            statistics.terms.clear()
+            with fed.autocast():
+                x = fed.feed(raw, draw)
+                answers, own = teacher(x).float(), student(x).float()
+            loss = self.ce * fed.task.mean_loss(answers, wanted)
+            loss = loss + self.bn * statistics.loss(len(teacher.members))
+            return loss + self.adv * disagreement(answers, own, fed.task.kind)
+
+        made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
+        statistics.close()
+        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)  # generator and student
+        fed.work.add(Work(samples, samples))
+        return made
+
+    def distil(self, fed: Fed, teacher: EnsembleModel, student: Network, momentum: Tensor, pool: Tensor) -> None:
+        """Train the student in one pass over the pool."""
+        draw = fed.generator("distillation")
+        student.module.train()
+        with seeded(int(torch.randint(1 << 62, (), generator=draw))):  # dropout of the student
+            for rows in batches(len(pool), self.distill_batch_size, draw):
+                x = fed.feed(as_made(pool, rows), draw)
+                student.grad.zero_()
+                with fed.autocast():
+                    with torch.no_grad():
+                        answers = teacher(x).float()
+                    own = student.module(x).float()
+                fed.task.distance(own, answers, self.temperature).backward()  # type: ignore[no-untyped-call]
+                momentum.mul_(0.9).add_(student.grad)
+                student.params.add_(momentum, alpha=-self.distill_lr)
+        fed.work.add(Work((len(teacher.members) + 1) * len(pool), len(pool)))
+        student.module.eval()
+
+    def steps(self, clients: int) -> int:
+        """Return one step for the models and one for each epoch of distillation."""
+        return 1 + self.distill_epochs
+
+    def cost(self, clients: int, model: int) -> int:
+        """N·M: each client sends its model."""
+        return clients * model
+
+
+def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification") -> Tensor:
+    """Return L_adv: minus the mean of KL(teacher ‖ student) over the batch, counted only where their answers differ.
+
+    The same for labels; for numbers, minus the mean squared difference, of which no more than 1 counts.
+    """
+    if kind == "regression":
+        return -(teacher - student).square().clamp(max=1).mean()
+    if kind == "multi-label":
+        distance = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction="none")
+        return -(distance * ((teacher > 0) != (student > 0))).mean()
+    differ = teacher.argmax(1) != student.argmax(1)
+    kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
+    return -(kl * differ).mean()
+
+
+class Statistics:
+    """Watches what the BatchNorm layers of a network read.
+
+    Attributes:
+        terms: ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since `clear`.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.terms: list[Tensor] = []
+        layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._hooks = [m.register_forward_pre_hook(self._see) for m in layers if m.track_running_stats]
+
+    def _see(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        axes = [0, *range(2, args[0].dim())]
+        variance, centre = torch.var_mean(args[0].float(), dim=axes, correction=0)
+        running = layer.running_var, layer.running_mean
+        self.terms.append(sum_of_norms((variance, centre), running))  # type: ignore[arg-type]
+
+    def loss(self, teachers: int) -> Tensor:
+        """Return L_BN, a sum over the layers and a mean over the teachers; 0 without such layers."""
+        return sum(self.terms, torch.zeros(())) / teachers
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def sum_of_norms(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> Tensor:
+    """Σ ‖found - wanted‖₂."""
+    return torch.stack([torch.linalg.vector_norm(a - b) for a, b in zip(found, wanted, strict=True)]).sum()

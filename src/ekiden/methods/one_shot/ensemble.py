@@ -1,0 +1,95 @@
+"""Ensemble: the clients' models answer together."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.checks import Count
+from ekiden.data.tasks import Need
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, OwnSamples, Size, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.one_shot import Init, OneShot
+from ekiden.methods.one_shot.blocks.class_wise import owned
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+
+
+class Member(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        model: its trained model.
+        counts: nothing (0,), bool (K,) for classes with more than one sample, or int32 (K,) class counts.
+    """
+
+    model: Weights
+    counts: Annotated[Tensor, OwnSamples]
+
+
+@dataclass(frozen=True)
+class Ensemble(OneShot):
+    """Every client trains once; the result is all N models, whose answers are averaged for each sample.
+
+    A yardstick of one-shot federated learning in Neel Guha, Ameet Talwalkar, Virginia Smith: One-Shot Federated
+    Learning. 2019. https://arxiv.org/abs/1902.11175. The rules are those of the released codes of FedELMY and DENSE
+    (`logits`), MA-Echo (`class-wise`) and PFNM (`probabilities`, `counts`).
+
+    Departures from the paper: all clients' models are members, none is selected. The result is one network that
+    contains N networks: it takes N times the memory and the time of a single model. Local training ends with the epoch
+    that --select names, by default the best on validation data.
+    """
+
+    traits = Traits(joins_models=True, averages=False)
+
+    epochs: Count = 200
+    """E, epochs at each client"""
+    rule: Rule = "logits"
+    """how answers are combined: mean of logits z_i; mean of probabilities p_i; majority; logits of owned classes (more
+    than one sample) divided by the number of owners; p_i weighted by n_ic/n_c"""
+    init: Init = "same"
+    """initial models: the same for all clients, or a different one for each"""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Need classes, unless outputs are averaged, which has a meaning in all tasks."""
+        return frozenset() if self.rule == "logits" else CLASSES
+
+    def start(self) -> State:
+        """Start without a model: the ensemble needs its members."""
+        return State(model=None)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield one state: train at all clients, join the models into one network."""
+        if s.step == 0:
+            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            counts = torch.stack([m.counts for m in sent]).float()
+            if not counts.numel():
+                counts = torch.ones(len(sent), fed.layout.classes)
+            models = [m.model for m in sent]
+            s = s.next(model=join(fed.network(models[0]), models, self.rule, counts))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Member:
+        """Train on the plain loss."""
+        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        if self.rule == "class-wise":
+            return Member(model, owned(client.class_counts()))
+        return Member(
+            model, client.class_counts().int() if self.rule == "counts" else torch.empty(0, dtype=torch.int64)
+        )
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """Return one network that contains N networks."""
+        classes = Network(copy.deepcopy(network)).layout.classes
+        return EnsembleModel([copy.deepcopy(network) for _ in range(clients)], classes, self.rule)
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·M; and N·K for the owned classes, 4·N·K for class counts, where the rule needs them."""
+        return clients * (model + model.layout.classes * {"class-wise": 1, "counts": 4}.get(self.rule, 0))

@@ -1,0 +1,140 @@
+"""PFNM: probabilistic federated neural matching."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ekiden.base.checks import Count, CountOrZero, Positive
+from ekiden.base.errors import UserError
+from ekiden.engine.federation import Fed
+from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
+from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
+
+
+@dataclass(frozen=True)
+class PFNM(OneShot):
+    """One-shot: hidden units of all models are matched to global units, whose number is inferred.
+
+    Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Trong Nghia Hoang, Yasaman Khazaeni: Bayesian
+    Nonparametric Federated Learning of Neural Networks. ICML 2019. https://arxiv.org/abs/1905.12022.
+
+    A unit is one vector: its bias and its outgoing weights (in the first layer its incoming ones too). Global units
+    are a Beta-Bernoulli process with Gaussian values; those of a client are noisy copies of some of them. From the last
+    hidden layer to the first, each client's units are assigned in turn, given the others'.
+
+    Departures from the paper: written after the released code. `sigma` and `sigma0` are variances, as there. One
+    round; γ, σ and σ0 are fixed, where the code picks the best on the test set. Convolutions are supported, too: a
+    weight becomes a kernel, or the positions of a flattened channel. BatchNorm is folded into the layer before it, and
+    the result has none. A single model stays as it is. Every unit of a layer is assigned, also if there are more than
+    700. Local training ends with the epoch that --select names, by default the best on validation data.
+    """
+
+    epochs: Count = 10
+    """E, epochs at each client"""
+    gamma: Positive = 1.0
+    """γ, mass of the process: with a larger value more units remain separate"""
+    sigma: Positive = 1.0
+    """σ², variance of a client's units around the global ones"""
+    sigma0: Positive = 1.0
+    """σ0², variance of the global units"""
+    sweeps: CountOrZero = 5
+    """it, how often every client's units are matched again"""
+    bias: float = 0.1
+    """prior mean of biases; the prior mean of weights is 0"""
+    init: Init = "different"
+    """initial models: the same for all clients, or a different one for each"""
+
+    traits = Traits(needs=CLASSES)
+
+    @property
+    def process(self) -> Process:
+        """Return the model of the units."""
+        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
+
+    def start(self) -> State:
+        """Start without a model: it needs the matching."""
+        return State(model=None)
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network whose hidden units cannot be permuted."""
+        check(model.network.module, model.shape)
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield one state: train at all clients, match, merge."""
+        if s.step == 0:
+            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            elastics = [Elastic(fed.network(t.model)).cpu() for t in sent]
+            models = [matrices(Network(e)) for e in elastics]
+            shares = class_shares(torch.stack([t.counts for t in sent]))
+            merged = self.merge(models, elastics[0].forms, shares, fed.generator("order"))
+            s = s.next(model=assemble(elastics[0], merged).weights())
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Trained:
+        """Train on the plain loss."""
+        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        return Trained(model, client.class_counts().int())
+
+    def merge(
+        self, models: Sequence[Sequence[Tensor]], forms: Sequence[Form], shares: Tensor, generator: Generator
+    ) -> list[Tensor]:
+        """Return the layers of the global model, as matrices.
+
+        Args:
+            models: of each client, its layers.
+            forms: how these are made up.
+            shares: (N, K) of the samples of each class, those of each client.
+            generator: draws the orders.
+        """
+        if len({(len(m), m[0].shape[1], len(m[-1])) for m in models}) != 1:
+            raise UserError("models of different shape cannot be matched: use the same network at every client")
+        if len(models) == 1:
+            return list(models[0])
+        above = [m[-1].double() for m in models]  # the layer that reads the units, its outputs in global order
+        precise = list(shares.double() / self.sigma)  # of each of its outputs
+        merged = [self.output_bias([forms[-1].split(layer)[1] for layer in above], shares)]
+        for i in reversed(range(len(forms) - 1)):
+            rows, precisions = [], []
+            for model, reader, known in zip(models, above, precise, strict=True):
+                own = model[i].double() if i == 0 else forms[i].split(model[i].double())[1]
+                out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)  # outgoing weights
+                rows.append(torch.cat([own, out], 1))
+                even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)
+                precisions.append(torch.cat([even, known.repeat_interleave(forms[i + 1].fan)]))
+            bias = int(forms[i].bias)
+            prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])
+            units, atoms = match(rows, precisions, prior, self.process, generator)
+            mine, outgoing = atoms[:, : own.shape[1]], atoms[:, own.shape[1] :]
+            incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
+            merged[0] = torch.cat([incoming, merged[0]], 1)
+            merged.insert(0, mine)
+            above = [rows_at(model[i].double(), u, len(atoms)) for model, u in zip(models, units, strict=True)]
+            precise = [torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)] * len(models)
+        return merged
+
+    def output_bias(self, biases: Sequence[Tensor], shares: Tensor) -> Tensor:
+        """Return (K, 1) the classifier's biases, each class by its shares (N, K); (K, 0) without biases."""
+        weights = shares.double()[:, :, None] / self.sigma
+        total = (weights * torch.stack(list(biases))).sum(0) + self.bias / self.sigma0
+        return total / (weights.sum(0) + 1 / self.sigma0)
+
+    def result_network(self, network: nn.Module, clients: int) -> nn.Module:
+        """Return the network with the widths from the matching, without BatchNorm."""
+        return Elastic(network)
+
+    def cost(self, clients: int, model: Size) -> int:
+        """N·(M + 4·K): models and class counts."""
+        return clients * (model + 4 * model.layout.classes)
+
+
+def rows_at(matrix: Tensor, units: Tensor, width: int) -> Tensor:
+    """Return (width, d): the rows of `matrix` (n, d) at the places `units` (n,), zero elsewhere."""
+    return matrix.new_zeros(width, matrix.shape[1]).index_copy(0, units, matrix)

@@ -1,0 +1,424 @@
+"""The parallel methods that SPFL plugs into its chains, and how `--host` names one with its settings.
+
+In a method's own rounds a client is visited once; in chains, several times. Its memory stays fixed during a round and
+changes once at the end, by the mean over the visits: a correction that is applied at every visit would count several
+times.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Training
+from ekiden.engine.method import Method
+from ekiden.engine.worker import Client
+from ekiden.methods.blocks.rounds import Corrected, Proximal, Reply
+from ekiden.methods.rounds.fedavg import FedAvg
+from ekiden.methods.rounds.feddc import FedDC
+from ekiden.methods.rounds.feddisco import FedDisco, disco_weights, discrepancy, normalised_distances
+from ekiden.methods.rounds.feddyn import FedDyn
+from ekiden.methods.rounds.fednova import FedNova, Progress, normalised, progress
+from ekiden.methods.rounds.fedprox import FedProx
+from ekiden.methods.rounds.moon import MOON
+from ekiden.methods.rounds.scaffold import SCAFFOLD
+from ekiden.training.objective import Objective, Penalty
+from ekiden.training.weights import Weights, mean
+
+M = TypeVar("M", bound=Method)
+Anchor = Literal["received", "global"]
+"""The model that a proximal term stays near: the one that a visit starts from, or the round's global model."""
+Vectors = tuple[Weights, ...]
+"""Vectors in the shape of a model."""
+
+
+class Closing(NamedTuple):
+    """What a client sends at the end of a round: changes of its memory, and numbers."""
+
+    changes: Vectors = ()
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What is available to a client in a round.
+
+    Attributes:
+        client: the client.
+        training: how to train in this round.
+        epochs: E, epochs of a visit.
+        start: w^r, if it is needed.
+        sent: vectors that came with it.
+        memory: what the client kept from earlier rounds.
+        size: mean number of samples of a client, if it is needed.
+    """
+
+    client: Client
+    training: Training
+    epochs: int
+    start: Weights | None
+    sent: Vectors = ()
+    memory: Vectors = ()
+    size: float = 0.0
+
+    @property
+    def origin(self) -> Weights:
+        """Return w^r."""
+        assert self.start is not None
+        return self.start
+
+    def kept(self, number: int) -> Tensor | float:
+        """Return a vector of the memory, 0 before the first round."""
+        return self.memory[number].params if self.memory else 0.0
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """What is available to the server at the end of a round.
+
+    Attributes:
+        start: w^r.
+        ends: the model at the end of each chain that came back.
+        chains: the clients of each of these chains.
+        closings: what these clients sent, of those that answered.
+        clients: N, number of clients.
+        memory: the server's own vectors; none before the first round.
+    """
+
+    start: Weights
+    ends: Sequence[Weights]
+    chains: Sequence[Sequence[str]]
+    closings: Mapping[str, Closing]
+    clients: int
+    memory: tuple[Tensor, ...] = ()
+
+    def kept(self, number: int) -> Tensor:
+        """Return a vector of the memory, 0 before the first round."""
+        return self.memory[number] if self.memory else torch.zeros_like(self.start.params)
+
+    def along(self, values: Mapping[str, float]) -> list[float]:
+        """Return for each chain the mean over those of its clients that closed the round; 0 for none.
+
+        It also represents clients that trained but dropped out before the round ended.
+        """
+        known = [[values[client] for client in chain if client in values] for chain in self.chains]
+        return [sum(found) / len(found) if found else 0.0 for found in known]
+
+
+class After(NamedTuple):
+    """The result of a round at the server: the model, what the next round starts from, and the server's memory."""
+
+    model: Weights
+    start: Weights
+    memory: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Host(Generic[M]):
+    """A parallel method in chains; by default as FedAvg, with equal weights.
+
+    Attributes:
+        method: its hyperparameters; rounds, epochs, participation and the server's rates are not used.
+        anchor: the model that its proximal term stays near, if the method leaves it open.
+    """
+
+    method: M
+    anchor: Anchor = "global"
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters of the method that have a meaning in chains."""
+    anchored: ClassVar[Anchor | None] = None
+    """The default anchor of a host that has a choice. Without chains, received and global model are the same."""
+    sent: ClassVar[int] = 0
+    """Vectors that go with w^r."""
+    changes: ClassVar[int] = 0
+    """Vectors that a client sends at the end of a round."""
+    numbers: ClassVar[int] = 0
+    """Numbers that a client sends at the end of a round."""
+    keeps: ClassVar[bool] = False
+    """Whether a client keeps something between rounds."""
+    counts: ClassVar[bool] = False
+    """Whether clients are asked once for their number of samples."""
+
+    @property
+    def closes(self) -> bool:
+        """Return whether every client visited gets a message at the end of a round."""
+        return bool(self.keeps or self.changes or self.numbers)
+
+    @property
+    def needs_start(self) -> bool:
+        """Return whether the local loss refers to w^r."""
+        return self.anchored is not None and self.anchor == "global"
+
+    def train(self, at: ClientRound, model: Weights, base: Objective) -> tuple[Weights, Vectors]:
+        """Train from `model` with a loss built around `base`; return also what the visit gives for the memory."""
+        penalty, objective = self.penalty(at, model), self.objective(at, base)
+        trained = at.client.fit(model, epochs=at.epochs, penalty=penalty, objective=objective, training=at.training)
+        return trained, self.learned(model, trained, penalty)
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """Return what is added to the loss in closed form, at a visit that starts from `model`."""
+        return None
+
+    def objective(self, at: ClientRound, base: Objective) -> Objective:
+        """Return the local loss around `base`."""
+        return base
+
+    def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """Return what a visit contributes to the memory; `close` gets the mean over a round's visits."""
+        return ()
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """Return the memory after a round, given the mean of `learned` over its visits, and what the server gets."""
+        return (), Closing()
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """Return what the server sends with w^r."""
+        return ()
+
+    def merge(self, r: ServerRound) -> After:
+        """Compute the server's step."""
+        middle = mean(r.ends)
+        return After(middle, middle)
+
+    def near(self, at: ClientRound, model: Weights) -> Tensor:
+        """Return the anchor at a visit that starts from `model`."""
+        return (at.origin if self.anchor == "global" else model).params
+
+
+class InFedAvg(Host[FedAvg]):
+    """FedAvg: chains of plain training."""
+
+
+class InFedProx(Host[FedProx]):
+    """FedProx: the proximal term's centre is the round's global model, which damps a chain."""
+
+    settings = ("mu",)
+
+    @property
+    def needs_start(self) -> bool:
+        """Return whether there is a proximal term, whose centre is w^r."""
+        return self.method.mu > 0
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """Return (μ/2)‖w - w^r‖²."""
+        return Proximal(self.method.mu, at.origin.params) if self.method.mu else None
+
+
+class InSCAFFOLD(Host[SCAFFOLD]):
+    """SCAFFOLD: c and c_i change once a round."""
+
+    sent, changes, keeps = 1, 1, True
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
+        """C - c_i, added to each gradient."""
+        return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
+
+    def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """Return the mean gradient over the steps."""
+        assert isinstance(penalty, Corrected)
+        return (model.with_params(penalty.mean()),)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """c_i⁺ is the mean gradient; its change travels."""
+        return learned, Closing((learned[0].with_params(learned[0].params - at.kept(0)),))
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """Send the server's control variate c."""
+        return (start.with_params(memory[0] if memory else torch.zeros_like(start.params)),)
+
+    def merge(self, r: ServerRound) -> After:
+        """Change c by 1/N of what clients send, so that it is always the mean of all c_i."""
+        control = r.kept(0)
+        for closing in r.closings.values():
+            control = control + closing.changes[0].params / r.clients
+        middle = mean(r.ends)
+        return After(middle, middle, (control,))
+
+
+class InFedNova(Host[FedNova]):
+    """FedNova: a_j of a chain is the sum over its clients. With full chains this is FedAvg."""
+
+    settings, numbers = ("mu",), 1
+
+    @property
+    def needs_start(self) -> bool:
+        """Return whether there is a proximal term, whose centre is w^r."""
+        return self.method.mu > 0
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """The proximal term, around the round's global model."""
+        return Proximal(self.method.mu, at.origin.params) if self.method.mu else None
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """Send a_i."""
+        return (), Closing((), (progress(at.client, at.epochs, at.training, self.method.mu),))
+
+    def merge(self, r: ServerRound) -> After:
+        """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j."""
+        a = r.along({client: closing.numbers[0] for client, closing in r.closings.items()})
+        parts = zip(r.ends, r.chains, a, strict=True)
+        new = normalised(r.start, [Progress(Reply(end, 1.0), len(chain) * a_j) for end, chain, a_j in parts if a_j])
+        return After(new, new)
+
+
+class InFedDyn(Host[FedDyn]):
+    """FedDyn: λ_i changes by the mean displacement of the client's visits."""
+
+    settings, anchored, keeps = ("alpha",), "received", True
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
+        """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
+        slope = -at.memory[0].params if at.memory else None
+        return Proximal(self.method.alpha, self.near(at, model), slope) if self.method.alpha else None
+
+    def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """Return w_out - w_in."""
+        return (trained.with_params(trained.params - model.params),)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """λ_i ← λ_i - α · displacement."""
+        return (learned[0].with_params(at.kept(0) - self.method.alpha * learned[0].params),), Closing()
+
+    def merge(self, r: ServerRound) -> After:
+        """Update h by the displacements of those who answered, divided by all N; broadcast the mean minus h/α."""
+        middle, alpha = mean(r.ends), self.method.alpha
+        if not alpha:
+            return After(middle, middle)
+        h = r.kept(0) - alpha / r.clients * ((middle.params - r.start.params) * len(r.closings))
+        return After(middle, middle.with_params(middle.params - h / alpha), (h,))
+
+
+class InFedDC(Host[FedDC]):
+    """FedDC: drift and gradient memory change once a round."""
+
+    settings, anchored = ("alpha",), "global"
+    sent, changes, keeps, counts = 1, 1, True, True
+
+    def penalty(self, at: ClientRound, model: Weights) -> Penalty:
+        """(α/2ω_i)‖w + h_i - anchor‖² + ⟨g/ω_i - g_i, w⟩."""
+        relative = at.client.n / at.size
+        pull = Proximal(self.method.alpha / relative, self.near(at, model) - at.kept(0))
+        slope = at.sent[0].params / relative - at.kept(1)
+        return Corrected(slope, at.training.l2, at.training.clip_norm, pull)
+
+    def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """Return w_out - w_in and the mean gradient."""
+        assert isinstance(penalty, Corrected)
+        return trained.with_params(trained.params - model.params), model.with_params(penalty.mean())
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """Add the displacement to h_i and set g_i to the mean gradient, whose change travels."""
+        moved, gradient = learned
+        change = at.client.n / at.size * (gradient.params - at.kept(1))
+        memory = (moved.with_params(at.kept(0) + moved.params), gradient)
+        return memory, Closing((gradient.with_params(change),))
+
+    def opening(self, start: Weights, memory: tuple[Tensor, ...]) -> Vectors:
+        """Send the gradient memory g."""
+        return (start.with_params(memory[1] if memory else torch.zeros_like(start.params)),)
+
+    def merge(self, r: ServerRound) -> After:
+        """Update the mean of all h_i and g with those who answered, divided by all N; broadcast the mean + the drift.
+
+        After chains of L clients the drift grows by 1/L of how far they went. That is exact where all clients have
+        equally many visits, in chains that come back; else an estimate.
+        """
+        middle, gradient = mean(r.ends), r.kept(1)
+        for closing in r.closings.values():
+            gradient = gradient + closing.changes[0].params / r.clients
+        answered = len(r.closings) / r.clients
+        drift = r.kept(0) + answered / len(r.chains[0]) * (middle.params - r.start.params)
+        return After(middle, middle.with_params(middle.params + drift), (drift, gradient))
+
+
+class InMOON(Host[MOON]):
+    """MOON: a client keeps the mean of the models of its visits."""
+
+    settings, keeps = ("mu", "temperature"), True
+
+    @property
+    def needs_start(self) -> bool:
+        """Need w^r for the positive of the contrast."""
+        return self.method.mu > 0
+
+    def objective(self, at: ClientRound, base: Objective) -> Objective:
+        """Return ℓ + μ ℓ_con."""
+        return self.method.contrast(at.client, at.start, at.memory, base)
+
+    def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
+        """Return the model."""
+        return (trained,)
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """Keep the model from which the next rounds' representations are pushed away."""
+        return (*at.memory, *learned)[-self.method.earlier_models :], Closing()
+
+
+class InFedDisco(Host[FedDisco]):
+    """FedDisco: each chain has the mean weight of its clients. With full chains this is FedAvg."""
+
+    settings, numbers = ("a", "b", "discrepancy"), 2
+
+    def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
+        """Send n_k and d_k."""
+        client = at.client
+        return (), Closing((), (float(client.n), discrepancy(client.class_counts(), self.method.discrepancy)))
+
+    def merge(self, r: ServerRound) -> After:
+        """Average the ends by the weights of their chains."""
+        n, d = zip(*(closing.numbers for closing in r.closings.values()), strict=True)
+        weights = disco_weights(n, normalised_distances(d, self.method.discrepancy), self.method.a, self.method.b)
+        along = r.along(dict(zip(r.closings, weights, strict=True)))
+        middle = mean(r.ends, along if any(along) else None)
+        return After(middle, middle)
+
+
+HOSTS: Mapping[type[Method], type[Host[Any]]] = {
+    FedAvg: InFedAvg,
+    FedProx: InFedProx,
+    SCAFFOLD: InSCAFFOLD,
+    FedNova: InFedNova,
+    FedDyn: InFedDyn,
+    FedDC: InFedDC,
+    MOON: InMOON,
+    FedDisco: InFedDisco,
+}
+"""The methods that SPFL plugs into its chains, and how."""
+
+
+def host_named(text: str) -> Host[Any]:
+    """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5"."""
+    name, _, given = text.partition(":")
+    known = {kind.title(): kind for kind in HOSTS}
+    if name not in known:
+        raise unknown("host", name, known)
+    kind, values = known[name], dict[str, Any]()
+    host = HOSTS[kind]
+    hints = {setting: hint for setting, hint in get_type_hints(kind).items() if setting in host.settings}
+    if host.anchored is not None:
+        hints["anchor"] = Anchor
+    for part in filter(None, given.split(",")):
+        setting, _, value = part.partition("=")
+        if setting not in hints:
+            raise unknown(f"setting of host {name}", setting, hints)
+        values[setting] = _value(setting, hints[setting], value)
+    anchor = values.pop("anchor", host.anchored or "global")
+    try:
+        return host(kind(**values), anchor)
+    except UserError as error:
+        raise UserError(f"--host {text}: {str(error).removeprefix('--')}") from None
+
+
+def _value(setting: str, hint: Any, text: str) -> float | str:
+    if hint is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"host {setting} must be a number, not {text!r}: write {setting}=0.1") from None
+    if text not in get_args(hint):
+        raise unknown(f"value of host {setting}", text, get_args(hint))
+    return text

@@ -1,0 +1,1 @@
+"""Yardsticks: each client alone, all data in one place."""
