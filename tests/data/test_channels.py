@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from ekiden import DataWarning, federate
+from ekiden import DataWarning, UserError, federate
 from ekiden.data import from_tensors, load
 from tests.data.pictures import encoded
 
@@ -61,6 +61,20 @@ def test_floats_that_are_pixels_are_named(shape: tuple[int, ...]) -> None:
     assert fed.dataset.train.x.max() == 255
     for other in (scaled, whole - 100, whole * 10):
         from_tensors(given_as(other, "tensors"))  # without a line
+
+
+def test_arrays_in_any_layout_are_the_same_and_objects_are_one_line() -> None:
+    x, y = images(20, 3, 8, 8).numpy(), np.arange(20) % 2
+    plain = from_tensors((x / 255, y)).train.x
+    big = (x / 255).astype(">f4")
+    for other in (big, (x / 255).astype(np.float32)[:, ::-1][:, ::-1], np.asfortranarray(x / 255)):
+        assert torch.equal(from_tensors((other, y)).train.x, plain)
+    assert torch.equal(from_tensors((x[..., ::-1], y.astype(">i8"))).train.x.flip(-1), from_tensors((x, y)).train.x)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    assert torch.equal(from_tensors((frozen, y)).train.x, from_tensors((x, y)).train.x)
+    with pytest.raises(UserError, match="train holds values that are not numbers"):
+        from_tensors((np.array([1, None] * 10, dtype=object), y))
 
 
 def test_files_of_arrays_are_noticed_too(tmp_path: Any) -> None:

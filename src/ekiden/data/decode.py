@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ekiden.base.checks import Checked, CountOrZero
@@ -282,6 +282,8 @@ def _named(item: _Item, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return UserError(f"the image in {raw.where(row)}: {error}")
     what = " ".join((str(error) or type(error).__name__).split())
+    if isinstance(error, UnidentifiedImageError):
+        what = "it is of an unknown format, or damaged"
     return UserError(f"the image in {raw.where(row)} cannot be decoded ({what[:200]}): replace or remove it")
 
 

@@ -96,7 +96,7 @@ def _array_like(part: Any) -> bool:
 
 
 def _array(part: Any, what: str) -> Any:
-    if isinstance(part, Tensor | np.ndarray):
+    if isinstance(part, Tensor):
         return part
     try:
         array = np.asarray(part)
@@ -104,7 +104,8 @@ def _array(part: Any, what: str) -> Any:
         raise UserError(f"{what} holds rows of different lengths: give each sample the same shape") from None
     if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
         raise UserError(f"{what} holds values that are not numbers: give numbers, or name the columns to use")
-    return array if array.flags.writeable else array.copy()
+    foreign = not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C") if foreign else array
 
 
 def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:

@@ -148,7 +148,7 @@ def _equal(colours: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
 def _opaque(image: Image.Image) -> Image.Image:
     """Return the image on a white background."""
     grey = _is_grey(image)
-    image = image.convert("RGBA")
+    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return shown.getchannel(0) if grey else shown.convert("RGB")
 
