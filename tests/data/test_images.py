@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -315,6 +317,25 @@ def test_of_several_pages_the_middle_one_is_read_or_the_one_that_is_named(tmp_pa
         assert opened.tell() == 0
         opened.seek(3)
         assert set(read(opened).flatten().tolist()) == {250}
+
+
+def test_tables_name_pages(tmp_path: Path) -> None:
+    (tmp_path / "film.tif").write_bytes(stack("TIFF", [0, 100, 200]))
+    rows = [{"image": f"film.tif#{k % 3}", "label": "abc"[k % 3]} for k in range(15)]
+    pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    paths = [{"bytes": None, "path": row["image"]} for row in rows]
+    table = pa.table({"image": paths, "label": [row["label"] for row in rows]})
+    pq.write_table(table, tmp_path / "b.parquet")
+    for name, how in (("a.csv", {"image_column": "image"}), ("b.parquet", {})):
+        data = load(str(tmp_path / name), **how)
+        assert {(int(x.max()), int(y)) for x, y in zip(data.train.x, data.train.y, strict=True)} == {
+            (0, 0),
+            (100, 1),
+            (200, 2),
+        }
+    first = load(str(tmp_path / "b.parquet")).train.x
+    (tmp_path / "film.tif").write_bytes(stack("TIFF", [10, 110, 210]))  # the cache follows the file that is named
+    assert not torch.equal(load(str(tmp_path / "b.parquet")).train.x, first)
 
 
 def test_a_name_with_a_number_sign_is_a_name(tmp_path: Path) -> None:
