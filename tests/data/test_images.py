@@ -326,7 +326,8 @@ def test_tables_name_pages(tmp_path: Path) -> None:
     paths = [{"bytes": None, "path": row["image"]} for row in rows]
     table = pa.table({"image": paths, "label": [row["label"] for row in rows]})
     pq.write_table(table, tmp_path / "b.parquet")
-    for name, how in (("a.csv", {"image_column": "image"}), ("b.parquet", {})):
+    ways: list[tuple[str, dict[str, Any]]] = [("a.csv", {"image_column": "image"}), ("b.parquet", {})]
+    for name, how in ways:
         data = load(str(tmp_path / name), **how)
         assert {(int(x.max()), int(y)) for x, y in zip(data.train.x, data.train.y, strict=True)} == {
             (0, 0),
