@@ -1,15 +1,27 @@
 """What the file of a method imports, in the package or outside: `from ekiden.authoring import Method, State, ...`."""
 
-from ekiden.base.checks import Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, require
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, VECTORS, Method, Size, State, Traits, on_client
+from ekiden.engine.method import (
+    CLASSES,
+    INITIAL,
+    NUMBERS,
+    VECTORS,
+    Method,
+    Model,
+    OwnSamples,
+    Size,
+    State,
+    Traits,
+    on_client,
+)
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Client
-from ekiden.training.objective import Objective, Penalty, Work, cross_entropy
+from ekiden.training.objective import Forward, Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
 
 __all__ = [
@@ -18,16 +30,20 @@ __all__ = [
     "NUMBERS",
     "SERVER",
     "VECTORS",
+    "BelowOne",
     "Checked",
     "Client",
     "ClientMissing",
     "Count",
     "CountOrZero",
     "Fed",
+    "Forward",
     "Fraction",
     "Method",
+    "Model",
     "NonNegative",
     "Objective",
+    "OwnSamples",
     "Penalty",
     "Positive",
     "Range",
@@ -43,4 +59,5 @@ __all__ = [
     "cross_entropy",
     "mean",
     "on_client",
+    "require",
 ]

@@ -588,6 +588,17 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
+def test_a_run_of_another_version_that_differs_names_that_version(tmp_path: Path) -> None:
+    """For example, because the method has a new hyperparameter."""
+    folder_with_a_state(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"ekiden": "0.0.1"}))
+    with pytest.raises(
+        UserError, match=r"\(hyperparameters differ\): .*; Ekiden 0\.0\.1 began this run and can continue"
+    ):
+        RunFolder(tmp_path / "run", {**CONFIG, "hyperparameters": {"new": 1}})
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     file = tmp_path / "run" / "config.json"

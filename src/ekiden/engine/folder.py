@@ -327,10 +327,12 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     different += identity.unlike(found.get("digests", {}), wanted.get("digests", {}))
     if different:
-        seed = "; seed torch before you make the model" if "the initial model" in different else ""
+        more = "; seed torch before you make the model" if "the initial model" in different else ""
+        if found.get("ekiden") != __version__:
+            more += f"; Ekiden {found.get('ekiden')} began this run and can continue it"
         raise UserError(
             f"{path} holds another run ({', '.join(different)} differ): choose another folder, or put back what differs"
-            f"{seed}"
+            f"{more}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 from ekiden.methods.blocks.mixtures import square_roots
 
 

@@ -6,11 +6,8 @@ from typing import Self
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.data.tasks import Classification, Task
-from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.worker import Client
-from ekiden.training.objective import Forward, Objective
-from ekiden.training.weights import Weights
+from ekiden.authoring import INITIAL, Client, Forward, Model, Objective, State, Task, Weights
+from ekiden.data.tasks import Classification
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 
 Covariance = Literal["spherical", "diagonal", "full"]
 FLOOR = 1e-6

@@ -4,8 +4,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from ekiden.engine.method import Method, OwnSamples
-from ekiden.training.weights import Weights
+from ekiden.authoring import Method, OwnSamples, Weights
 
 Init = Literal["same", "different"]
 

@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from ekiden.base.settings import Training
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, State, Traits
-from ekiden.engine.worker import Client
+from ekiden.authoring import INITIAL, Client, Fed, Method, Model, State, Training, Traits
 
 
 class PersonalMethod(Method):

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.training.weights import Weights, distance, mean
+from ekiden.authoring import UserError, Weights, mean
+from ekiden.training.weights import distance
 
 Rule = Literal["mean", "median", "trimmed-mean", "krum", "geometric-median"]
 

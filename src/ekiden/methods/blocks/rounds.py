@@ -8,14 +8,11 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ekiden.base.refs import Ref
-from ekiden.base.settings import Training
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import HasModel, Method, Model, OwnSamples, Traits
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Fed, Method, Model, OwnSamples, Ref, Training, Traits, Weights, mean
+from ekiden.engine.method import HasModel
 from ekiden.methods.blocks.robust import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
-from ekiden.training.weights import Weights, distance, mean
+from ekiden.training.weights import distance
 
 Weighting = Literal["samples", "uniform"]
 CLIPPED = "length of clipped steps"

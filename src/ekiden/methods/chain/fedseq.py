@@ -3,12 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden.base.checks import Count, NonNegative
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, Fed, Method, NonNegative, State, Traits, Weights, on_client
+from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.glam import Passing, alignment, transfers
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

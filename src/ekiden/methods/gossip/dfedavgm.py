@@ -5,14 +5,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ekiden.base.checks import BelowOne, Count, Fraction
-from ekiden.base.refs import Ref
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Model, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import BelowOne, Client, Count, Fed, Fraction, Model, Ref, State, Weights, mean, on_client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ekiden.base.checks import Count, Fraction, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Model, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 from ekiden.methods.gossip.dfedavgm import gossip
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,11 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.checks import Count, Fraction, Range
-from ekiden.base.errors import UserError
+from ekiden.authoring import Client, Count, Fed, Fraction, Range, Size, State, UserError, Weights, mean, on_client
 from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Size, State, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mask, unpack
-from ekiden.training.weights import Weights, mean
 
 
 class Sparse(NamedTuple):

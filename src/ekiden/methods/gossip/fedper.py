@@ -4,13 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from ekiden.base.checks import Count, Fraction
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import OwnSamples, Size, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, Fed, Fraction, OwnSamples, Size, State, Weights, mean, on_client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
-from ekiden.training.weights import Weights, mean
 
 BY_SERVER = "server"
 

@@ -8,16 +8,12 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count
+from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, OwnSamples, Size, State, Traits, Weights, on_client
 from ekiden.data.tasks import Need
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, OwnSamples, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot
 from ekiden.methods.one_shot.blocks.class_wise import owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 
 class Member(NamedTuple):

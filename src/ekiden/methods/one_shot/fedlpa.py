@@ -8,17 +8,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, Positive, Size, State, Traits, Weights, on_client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, refuse
 from ekiden.methods.one_shot.blocks.merging import note_averaged, shares
 from ekiden.methods.one_shot.fedfisher import unpacked
 from ekiden.training.layout import Layout
-from ekiden.training.weights import Weights
 
 _TOLERANCE = 1e-8
 """relative residual at which the linear system counts as solved"""

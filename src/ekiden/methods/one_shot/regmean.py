@@ -7,16 +7,12 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Range
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import INITIAL, Client, Count, Fed, Range, Size, State, Weights, on_client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import half, length, moments, refuse, whole
 from ekiden.methods.one_shot.blocks.merging import note_averaged, shares
 from ekiden.training.layout import Layout
-from ekiden.training.weights import Weights
 
 _UNSEEN = 1e-6
 """relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""

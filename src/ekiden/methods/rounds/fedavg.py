@@ -6,10 +6,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from ekiden.base.checks import BelowOne, Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    BelowOne,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    NonNegative,
+    Positive,
+    State,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
@@ -24,7 +33,6 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Fraction, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Model, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import INITIAL, Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
 from ekiden.methods.blocks.rounds import (
     Corrected,
     ParallelMethod,
@@ -23,7 +20,6 @@ from ekiden.methods.blocks.rounds import (
     sample,
     with_sizes,
 )
-from ekiden.training.weights import Weights, mean
 
 
 class Memory(NamedTuple):

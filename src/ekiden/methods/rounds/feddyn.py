@@ -7,10 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Fraction, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Model, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import INITIAL, Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     Proximal,
@@ -20,7 +17,6 @@ from ekiden.methods.blocks.rounds import (
     participants,
     sample,
 )
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

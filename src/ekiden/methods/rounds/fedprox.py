@@ -3,10 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, CountOrZero, Fed, Fraction, NonNegative, Positive, State, Weights, on_client
 from ekiden.methods.blocks.robust import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
@@ -22,7 +19,6 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

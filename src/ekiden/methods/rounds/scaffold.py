@@ -7,10 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Fraction, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, Fed, Fraction, Positive, State, Weights, on_client
 from ekiden.methods.blocks.rounds import (
     Corrected,
     ParallelMethod,
@@ -25,7 +22,6 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
-from ekiden.training.weights import Weights
 
 
 class ControlledReply(NamedTuple):

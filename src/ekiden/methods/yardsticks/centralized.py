@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ekiden.base.checks import Count
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.worker import Client
-from ekiden.training.weights import Weights
+from ekiden.authoring import Client, Count, Fed, Method, State, Traits, Weights, on_client
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ekiden.base.checks import Count, Fraction
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Count, Fed, Fraction, State, Weights, on_client
 from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

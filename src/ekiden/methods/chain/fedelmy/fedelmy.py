@@ -4,14 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import INITIAL, Method, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Method,
+    NonNegative,
+    Penalty,
+    State,
+    Traits,
+    Weights,
+    mean,
+    on_client,
+)
+from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.glam import Passing, alignment, transfers
 from ekiden.methods.chain.fedelmy.diversity import Measure, Paper, Released
-from ekiden.training.objective import Penalty
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

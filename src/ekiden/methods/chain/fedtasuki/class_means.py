@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 from ekiden.methods.chain.fedtasuki.statistics import SHARE
 
 _GRID = 8  # most cells along a side of a mean image: on CIFAR-10 32 gained nothing over 8

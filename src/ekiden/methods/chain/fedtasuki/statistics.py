@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 
 SHARE = 0.05
 """the part of a model's bytes that its class statistics may take"""

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 from ekiden.models.fourier import RandomFourier
 from ekiden.models.split import as_split
 from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures

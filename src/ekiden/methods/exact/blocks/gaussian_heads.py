@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import Task, UserError
 from ekiden.base.sums import AnySums, Sums
-from ekiden.data.tasks import Classification, MultiLabel, Task
+from ekiden.data.tasks import Classification, MultiLabel
 
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
 """Values of λ/n that are tried: 10^-6 to 10, four per decade."""

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ekiden.authoring import Task
 from ekiden.base.rounding import FULL, Rounding
 from ekiden.base.sums import LARGEST, AnySums, measure, measure_targets, size, size_of_targets
-from ekiden.data.tasks import Classification, Task
+from ekiden.data.tasks import Classification
 
 
 def sums_of(

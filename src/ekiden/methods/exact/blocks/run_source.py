@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 from ekiden.data.samples import Dataset
 from ekiden.engine import identity
 from ekiden.engine.folder import read_config

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ekiden.base.refs import Ref
+from ekiden.authoring import Ref, State, Weights
 from ekiden.base.sums import AnySums
-from ekiden.engine.method import State
 from ekiden.methods.exact.blocks.fixed_features import Settled
 from ekiden.models.patch_filters import PatchSums
-from ekiden.training.weights import Weights
 
 
 class Handoff(NamedTuple):

@@ -6,11 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
-from ekiden.engine.method import State
+from ekiden.authoring import Ref, State, UserError, Weights
 from ekiden.methods.exact.blocks.fixed_features import Settled
-from ekiden.training.weights import Weights
 
 _MOST = 2**15 - 1
 _OTHER = "the sums received are of other features: use the same method and data kind everywhere"

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError
 from ekiden.methods.exact.blocks.gaussian_heads import GRID, Head, Moments
 from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels
 

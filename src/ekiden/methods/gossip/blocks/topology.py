@@ -10,7 +10,8 @@ from math import isqrt
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.authoring import UserError
+from ekiden.base.errors import unknown
 
 HELP = "complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"
 _FIXED = ("complete", "ring", "torus", "star", "exponential", "erdos_renyi")

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError, Weights, mean
 from ekiden.training.layout import Layout
-from ekiden.training.weights import Weights, mean
 
 
 def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: Weights | None = None) -> Weights:

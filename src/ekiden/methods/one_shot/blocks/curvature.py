@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError, Work
 from ekiden.methods.one_shot.blocks.projectors import layer_inputs
 from ekiden.training.layout import Layer
 from ekiden.training.network import Network, trial
-from ekiden.training.objective import Work
 
 Labels = Literal["expected", "sampled", "given"]
 """The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.authoring import UserError, Weights
+from ekiden.base.errors import unknown
 from ekiden.training import frozen
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 Rule = Literal["logits", "probabilities", "majority", "class-wise", "counts"]
 

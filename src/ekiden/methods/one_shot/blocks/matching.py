@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.checks import Checked, CountOrZero, Positive
-from ekiden.base.errors import UserError
+from ekiden.authoring import Checked, CountOrZero, Positive, UserError
 
 _MOST_POPULAR = 10
 _ATOMS = 700

@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State
+from ekiden.authoring import Fed, State, UserError, Weights
 from ekiden.methods.one_shot.blocks.generator import SampleGenerator
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.errors import UserError
-from ekiden.engine.method import OwnSamples
+from ekiden.authoring import OwnSamples, UserError
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ekiden.base.errors import UserError
+from ekiden.authoring import UserError, Weights
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 Dense = nn.Linear | nn.Conv2d
 M = TypeVar("M", bound=nn.Module)

@@ -8,12 +8,26 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, Fraction, NonNegative, Range, require
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    CLASSES,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Method,
+    Model,
+    NonNegative,
+    Range,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+    require,
+)
 from ekiden.base.extras import require_extra
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, Method, Model, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
@@ -23,7 +37,6 @@ from ekiden.methods.one_shot.ma_echo.qp import min_norm
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, fresh
-from ekiden.training.weights import Weights, mean
 
 
 class Contribution(NamedTuple):

@@ -12,10 +12,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_arg
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.settings import Training
-from ekiden.engine.method import Method
-from ekiden.engine.worker import Client
+from ekiden.authoring import Client, Method, Objective, Penalty, Training, UserError, Weights, mean
+from ekiden.base.errors import unknown
 from ekiden.methods.blocks.rounds import Corrected, Proximal, Reply
 from ekiden.methods.rounds.fedavg import FedAvg
 from ekiden.methods.rounds.feddc import FedDC
@@ -25,8 +23,6 @@ from ekiden.methods.rounds.fednova import FedNova, Progress, normalised, progres
 from ekiden.methods.rounds.fedprox import FedProx
 from ekiden.methods.rounds.moon import MOON
 from ekiden.methods.rounds.scaffold import SCAFFOLD
-from ekiden.training.objective import Objective, Penalty
-from ekiden.training.weights import Weights, mean
 
 M = TypeVar("M", bound=Method)
 Anchor = Literal["received", "global"]
