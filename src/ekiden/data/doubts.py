@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ekiden.base.errors import DataWarning
 from ekiden.base.wording import counted
+from ekiden.data.cells import DATE
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.raw import Raw
 from ekiden.data.samples import Dataset, Samples
@@ -41,7 +42,11 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
     """Name the columns of tables that look like ids: by name, or since nearly every row has its own text or number."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
-    shared = [name for name in raws[0].images.column_names if all(name in raw.images.column_names for raw in raws)]
+    shared = [
+        field.name
+        for field in raws[0].images.schema
+        if DATE not in (field.metadata or {}) and all(field.name in raw.images.column_names for raw in raws)
+    ]
     found = []
     for name in shared:
         columns = [raw.images[name] for raw in raws]
@@ -85,9 +90,9 @@ def _is_number_of_row(columns: Sequence[Any], different: int) -> bool:
     if rows < _MANY or different < _NEARLY * rows:
         return False
     kind = columns[0].type
-    if pa.types.is_integer(kind):
-        low, high = (min(pa.compute.min(c).as_py() for c in columns), max(pa.compute.max(c).as_py() for c in columns))
-        return bool(high - low + 1 <= rows / _NEARLY)
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        numbers = np.concatenate([column.drop_null().to_numpy() for column in columns])
+        return bool((numbers == np.floor(numbers)).all() and np.ptp(numbers) + 1 <= rows / _NEARLY)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
