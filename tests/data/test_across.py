@@ -1,16 +1,19 @@
 """What silos report is compared before training: units of columns, spellings of names."""
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import across
+from ekiden.data import spelling, units
 from ekiden.data.tabular import Moments
 
 
@@ -70,7 +73,7 @@ def test_one_silo_in_another_unit_is_the_only_one_named(silos: int, odd: int, fa
         values = rng.normal(rng.uniform(40, 60), rng.uniform(8, 12), 100) * (factor if k == odd % silos else 1)
         each[f"s{k}"] = {"column 'dose'": Moments.of(values, "dose")}
     with pytest.warns(DataWarning, match=f"of s{odd % silos} differs from other silos by a factor of about") as seen:
-        across.check_units(each)
+        units.check_units(each)
     assert str(seen[0].message).count("differs") == 1
 
 
@@ -85,21 +88,73 @@ NAMES = {"north": {"Yes": 40, "No": 20}, "south": {"yes": 30, "no ": 50}, "east"
 
 
 def test_names_that_differ_in_case_or_blanks_are_found_with_their_silos() -> None:
-    assert across.spellings(NAMES) == [
+    assert spelling.spellings(NAMES) == [
         [("Yes", ["north"]), ("yes", ["south"])],
         [("no ", ["south"]), ("No", ["north", "east"])],
     ]
     with pytest.raises(UserError, match=r"the label has 'Yes' \(north\) and 'yes' \(south\); the label has 'no '"):
-        across.refuse_spellings({"the label": NAMES})
-    assert across.merging(NAMES) == {"yes": "Yes", "No": "no "}
-    assert across.merging(NAMES, known=("No", "yes")) == {"Yes": "yes", "no ": "No"}
-    assert across.merging({"north": {"a b": 1, "c": 2}}) == {}
+        spelling.refuse_spellings({"the label": NAMES})
+    assert spelling.merging(NAMES) == {"yes": "Yes", "No": "no "}
+    assert spelling.merging(NAMES, known=("No", "yes")) == {"Yes": "yes", "no ": "No"}
+    assert spelling.merging({"north": {"a b": 1, "c": 2}}) == {}
 
 
 @given(st.lists(st.text(st.sampled_from("aA bB"), min_size=1, max_size=4), min_size=1, max_size=12, unique=True))
 def test_after_merging_no_two_names_are_alike(names: list[str]) -> None:
     each = {"silo": dict.fromkeys(names, 1)}
-    instead = across.merging(each)
+    instead = spelling.merging(each)
     left = {instead.get(name, name) for name in names}
-    assert len(left) == len({across.fold(name) for name in names})
+    assert len(left) == len({spelling.fold(name) for name in names})
     assert left <= set(names)
+
+
+def answers(*writing: tuple[str, str], column: str = "died") -> list[Any]:
+    made = []
+    for k, (yes, no) in enumerate(writing):
+        rng = np.random.default_rng(k)
+        other = {"died": ["Yes", "No"] * 30} if column != "died" else {}
+        made.append({"a": rng.normal(size=60), column: [yes if k % 3 else no for k in range(60)], **other})
+    return made
+
+
+WRITTEN = (("Yes", "No"), ("Yes", "No"), ("yes", "no "))
+
+
+@pytest.mark.parametrize("column", ["died", "smokes"])
+def test_spellings_of_silos_stop_are_merged_or_kept(column: str) -> None:
+    silos = answers(*WRITTEN, column=column)
+    what = "the label 'died'" if column == "died" else "column 'smokes'"
+    with pytest.raises(UserError, match=rf"{what} has 'Yes' \(client-0, client-1\) and 'yes' \(client-2\)"):
+        ekiden.federate(silos, label_column="died")
+    for how, names in (("merge", {"Yes", "No"}), ("keep", {"Yes", "No", "yes", "no "})):
+        data = ekiden.federate(silos, label_column="died", spelling=how).dataset
+        found = data.classes if column == "died" else data.inputs.vocabularies[0]  # type: ignore[union-attr]
+        assert set(found) == names
+
+
+def test_spellings_of_groups_and_of_a_known_model() -> None:
+    """In one table, the groups are the silos. To measure a model, names are merged into those that it knows."""
+    parts = answers(*WRITTEN)
+    table = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in ("a", "died")}
+    table["ward"] = np.repeat(["n", "s", "e"], 60)
+    with pytest.raises(UserError, match=r"'Yes' \(n, s\) and 'yes' \(e\)"):
+        ekiden.load(table, label_column="died", group_column="ward")
+    whole = ekiden.load(table, label_column="died", group_column="ward", spelling="merge")
+    assert whole.classes == ("No", "Yes")
+    data = ekiden.split(whole, "natural").dataset
+    assert ekiden.load(parts[2], like=data, label_column="died", spelling="merge").classes == ("No", "Yes")
+
+
+def test_spellings_stop_on_the_command_line(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "silos").mkdir()
+    for name, part in zip("abc", answers(*WRITTEN), strict=True):
+        pandas.DataFrame(part).to_csv(tmp_path / "silos" / f"{name}.csv", index=False)
+    code, said = command("data", "--silos", "silos", "--label-column", "died")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "'Yes' (a, b) and 'yes' (c)" in said
+    code, said = command("data", "--silos", "silos", "--label-column", "died", "--spelling", "merge")
+    assert code == 0, said
+    assert "2 classes" in said

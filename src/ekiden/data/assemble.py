@@ -19,6 +19,7 @@ from ekiden.data.inputs import Inputs, Table, Tokens
 from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.spelling import spelled
 from ekiden.data.targets import KINDS, refuse_constant, targets
 from ekiden.data.tasks import LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
@@ -106,6 +107,11 @@ def assemble(
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
+    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
+    known = inputs if like is None else like.inputs
+    named_ = like.classes if like is not None else classes or ()
+    if like is None or reading.spelling == "merge":
+        raws = spelled(raws, owned, reading.spelling, named_, known)
     y, outputs, chosen = targets(raws, task, like, classes)
     domain, domains = owners("domain", raws, domains)
     group, groups = _groups(holdings, raws) if silos else owners("group", raws)
@@ -115,7 +121,6 @@ def assemble(
         for raw, labels, place, owner, who, when in found
     ]
     sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
-    known = inputs if like is None else like.inputs
     x, inputs = encode(
         [[raw for raw, _ in side] for side in sides], reading, size, known, () if like is None else like.shape
     )

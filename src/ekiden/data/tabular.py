@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import across
+from ekiden.data import units
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.raw import natural
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
@@ -249,7 +249,7 @@ def agreed(fed: FederatedData) -> FederatedData:
 def check_units(told: Sequence[ColumnSums]) -> None:
     """Name silos whose columns or targets are in another unit than the others'."""
     if len(told) > 1:
-        across.check_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
+        units.check_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
 
 
 def _shown(name: str) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.data import across, doubts
+from ekiden.data import doubts
 from ekiden.data.inputs import Inputs, Table, from_json, to_json
 from ekiden.data.samples import Dataset
+from ekiden.data.spelling import merging, refuse_spellings
 from ekiden.data.tabular import ColumnSums, agree, check_units, target_scales
 from ekiden.data.tasks import Regression
 
@@ -121,10 +122,10 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
     for column in told[0].categories:
         names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
     if not spelling:
-        across.refuse_spellings(names)
+        refuse_spellings(names)
     if spelling != "merge":
         return list(told)
-    instead = {column: across.merging(each) for column, each in names.items()}
+    instead = {column: merging(each) for column, each in names.items()}
     return [
         replace(
             one,

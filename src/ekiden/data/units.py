@@ -1,14 +1,12 @@
-"""Compare what silos report about themselves: spellings of names, units of columns."""
+"""Compare the moments of columns that silos report: who measures in another unit?"""
 
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import log10
 from statistics import median
 from typing import Protocol
 
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data.raw import natural
+from ekiden.base.errors import DataWarning
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.3  # difference of the two factors' decimal logarithms
@@ -34,67 +32,6 @@ class Moments(Protocol):
     def deviation(self) -> float:
         """Their standard deviation."""
         ...
-
-
-def fold(name: str) -> str:
-    """Return a name without case and blanks."""
-    return "".join(name.split()).casefold()
-
-
-def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, list[str]]]]:
-    """Return the names that are equal up to case and blanks.
-
-    Args:
-        names: for each silo, its names and how many rows have each.
-
-    Returns:
-        For each name that is written in several ways, the spellings, the commonest first, each with its silos.
-    """
-    rows: Counter[str] = Counter()
-    silos: dict[str, list[str]] = {}
-    for silo, found in names.items():
-        rows.update(found)
-        for name in found:
-            silos.setdefault(name, []).append(silo)
-    alike: dict[str, list[str]] = {}
-    for name in silos:
-        alike.setdefault(fold(name), []).append(name)
-    return [
-        [(name, silos[name]) for name in sorted(each, key=lambda n: (-rows[n], natural(n)))]
-        for each in alike.values()
-        if len(each) > 1
-    ]
-
-
-def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-    """Refuse names that are equal up to case and blanks.
-
-    Args:
-        names: for each column, and each silo, its names and how many rows have each.
-    """
-    found = [(column, ways) for column, each in names.items() for ways in spellings(each)]
-    if not found:
-        return
-    shown = []
-    for column, ways in found[:_SHOWN]:
-        written = " and ".join(f"{name!r} ({_silos(silos)})" for name, silos in ways)
-        shown.append(f"{column} has {written}")
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    raise UserError(
-        f"{'; '.join(shown)}{more}: names that differ in case or blanks only. Take them as one by --spelling merge, or "
-        "as different by --spelling keep"
-    )
-
-
-def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -> dict[str, str]:
-    """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
-    wanted = {fold(name): name for name in reversed(known)}
-    rows: Counter[str] = Counter()
-    for found in names.values():
-        rows.update(found)
-    for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
-        wanted.setdefault(fold(name), name)
-    return {name: wanted[fold(name)] for name in rows if wanted[fold(name)] != name and name not in known}
 
 
 def check_units(silos: Mapping[str, Mapping[str, Moments]]) -> None:
@@ -153,8 +90,3 @@ def _round(times: float) -> int:
         return int(power)
     digit = 10 ** int(log10(times))
     return int(round(times / digit) * digit)
-
-
-def _silos(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
