@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
-from ekiden.data.cells import spelled_alike
 from ekiden.data.inputs import Table
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -417,7 +416,3 @@ def test_a_silo_without_values_in_a_column_is_named() -> None:
     part = pandas.DataFrame({"v": np.arange(40) / 3, "w": np.arange(40) / 7, "label": ["ab"[k % 2] for k in range(40)]})
     with pytest.warns(DataWarning, match="column 'w' of silo client-1 has no value"):
         federate([part, part.assign(w=None)])
-
-
-def test_names_that_differ_in_case_and_blanks_are_alike() -> None:
-    assert spelled_alike(["Yes", "no", "yes ", "No", "maybe", "may be"]) == [("Yes", "yes "), ("no", "No")]

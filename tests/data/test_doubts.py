@@ -43,7 +43,7 @@ def lines(rows: Any, **columns: Any) -> list[str]:
         ("MRN", np.repeat(np.arange(30), 10).astype(float)),
         ("stay_id", [f"s{k}" for k in range(300)]),
         ("record no", np.arange(300)),
-        ("nr", np.arange(300)),
+        ("row", np.arange(300)),
         ("name", [f"Ms {k}" for k in range(300)]),
     ],
 )

@@ -66,14 +66,12 @@ def test_a_target_that_marks_missing_values_is_noticed() -> None:
         load(labelled([-999.0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.25] * 3))
 
 
-def test_classes_that_differ_in_case_and_blanks_are_named() -> None:
+def test_classes_that_differ_in_case_and_blanks_are_refused() -> None:
     first, second = labelled(["Yes", "No", "No"] * 20), labelled(["yes", "no ", "No"] * 20).assign(v=range(60))
-    with pytest.warns(
-        DataWarning, match="classes of .* differ only in case or blanks: 'No' and 'no ', 'Yes' and 'yes'"
-    ):
+    with pytest.raises(UserError, match=r"the label 'label' has 'Yes' .* and 'yes' .*; the label 'label' has 'No'"):
         load(pandas.concat([first, second]))
     rows = labelled(["a", "b"] * 30).assign(sex=["f", "F ", "m"] * 20)
-    with pytest.warns(DataWarning, match="categories of column 'sex' of .*: 'F ' and 'f'"):
+    with pytest.raises(UserError, match=r"column 'sex' has 'F ' .* and 'f' "):
         load(rows)
 
 

@@ -52,7 +52,7 @@ def test_subject_and_time_reach_the_samples_and_are_no_features(tmp_path: Path) 
     rows = {
         "patient": [f"0{k // 3}" for k in range(60)],
         "when": [f"2024-01-{1 + k % 28:02d}" for k in range(60)],
-        "age": [float(k) for k in range(60)],
+        "age": [1.5 * k for k in range(60)],
         "label": ["ab"[k // 3 % 2] for k in range(60)],
     }
     data = ekiden.load(rows, subject_column="patient", time_column="when")

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import ekiden
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.data.inputs import terms
@@ -122,7 +124,7 @@ def test_classes_get_the_numbers_that_all_silos_share(tmp_path: Path) -> None:
     dataset, _ = read(write(tmp_path, text)).load()
     assert dataset.classes == ("bird", "cat", "dog")
     assert torch.equal(dataset.test.y, torch.tensor([2, 1] * 20))
-    with pytest.raises(UserError, match="unknown class in the silo's data 'dog'"):
+    with pytest.raises(UserError, match="unknown class in the data 'dog'"):
         read(write(tmp_path, text.replace(', "dog"', ', "cow"'))).load()
 
 
@@ -303,6 +305,63 @@ def test_texts_of_all_silos_have_one_length(tmp_path: Path) -> None:
     (one, _), (two, _) = (read(tmp_path / f"{name}.toml").load() for name in "ab")
     assert one.shape == two.shape == (12,)
     assert terms(one.inputs) == terms(two.inputs)
+
+
+def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = tables(tmp_path)
+    (tmp_path / "b.csv").write_text((tmp_path / "b.csv").read_text().replace("yes", "no"))
+    assert "all labels in" in command("silo", "sums", "b.toml")[1]
+    classes = 'classes = ["no", "yes"]\n'
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text(TABLE.format(name=name, more=classes))
+        code, said = command("silo", "sums", f"{name}.toml")
+        assert code == 0, said
+    assert list(json.loads((tmp_path / "b-sums.json").read_text())["classes"]) == ["no"]
+    assert command("federation", "agree", "a-sums.json", "b-sums.json")[0] == 0
+    more = classes + 'agreed = "agreed.json"\n[hardware]\nthreads = 1'
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text(TABLE.format(name=name, more=more))
+    held, client = read(files[1]).load()
+    assert held.classes == ("no", "yes")
+    assert set(client.train.y.tolist()) == {0}
+    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=1), "a,b", training=Training(lr=0.01, batch_size=16))
+    result = run(plan, FakeNodes([read(file) for file in files]), tmp_path / "run", {}, lambda line: None, poll=0)
+    assert 0 <= result.accuracy <= 1
+    one = ekiden.load({"v": [1.0, 2.0] * 10, "label": ["no"] * 20}, classes=["no", "yes"])
+    assert one.classes == ("no", "yes")
+    images = tmp_path / "images"
+    for k in range(6):
+        (images / "cat").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 20 * k, dtype=np.uint8)).save(images / "cat" / f"{k}.png")
+    (tmp_path / "c.toml").write_text('name = "c"\n[data]\npath = "images"\nclasses = ["ant", "cat"]\n')
+    held, client = read(tmp_path / "c.toml").load()
+    assert (held.classes, set(client.train.y.tolist())) == (("ant", "cat"), {1})
+
+
+def test_spellings_at_a_silo_follow_the_agreed_names(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = tables(tmp_path)
+    sums_of(tmp_path, command)
+    assert command("federation", "agree", "a-sums.json", "b-sums.json")[0] == 0
+    rows = (tmp_path / "b.csv").read_text()
+    (tmp_path / "b.csv").write_text(rows.replace(",f,", ",F,").replace("yes", "Yes "))
+    more = 'classes = ["no", "yes"]\nagreed = "agreed.json"\n'
+    files[1].write_text(TABLE.format(name="b", more=more))
+    with pytest.raises(UserError, match=r"the label 'died' has 'Yes ' .* and 'yes' \(agreed\); column 'sex' has"):
+        read(files[1]).load()
+    files[1].write_text(TABLE.format(name="b", more=more + 'spelling = "merge"\n'))
+    merged, client = read(files[1]).load()
+    (tmp_path / "b.csv").write_text(rows)
+    files[1].write_text(TABLE.format(name="b", more=more))
+    plain, same = read(files[1]).load()
+    assert merged.classes == plain.classes
+    assert torch.equal(client.train.x, same.train.x)
+    assert torch.equal(client.train.y, same.train.y)
 
 
 def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:

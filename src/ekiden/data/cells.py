@@ -4,7 +4,6 @@ What is stored otherwise but shown the same is read as the same: a CSV file, and
 """
 
 import re
-import unicodedata
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -640,15 +639,6 @@ def _date(text: str) -> _Date | None:
             minutes = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
             found.clock -= (1 if zone[0] == "+" else -1) * minutes * 60_000_000
     return found
-
-
-def spelled_alike(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the groups of names that differ only in case, blanks and the form of characters."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        key = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-        groups.setdefault(key, []).append(name)
-    return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
 _LOST = np.iinfo(np.int64).min

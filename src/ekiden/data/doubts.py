@@ -20,7 +20,7 @@ from ekiden.data.raw import Raw
 from ekiden.data.samples import Dataset, Samples
 
 _ID = re.compile(
-    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant)([\W_]?(id|no|nr|num|number|code|key))?"
+    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row)([\W_]?(id|no|nr|num|number|code|key))?"
     r"|(record|case|visit|encounter|study|sample|row)[\W_]?(id|no|nr|num|number|key))$"
 )
 _FEW = 10  # different values that may be a category, whatever the name of the column
@@ -39,7 +39,7 @@ def tell(line: str) -> None:
 
 
 def ids_among_features(raws: Sequence[Raw]) -> None:
-    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text or number."""
+    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
     shared = [
@@ -52,7 +52,7 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
         columns = [raw.images[name] for raw in raws]
         values = [pa.compute.unique(column).drop_null() for column in columns]
         different = len({value for part in values for value in part.to_pylist()})
-        if different > _FEW and ((_named_id(name) and _may_be_id(columns)) or _is_number_of_row(columns, different)):
+        if different > _FEW and ((_named_id(name) and _may_be_id(columns)) or _differ_in_each_row(columns, different)):
             found.append(f"{name!r} ({different:,} different values)")
     if found:
         several = len(found) > 1
@@ -82,18 +82,13 @@ def _may_be_id(columns: Sequence[Any]) -> bool:
     return all(map(whole, columns))
 
 
-def _is_number_of_row(columns: Sequence[Any], different: int) -> bool:
-    """Return whether nearly every row has its own text, or a number that counts rows."""
+def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
+    """Return whether nearly every row has its own text."""
     import pyarrow as pa  # noqa: PLC0415
 
+    text = all(pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns)
     rows = sum(len(column) - column.null_count for column in columns)
-    if rows < _MANY or different < _NEARLY * rows:
-        return False
-    kind = columns[0].type
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-        numbers = np.concatenate([column.drop_null().to_numpy() for column in columns])
-        return bool((numbers == np.floor(numbers)).all() and np.ptp(numbers) + 1 <= rows / _NEARLY)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return text and rows >= _MANY and different >= _NEARLY * rows
 
 
 def small_groups(raws: Sequence[Raw], column: str) -> None:

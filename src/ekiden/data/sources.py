@@ -22,10 +22,18 @@ from ekiden.data.named import NAMED, Named
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading, reading
 from ekiden.data.samples import Dataset, FederatedData
-from ekiden.data.targets import meant
+from ekiden.data.targets import in_order, meant
 
 
-def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | None = None, **columns: Any) -> Dataset:
+def load(
+    name: Any,
+    *,
+    size: int | None = None,
+    task: str = "",
+    like: Dataset | None = None,
+    classes: Sequence[str] | None = None,
+    **columns: Any,
+) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
     A name is first looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
@@ -53,6 +61,7 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
         task: name of the task, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default inferred from
             the labels.
         like: a data set whose classes and scaling are used, to measure a model trained on it on other data.
+        classes: names of all classes in their order, if these data need not hold all of them.
         **columns: fields of `ekiden.data.Reading`, such as label_column="died", group_column="hospital".
 
     Returns:
@@ -64,14 +73,22 @@ def load(name: Any, *, size: int | None = None, task: str = "", like: Dataset | 
     chosen = reading(columns).like(None if like is None else like.inputs)
     if size is not None and (type(size) is not int or size < 1):
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
-    return augmented(_loaded(name, chosen.without_augment(), size, task, like), chosen)
+    if isinstance(classes, str):
+        raise UserError(f"classes is a list of names, not {classes!r}")
+    loaded = _loaded(name, chosen.without_augment(), size, task, like, classes)
+    return augmented(in_order(loaded, tuple(classes or ())), chosen)
 
 
 def _loaded(
-    name: str | os.PathLike[str] | Any, how: Reading, size: int | None, task: str, like: Dataset | None
+    name: str | os.PathLike[str] | Any,
+    how: Reading,
+    size: int | None,
+    task: str,
+    like: Dataset | None,
+    classes: Sequence[str] | None,
 ) -> Dataset:
     if frames.is_frame(name) or type(name) is dict:
-        return assemble([hold(name, how)], how, name="own data", size=size, task=task, like=like)
+        return assemble([hold(name, how)], how, name="own data", size=size, task=task, like=like, classes=classes)
     if not isinstance(name, str | os.PathLike):
         part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
@@ -83,12 +100,12 @@ def _loaded(
     spec = NAMED.get(name, Named())
     size, path = size or spec.size, _path(name)
     if path is not None:
-        made = _files([("", path)], name if name in NAMED else path.stem, name, how, size, task, like, spec)
+        made = _files([("", path)], name if name in NAMED else path.stem, name, how, size, task, like, spec, classes)
     elif how.names_columns:
         raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
     else:
         pieces, hold_ = _digits() if name == "digits" else _from_hub(name, spec)
-        made = _kept(name, pieces, hold_, name, how, size, task, like, spec)
+        made = _kept(name, pieces, hold_, name, how, size, task, like, spec, classes)
     return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if name in NAMED else made
 
 
@@ -122,13 +139,14 @@ def _files(
     task: str,
     like: Dataset | None,
     spec: Named,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """Load the files or folders of each silo."""
 
     def held() -> list[Holding]:
         return [hold(path, how, silo, usual=spec.columns) for silo, path in sources]
 
-    return _kept(stem, _contents(sources, how), held, name, how, size, task, like, spec)
+    return _kept(stem, _contents(sources, how), held, name, how, size, task, like, spec, classes)
 
 
 def _kept(
@@ -141,6 +159,7 @@ def _kept(
     task: str,
     like: Dataset | None,
     spec: Named,
+    classes: Sequence[str] | None,
 ) -> Dataset:
     """Assemble what is held; images are decoded once and then kept.
 
@@ -154,16 +173,17 @@ def _kept(
         task: as in `assemble`.
         like: as in `assemble`.
         spec: what is known of a named set.
+        classes: as in `assemble`.
     """
 
     def build() -> Dataset:
         named = {"domains": spec.domains, "doubt": spec == Named()}
-        return assemble(held(), how, name=name, size=size, task=task, like=like, **named)  # type: ignore[arg-type]
+        return assemble(held(), how, name=name, size=size, task=task, like=like, classes=classes, **named)  # type: ignore[arg-type]
 
     if like is not None:
         return build()
     try:
-        content = cache.key([repr((how, size, task, spec.columns, spec.domains, spec.hub)), *pieces])
+        content = cache.key([repr((how, size, task, classes, spec.columns, spec.domains, spec.hub)), *pieces])
     except OSError as error:
         raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
     made = cache.cached(stem, content, build)

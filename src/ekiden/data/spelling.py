@@ -1,5 +1,7 @@
 """Find names of classes and categories that differ in case or blanks only, and take them as one if the user says so."""
 
+import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.inputs import Inputs, Table
 from ekiden.data.raw import Raw, natural
 
@@ -18,8 +20,8 @@ _AGREED = "agreed"
 
 
 def fold(name: str) -> str:
-    """Return a name without case and blanks."""
-    return "".join(name.split()).casefold()
+    """Return a name without differences in case, blanks and the form of characters."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, list[str]]]]:
@@ -53,18 +55,21 @@ def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> No
     Args:
         names: for each column, and each silo, its names and how many rows have each.
     """
+    if pairs := _pairs(names):
+        raise UserError(
+            f"{pairs}: names that differ in case or blanks only. Take them as one by --spelling merge (spelling in "
+            "Python and silo.toml), or as different by --spelling keep"
+        )
+
+
+def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
+    """Return in words which names are equal up to case and blanks; empty if none are."""
     found = [(column, ways) for column, each in names.items() for ways in spellings(each)]
-    if not found:
-        return
     shown = []
     for column, ways in found[:_SHOWN]:
         written = " and ".join(f"{name!r} ({_silos(silos)})" for name, silos in ways)
         shown.append(f"{column} has {written}")
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    raise UserError(
-        f"{'; '.join(shown)}{more}: names that differ in case or blanks only. Take them as one by --spelling merge, or "
-        "as different by --spelling keep"
-    )
+    return "; ".join(shown) + (f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -> dict[str, str]:
@@ -108,9 +113,11 @@ def spelled(
     if isinstance(known, Table) and known.vocabularies:
         agreed |= {f"column {c!r}": v for c, v in zip(known.categorical, known.vocabularies, strict=True)}
     if not how:
-        refuse_spellings(
-            {what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each} for what, each in found.items()}
-        )
+        written = {what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each} for what, each in found.items()}
+        if not raws[0].given or any(silos):
+            refuse_spellings(written)
+        elif pairs := _pairs(written):  # arrays of one owner, whose names are not read
+            warnings.warn(f"{pairs}: names that differ in case or blanks only", DataWarning, stacklevel=3)
         return list(raws)
     instead = {what: merging(each, agreed.get(what, ())) for what, each in found.items()}
     columns = {column: instead[what] for what, column in texts.items()}

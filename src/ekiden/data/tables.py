@@ -13,7 +13,7 @@ from torch import Tensor
 from ekiden.base.checks import Checked
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
-from ekiden.data.cells import DATE, Cells, Writing, spelled_alike
+from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.raw import Raw
 
 _SHOWN = 5  # names in a message
@@ -134,11 +134,6 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
     read = [rows(raw, table) for raw in raws]
     found = [np.unique(np.concatenate([names[k] for _, names in read])) for k in range(len(table.categorical))]
     table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
-    for name, known in zip(table.categorical, table.vocabularies, strict=True):
-        if alike := spelled_alike(known):
-            pairs = ", ".join(" and ".join(map(repr, group)) for group in alike)
-            line = f"categories of column {name!r} of {first} differ only in case or blanks: {pairs}: write them alike"
-            warnings.warn(line, DataWarning, stacklevel=3)
     tensors = []
     for numbers, names in read:
         codes = [_codes(column, known)[:, None] for column, known in zip(names, table.vocabularies, strict=True)]

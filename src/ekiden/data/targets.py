@@ -1,6 +1,5 @@
 """Find out what labels mean, the same for every source: the task, the names of the outputs, and tensors."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data.cells import spelled_alike, warn_of_marks
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.cells import warn_of_marks
 from ekiden.data.raw import Raw, natural
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import (
@@ -18,6 +17,7 @@ from ekiden.data.tasks import (
     LanguageModelling,
     MultiLabel,
     Regression,
+    Segmentation,
     Task,
     inferred,
     named,
@@ -189,13 +189,9 @@ def _classes(
         first = parts[0].names
         order = first if all(part.names == first for part in parts) else tuple(sorted(together, key=natural))
     if len(order) < 2 and raws[0].targets and raws[0].kind != "images":
-        raise UserError(f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more")
-    if alike := spelled_alike(order):
-        warnings.warn(
-            f"classes of {raws[0].source} differ only in case or blanks: "
-            f"{', '.join(' and '.join(map(repr, group)) for group in alike)}: if they are one class, write them alike",
-            DataWarning,
-            stacklevel=3,
+        raise UserError(
+            f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more; if other "
+            "silos hold others, name all by classes (in [data] of silo.toml)"
         )
     return [_placed(part, order, by_number=like is None) for part in parts], order
 
@@ -276,3 +272,19 @@ def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
     for name, column in zip(names, columns.T, strict=True):
         if len(column) and bool((column == column[0]).all()):
             raise UserError(f"the label {name!r} is {column[0]:g} in all training rows: name a label that varies")
+
+
+def in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """Return the same samples with `classes` as the classes, for silos that do not hold all of them."""
+    if not classes or dataset.classes == tuple(classes):
+        return dataset
+    if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
+        return replace(dataset, classes=tuple(classes))  # pixels hold positions in this list
+    if not isinstance(dataset.task, Classification):
+        raise UserError(f"classes are named, but the labels are of {dataset.task.kind}: leave classes out")
+    for name in dataset.classes:
+        if name not in classes:
+            raise unknown("class in the data", name, classes)
+    number = torch.tensor([classes.index(name) for name in dataset.classes])
+    train, test = (replace(part, y=number[part.y]) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, classes=tuple(classes))

@@ -3,12 +3,11 @@
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import torch.nn.functional as F
 
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range
@@ -22,7 +21,8 @@ from ekiden.data.holdings import hold
 from ekiden.data.inputs import Tokens
 from ekiden.data.reading import listed
 from ekiden.data.tabular import ColumnSums, told_by
-from ekiden.data.tasks import Classification, LanguageModelling, Segmentation, Task, terms
+from ekiden.data.targets import in_order
+from ekiden.data.tasks import LanguageModelling, Task, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
@@ -164,7 +164,7 @@ class SiloFile:
         """Load the silo's data."""
         found = self._call() if self.data.python else self.read()
         if isinstance(found, Dataset):
-            found = _in_order(found, self.data.classes)
+            found = in_order(found, self.data.classes)
             if found.least:
                 raise UserError(
                     f"{self.path}: silos agree on the scaling of a table, and of numbers to predict, before they "
@@ -212,12 +212,19 @@ class SiloFile:
         if data.agreed:
             known = read_agreed(self.beside(data.agreed))
             reading = reading.like(known.table)
-            found = assemble([hold(own, reading)], reading, name=own.stem, inputs=known.table, task=data.task)
+            found = assemble(
+                [hold(own, reading)],
+                reading,
+                name=own.stem,
+                inputs=known.table,
+                task=data.task,
+                classes=data.classes or None,
+            )
             found = known.scaled(found)
         else:
             path = str(own) if own.exists() else data.path
-            found = load(path, size=data.size or None, task=data.task, **reading.chosen())
-        found = _in_order(found, data.classes)
+            how = reading.chosen()
+            found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
         return _of_one_length(found, found.inputs) if isinstance(found.inputs, Tokens) else found
 
     def _call(self) -> Dataset | FederatedData:
@@ -316,25 +323,6 @@ def _allowed(values: Any) -> Allow:
                 raise UserError(f'allow.{method}.{name} must be a list of allowed values, as in ["chain"]')
             found.setdefault(method, {})[name] = tuple(listed_values)
     return found
-
-
-def _in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return the same samples with `classes` as the classes, for silos that do not hold all of them."""
-    if not classes:
-        return dataset
-    if isinstance(dataset.task, Segmentation) and len(classes) >= len(dataset.classes):
-        return replace(dataset, classes=tuple(classes))  # pixels hold positions in this list
-    if not isinstance(dataset.task, Classification):
-        raise UserError(f"data.classes names classes, the labels are of {dataset.task.kind}: leave it out")
-    for name in dataset.classes:
-        if name not in classes:
-            raise unknown("class in the silo's data", name, classes)
-    number = torch.tensor([classes.index(name) for name in dataset.classes])
-
-    def renumbered(samples: Samples) -> Samples:
-        return replace(samples, y=number[samples.y])
-
-    return replace(dataset, train=renumbered(dataset.train), test=renumbered(dataset.test), classes=tuple(classes))
 
 
 def _of_one_length(dataset: Dataset, tokens: Tokens) -> Dataset:
