@@ -78,7 +78,9 @@ def evaluate(options: EvaluateOptions) -> None:
         print(json.dumps({**found, **({"metrics": everything} if everything else {}), **groups}))
         return
     kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
-    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {kind}")
+    told = other is None and headline.name == "accuracy"
+    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if told else ""
+    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {kind}{guess}")
     if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
         console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
     for group, rows in groups.items():
