@@ -198,7 +198,7 @@ class Corrected:
         noted = grad
         if self.clip_norm:
             share = kept(grad + self.slope, self.clip_norm)
-            noted = share * grad - (1 - share) * self.slope
+            noted = share * grad - (1 - share) * self.slope  # s·(g + slope) = noted + slope
         self.progress["sum"].add_(noted).add_(params, alpha=self.weight_decay)
         self.progress["steps"] += 1
         grad.add_(self.slope)
@@ -215,6 +215,6 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
     """
     velocity = distance = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1 - pull * distance
+        velocity = momentum * velocity + 1 - pull * distance  # the proximal term pulls back by η·μ·distance
         distance += velocity
     return distance

@@ -185,7 +185,7 @@ class DeepAFL(Method):
                 a = head[:solved](client.probe(x, initial)[0].double())
                 y = client.task.targets(labels, client.classes).double()
                 if len(solutions) % 2:
-                    y = y - a @ solutions[-1]
+                    y = y - a @ solutions[-1]  # the residual R = Y - Z W
                     residual = head[solved]
                     assert isinstance(residual, Residual)
                     a = residual.activation(residual.random(a))
@@ -266,7 +266,7 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
         w: (D, K) W.
         ridge: λ.
     """
-    left, v = torch.linalg.eigh(squares)
+    left, v = torch.linalg.eigh(squares)  # in these bases the equation is diagonal
     right, q = torch.linalg.eigh(w.T @ w)
     inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))
     gain: Tensor = v @ inner @ q.T

@@ -147,7 +147,7 @@ def along_diagonals(fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequen
         raise UserError("the Fisher information does not have the model's size: use the same network at every client")
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
-    return lambda change: total * change - pull
+    return lambda change: total * change - pull  # of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), a_k = w_k - mean
 
 
 def along_factors(
@@ -164,7 +164,7 @@ def along_factors(
     def gradient(change: Tensor) -> Tensor:
         found = -pull
         for a, b, layer in zip(inputs, outputs, layers, strict=True):
-            layer.put(found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0))
+            layer.put(found, layer.matrix(found) + (b @ layer.matrix(change) @ a).sum(0))  # F_k δ = p_k B_k δ A_k
         return found
 
     return gradient

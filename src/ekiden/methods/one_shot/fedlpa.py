@@ -107,9 +107,10 @@ class FedLPA(OneShot):
         """W (o, d) of one layer, from A_k (N, d, d), p_k B_k (N, o, o), p_k (N, 1, 1), W_k (N, o, d) and their mean."""
         left, right = torch.linalg.inv(b.sum(0)), torch.linalg.inv((share * a).sum(0))
         if self.solve == "mean-factors":
-            by_means: Tensor = left @ (b @ rows @ a).sum(0) @ right
+            by_means: Tensor = left @ (b @ rows @ a).sum(0) @ right  # (Σ p_k B_k)⁻¹ (Σ p_k B_k W_k A_k) (Σ p_k A_k)⁻¹
             return by_means
-        target = (b @ (rows - mean) @ a).sum(0)  # from the mean: equal models stay as they are
+        # Σ p_k B_k X A_k = Σ p_k B_k (W_k - mean) A_k for X = W - mean, so that equal models stay as they are.
+        target = (b @ (rows - mean) @ a).sum(0)
         change = conjugate(lambda x: (b @ x @ a).sum(0), lambda x: left @ x @ right, target, self.iterations)
         return mean + change
 

@@ -178,7 +178,7 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
         return values
     if len(values) != len(moved):
         raise UserError(f"a layer has {len(values)} values for {len(moved)} units: {_ADVICE}")
-    return moved.T @ values
+    return moved.T @ values  # (b, ...): each unit of the target, as a mean of ours
 
 
 def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0) -> Tensor:
@@ -199,7 +199,7 @@ def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sink
         plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
         if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
             plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
-    return (plan / plan.sum(0)).to(ours.dtype)
+    return (plan / plan.sum(0)).to(ours.dtype)  # T diag(1/β), so that a unit of the target is a mean of ours
 
 
 def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:

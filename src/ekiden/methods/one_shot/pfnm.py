@@ -108,6 +108,7 @@ class PFNM(OneShot):
                 out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)  # outgoing weights
                 rows.append(torch.cat([own, out], 1))
                 even = torch.full((own.shape[1],), 1 / self.sigma, dtype=torch.float64)
+                # (D,): 1/σ² for what a unit reads; for what reads it, the precision of the output that it feeds
                 precisions.append(torch.cat([even, known.repeat_interleave(forms[i + 1].fan)]))
             bias = int(forms[i].bias)
             prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])

@@ -38,7 +38,7 @@ class Released:
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add the gradient at `params`; a is a constant in it."""
         factor = 2 / released_divisor(float(loss), float(distance(params, self.received)))
-        if self.alpha != self.beta:
+        if self.alpha != self.beta:  # (2/a)·[(β - α) θ + α θ_s - β θ_0]
             grad.add_(params, alpha=factor * (self.beta - self.alpha))
         grad.add_(self.start, alpha=factor * self.alpha)
         grad.sub_(self.received, alpha=factor * self.beta)
@@ -79,9 +79,9 @@ class Paper:
         d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
         scales = self.scales(d, float(loss))
         if self.measure == "l2":
-            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]
+            factors = [scale / max(x, 1e-12) for scale, x in zip(scales, d, strict=True)]  # ∇‖u‖ = u/‖u‖
         else:
-            factors = [2 * scale for scale in scales]
+            factors = [2 * scale for scale in scales]  # ∇‖u‖² = 2u
         add(grad, grad.new_tensor(factors))
 
     def scales(self, d: Sequence[float], loss: float) -> list[float]:
@@ -137,5 +137,5 @@ def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: float, gra
         grad.add_((params - other).sign_(), alpha=scale)
         return
     norm, norm_other = max(float(params.norm()), 1e-12), max(float(other.norm()), 1e-12)
-    cosine = float(params.dot(other)) / (norm * norm_other)
+    cosine = float(params.dot(other)) / (norm * norm_other)  # ∇(1 - cos) = cos·θ/‖θ‖² - m/(‖θ‖‖m‖)
     grad.add_(params, alpha=scale * cosine / norm**2).sub_(other, alpha=scale / (norm * norm_other))

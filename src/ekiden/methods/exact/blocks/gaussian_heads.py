@@ -99,7 +99,7 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
     scatter = n * sums.matrix().cpu() - torch.outer(features, features)  # n²·covariance
     variance = scatter.diagonal().clone()
     scale = torch.where(variance > 0, n / variance.clamp(min=1).sqrt(), 0.0)
-    scatter *= torch.outer(scale, scale) / n
+    scatter *= torch.outer(scale, scale) / n  # Σ zzᵀ of standardised features
     mean = features / n
     products = (products - torch.outer(targets, mean)) * scale
     total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
@@ -226,8 +226,9 @@ def ncm(m: Moments) -> Head:
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
     """Return scores log N(z; m_c, Σ) + log n_c/n without what all classes share; no samples count as half a sample."""
     level = float(covariance.diagonal().mean())
+    # (1 - α) Σ + α tr(Σ)/D I; 1e-9 keeps it invertible where all features are constant
     shrunk = (1 - shrink) * covariance + (shrink * level + 1e-9) * torch.eye(len(covariance), dtype=torch.float64)
-    weight = torch.linalg.solve(shrunk, m.means.T).T
+    weight = torch.linalg.solve(shrunk, m.means.T).T  # (K, D) Σ⁻¹ m_c
     priors = (m.targets.clamp(min=0.5) / m.n).log()
     return Head(weight, priors - (weight * m.means).sum(1) / 2)
 
@@ -256,6 +257,7 @@ def label_logits(head: Head, m: Moments) -> Head:
     larger = 1 / (1 - min(head.freedom, 0.9))
     first, second = 1 - (1 - first - head.bias) * larger, -1 + (second + head.bias + 1) * larger
     gap = (first - second).clamp(min=0)
+    # ratio of two Gaussians with one variance: slope (m₁ - m₀)/σ², zero at their middle
     slope = torch.minimum(gap / (variance * larger**2).clamp(min=1e-12), 2 * log(m.n + 2) / gap.clamp(min=1e-12))
     slope = torch.where((with_ > 0) & (without > 0), slope, 0.0)
     odds = ((with_ + 0.5) / (without + 0.5)).log()

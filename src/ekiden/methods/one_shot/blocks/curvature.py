@@ -142,7 +142,7 @@ def kronecker(
             positions, rows, columns = x.shape[1], x.flatten(0, 1).double(), g.flatten(0, 1).double()
             if first:
                 a.addmm_(rows.T, rows, alpha=1 / positions**2)
-            b.addmm_(columns.T, columns, alpha=positions)
+            b.addmm_(columns.T, columns, alpha=positions)  # T here and 1/T² above; see `Factors`
     return [Factors(a / samples, b / samples) for a, b in found]
 
 
@@ -172,12 +172,12 @@ def length(size: int) -> int:
 
 def _squares(x: Tensor, g: Tensor) -> Tensor:
     """Return the sum over samples of each one's squared gradient (o, d); g and x are summed over positions first."""
-    if x.shape[1] == 1:
+    if x.shape[1] == 1:  # Σ_b (g xᵀ)² of rank-one gradients is one product of the squares
         return (g[:, 0].square().T @ x[:, 0].square()).double()
     total = torch.zeros(g.shape[-1], x.shape[-1], dtype=torch.float64, device=x.device)
     some = max(1, _ENTRIES // total.numel())
     for a, b in zip(torch.split(x, some), torch.split(g, some), strict=True):
-        total += torch.bmm(b.transpose(1, 2), a).square().sum(0)
+        total += torch.bmm(b.transpose(1, 2), a).square().sum(0)  # (b, o, d): Σ_t g_t x_tᵀ of each sample
     return total
 
 
@@ -211,7 +211,7 @@ def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator)
     one_hot = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if labels == "expected":
         for c in range(p.shape[1]):
-            yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)
+            yield p[:, c : c + 1].sqrt() * (one_hot[c] - p)  # squares of these add up to the expectation over c
         return
     if labels == "sampled":
         y = torch.multinomial(p.cpu(), 1, generator=draw)[:, 0].to(p.device)

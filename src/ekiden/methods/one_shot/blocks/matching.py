@@ -139,7 +139,7 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
     scaled, known = rows * precision, len(atoms.members)
     popular = atoms.members.clamp(max=_MOST_POPULAR).double()
     old = _gain(scaled, precision, atoms.total, atoms.precision)
-    old = old + (popular / (clients - popular)).log()
+    old = old + (popular / (clients - popular)).log()  # m_l / (J - m_l), the odds that a client has the atom
     # As released; in addition, every unit must find a place.
     count = max(min(len(rows), max(_ATOMS - known, 1)), len(rows) - known)
     rank = torch.arange(1, count + 1, dtype=torch.float64)
@@ -151,8 +151,8 @@ def scores(rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process:
 def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
     """Return (n, L) Σ_d (s·w + G)²/(s + S) - G²/S. The square is expanded so that no (n, L, D) is in memory."""
     inverse = 1 / (held + precision)
-    own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T
-    return own - (total.square() * inverse * precision / held).sum(1)
+    own = scaled.square() @ inverse.T + 2 * scaled @ (total * inverse).T  # (n, L)
+    return own - (total.square() * inverse * precision / held).sum(1)  # G²/(s + S) - G²/S = -G² s / (S (s + S))
 
 
 def best(scores: Tensor) -> Tensor:

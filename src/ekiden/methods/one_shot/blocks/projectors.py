@@ -35,11 +35,11 @@ class Recursion:
         """Take in inputs (n, size), one after the other."""
         for r in inputs.double():
             k = self.q @ r
-            self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))
+            self.q.addr_(k, k, alpha=-self.c / (self.z + float(r @ k)))  # Q ← Q - c·Qr(Qr)ᵀ / (z + rᵀQr)
 
     def projector(self) -> Tensor:
         """Return P (size, size) float64."""
-        return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
+        return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2  # I - Q, without rounding's skew
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Closed:
         """Return P (size, size) float64; G may be singular."""
         values, vectors = torch.linalg.eigh(self.gram)
         values = values.clamp(min=0)
-        projector: Tensor = (vectors * (values / (values + self.z))) @ vectors.T
+        projector: Tensor = (
+            vectors * (values / (values + self.z))
+        ) @ vectors.T  # V diag(s/(s + z)) Vᵀ for G = V diag(s) Vᵀ
         return projector
 
 
@@ -144,5 +146,5 @@ def thin(projector: Tensor) -> Tensor:
             return factor[:, :k].to(projector.dtype).contiguous()
         column = (projector[:, pivot].double() - factor[:, :k] @ factor[pivot, :k]) / left[pivot].sqrt()
         factor[:, k] = column
-        left -= column**2
+        left -= column**2  # diagonal of P - F Fᵀ
     return projector

@@ -203,15 +203,16 @@ class MAEcho(Method):
         v = clients.clone()
         kept = 1.0 if self.form == "released" else self.mu / (1 + self.mu)
         for _ in range(self.iterations):
-            seen = project(w - v, projectors)
+            seen = project(w - v, projectors)  # (W - V_i) P_i, half of the paper's direction g_i
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
-            w = w - self.step * (1 if self.form == "released" else 2) * pull
+            w = w - self.step * (1 if self.form == "released" else 2) * pull  # the code drops the 2 of g_i
             change = w - v
-            move = change - kept * project(change, projectors)
+            move = change - kept * project(change, projectors)  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
             if self.normalise:
                 move = unit_rows(move, change)
-            v = v + move * (self.step if self.form == "released" else 1)
+            v = v + move * (self.step if self.form == "released" else 1)  # from the running V_i, Algorithm 1
+        # The code returns the mean of the V_i; written so, equal V_i give their value without rounding.
         return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
 
     def alphas(self, seen: Tensor) -> Tensor:
@@ -219,7 +220,8 @@ class MAEcho(Method):
         if self.weighting == "uniform":
             return torch.full((len(seen),), 1 / len(seen)).to(seen)
         flat = seen.flatten(1).double()
-        return torch.from_numpy(min_norm(4 * (flat @ flat.T).cpu().numpy(), self.bound)).to(seen)
+        gram = 4 * (flat @ flat.T)  # (N, N) ⟨g_i, g_j⟩, with the factor 2 of each
+        return torch.from_numpy(min_norm(gram.cpu().numpy(), self.bound)).to(seen)
 
     def rank_of(self, layout: Layout) -> list[int]:
         """Return how many eigenvectors of each projector travel, 0 for all."""
