@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from ekiden import Hardware, Training, load_model
 from ekiden import run as run_here
+from ekiden._version import __version__
 from ekiden.base.checks import allows
 from ekiden.base.errors import UserError
-from ekiden.engine import wire
+from ekiden.engine import identity, wire
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
 from ekiden.engine.transport import ClientMissing
@@ -600,10 +602,40 @@ def test_a_node_that_talks_nonsense_ends_nothing(tmp_path: Path, noise: bytes) -
     assert any("a node sent an unreadable answer" in line for line in said)
 
 
-def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ekiden.transports.flower.roll.__version__", "9.9.9")
-    with pytest.raises(UserError, match=r"silo 'client-0' has Ekiden \S+, here is 9.9.9"):
-        far(FedSeq(epochs=1), nodes_in(tmp_path), tmp_path / "run")
+class OfOtherCode(FakeNodes):
+    """Silos of another commit, whose version is the same."""
+
+    def silo(self, node: int) -> Silo:
+        silo = super().silo(node)
+        answer = silo.answer
+
+        def other(data: bytes) -> bytes:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(identity, "code", lambda: f"{__version__}+{'0' * 16}")
+                return answer(data)
+
+        silo.answer = other  # type: ignore[method-assign]
+        return silo
+
+
+def test_a_silo_of_another_commit_is_named_before_training(tmp_path: Path) -> None:
+    nodes = OfOtherCode([silo_file(tmp_path, name) for name in NAMES])
+    with pytest.raises(
+        UserError, match=rf"silo 'client-0' has Ekiden {__version__}\+0{{16}}, here is .*\+[0-9a-f]{{16}}"
+    ):
+        far(FedSeq(epochs=1), nodes, tmp_path / "run")
+
+
+def test_the_version_names_the_source(tmp_path: Path) -> None:
+    assert re.fullmatch(rf"{re.escape(__version__)}\+[0-9a-f]{{16}}", identity.code())
+    (tmp_path / "a.py").write_text("x = 1\n")
+    found = {identity.source_digest(tmp_path)}
+    (tmp_path / "a.py").write_text("x = 2\n")
+    found.add(identity.source_digest(tmp_path))
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    found.add(identity.source_digest(tmp_path))
+    (tmp_path / "notes.txt").write_text("not code")
+    assert len(found) == len({*found, identity.source_digest(tmp_path)}) == 3
 
 
 def test_a_plan_survives_its_text() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
-from ekiden.engine import modules, wire
+from ekiden.engine import identity, modules, wire
 from ekiden.engine.method import INITIAL, Method
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.training.weights import Weights
+from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.agreement import Agreement, no_samples, own_network
 from ekiden.transports.flower.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
-from ekiden.transports.flower.shelf import Shelf, drop_old_runs
+from ekiden.transports.flower.shelf import _DAYS_KEPT, Shelf, drop_old_runs
 from ekiden.transports.flower.silo import Silo
 from ekiden.transports.flower.silo_file import SiloFile
 from tests.fuzz import examples
@@ -33,7 +34,7 @@ from tests.transports.fakes import silo_file
 
 TERMS = Agreement(
     "0123456789abcdef",
-    __version__,
+    identity.code(),
     "fedseq",
     asdict(FedSeq(epochs=1)),
     asdict(Training()),
@@ -269,7 +270,27 @@ def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None
     assert evaluate(1, 1) == ""
 
 
-def test_a_run_that_is_in_use_is_not_old(tmp_path: Path) -> None:
+def test_a_run_of_another_commit_is_refused() -> None:
+    terms = replace(TERMS, version=f"{TERMS.version[:-16]}{'0' * 16}")
+    with pytest.raises(UserError, match=r"the run is of Ekiden \S+, this silo has \S+: install the same commit"):
+        agreements.parse(terms.text())
+
+
+@pytest.mark.parametrize("days", [31, 3650])
+def test_a_clock_that_jumps_removes_no_run(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").touch()
+    now = time.time()
+    for hours in (0, 1, 24 * days, 24 * days + 1, 24 * days + 24, 0, 24 * days + 25):  # there, back, and there again
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
+        drop_old_runs(tmp_path)
+        assert (tmp_path / "run").exists()
+    (tmp_path / "days.json").write_text("nonsense")
+    drop_old_runs(tmp_path)
+    assert (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_in_use_is_not_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def aged(name: str) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "lock").touch()
@@ -277,14 +298,18 @@ def test_a_run_that_is_in_use_is_not_old(tmp_path: Path) -> None:
         return tmp_path / name
 
     old, used, busy = aged("old"), aged("used"), aged("busy")
+    start = time.time()
+    for day in range(_DAYS_KEPT + 1):  # the silo saw a month pass
+        monkeypatch.setattr(time, "time", lambda day=day: start - (_DAYS_KEPT - day) * 86400)
+        drop_old_runs(tmp_path)
+    assert old.exists()
+    monkeypatch.undo()
     with Shelf(used, None).held():
         pass
     with Shelf(busy, None).held():
         aged("busy")  # it has worked for longer than a month
         drop_old_runs(tmp_path)
         assert [folder.exists() for folder in (old, used, busy)] == [False, True, True]
-    drop_old_runs(tmp_path)
-    assert not busy.exists()
 
 
 @settings(max_examples=examples(200), deadline=None)

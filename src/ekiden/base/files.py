@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -132,6 +133,24 @@ def verified(data: bytes) -> memoryview:
     if hashlib.blake2b(content, digest_size=len(_BLANK) // 2).digest() != data[len(_MARK) : start]:
         raise Damaged("changed since it was written: its digest differs")
     return content
+
+
+def read_regular(path: Path, most: int = 1 << 31) -> bytes:
+    """Return the content of a file that others may have made.
+
+    Args:
+        path: a regular file; a pipe would never end, nor would a device.
+        most: largest number of bytes.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: it is no regular file, or too large.
+    """
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise UserError(f"{path} is not a file of at most {most} bytes: it does not belong into a run folder")
+        return file.read(most)
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:

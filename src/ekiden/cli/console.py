@@ -1,12 +1,13 @@
 """What the commands share: the console, and the wording of some messages."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,14 @@ _WORD = 10  # least width of a text column, if it has words of that length
 
 class TableConsole(Console):
     """A console whose tables fold texts but never numbers; if not even that fits, each row becomes a block of lines."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        """Render without control characters, which could move a terminal's cursor: texts may be of other parties."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if not segment.control and not text.isprintable():
+                text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print; a table gets narrow gaps and, if the output is piped, neither lines nor spaces at the end."""

@@ -30,7 +30,7 @@ from ekiden._version import __version__
 from ekiden.base import locks
 from ekiden.base.codec import made, reading
 from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, metadata_of, safetensors_chunks, with_digest, write
+from ekiden.base.files import disk_error, metadata_of, read_regular, safetensors_chunks, with_digest, write
 from ekiden.base.settings import Hardware, Training
 from ekiden.engine import identity, wire
 from ekiden.engine.method import State
@@ -227,7 +227,7 @@ class RunFolder:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the configuration in a run folder."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_regular(path / "config.json", 1 << 28))
     except FileNotFoundError:
         raise UserError(
             f"{path} is not a run folder (it has no config.json): give the path that the run printed"
@@ -294,7 +294,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Return the complete lines of a growing file, each with these keys; empty if there is no file."""
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else []):
+    for number, line in enumerate(read_regular(path).split(b"\n")[:-1] if path.exists() else []):
         try:
             row = json.loads(line)
         except ValueError:

@@ -3,12 +3,15 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import isfinite, prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ekiden._version import __version__
 from ekiden.base.seeds import seeded
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.worker import Setup
@@ -27,6 +30,22 @@ def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
     It depends on the contents alone, not on the files that they came from or the machine.
     """
     return {client.name: _client(client) for client in clients}
+
+
+@cache
+def code() -> str:
+    """Return the version of this package with a digest of its source: two checkouts of one version differ."""
+    return f"{__version__}+{source_digest(Path(__file__).parents[1])}"
+
+
+def source_digest(root: Path) -> str:
+    """Return a digest of the names and contents of all Python files below a folder."""
+    found = hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        content = file.read_bytes()
+        found.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        found.update(content)
+    return found.hexdigest()
 
 
 def model_digest(setup: Setup) -> dict[str, Any]:

@@ -187,9 +187,16 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     """Return comma-separated lines; an empty field where there is no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    writer.writerow(map(_cell, header))
+    writer.writerows(map(_cell, row) for row in rows)
     return text.getvalue()
+
+
+def _cell(value: Value) -> Value:
+    """Return a cell of a table for a spreadsheet, which takes texts that begin like this for formulas."""
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def data_uri(table: str) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from ekiden.base import outside
 from ekiden.base.codec import plain
 from ekiden.base.errors import UserError, at
+from ekiden.base.files import read_regular
 from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.base.wording import counted
@@ -82,8 +83,8 @@ def summarise(folder: Path) -> Summary:
 
 def _environment(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_regular(folder / "environment.json", 1 << 20))
+    except (OSError, ValueError, UserError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 import torch
 
 from ekiden import models
-from ekiden._version import __version__
 from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
@@ -32,7 +31,7 @@ def agree(
     model = models.default_for(one.dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
     agreed = Agreement(
         run=run_id,
-        version=__version__,
+        version=identity.code(),
         method=plan.method.title(),
         hyperparameters=plain(plan.method),
         training=asdict(plan.training),

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ekiden import models
-from ekiden._version import __version__
 from ekiden.base import outside
 from ekiden.base.checks import Count, Positive
 from ekiden.base.codec import made, plain, reading
@@ -23,6 +22,7 @@ from ekiden.data.augment import Augment
 from ekiden.data.inputs import Tokens, of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Task, task_of_terms
+from ekiden.engine import identity
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.worker import Setup
@@ -89,7 +89,7 @@ class Agreement:
 
     Attributes:
         run: id of the run, the same before and after a crash.
-        version: version of Ekiden.
+        version: version of Ekiden with a digest of its source, see `identity.code`.
         method: name of the method.
         hyperparameters: the method's fields.
         training: fields of `Training`.
@@ -221,12 +221,12 @@ def parse(text: str) -> Agreement:
         values = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
-    version = values.get("version", __version__) if isinstance(values, dict) else __version__
-    if version != __version__:
+    version = values.get("version", identity.code()) if isinstance(values, dict) else identity.code()
+    if version != identity.code():
         raise UserError(
-            f"the run is of Ekiden {str(version)[:20]}, this silo has {__version__}: install the same version"
+            f"the run is of Ekiden {str(version)[:40]}, this silo has {identity.code()}: install the same commit"
         )
-    with reading("the terms of the run", f"Ekiden {__version__} at all parties"):
+    with reading("the terms of the run", f"Ekiden {identity.code()} at all parties"):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels, agreement.revision
     clients, keys = agreement.clients, agreement.keys

@@ -1,6 +1,7 @@
 """Flower's end at a silo: a `ClientApp` that hands byte strings to `Silo`."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def answer(message: Message, context: Context) -> Message:
     if not path:
         raise UserError(f"this node has no silo.toml: start it with --node-config '{NODE_CONFIG}=\"/path/silo.toml\"'")
     _report()
+    os.umask(0o077)
     file = read(Path(str(path)))
     same = _held is not None and (_held[0].path, _held[0].name, _held[0].data) == (file.path, file.name, file.data)
     silo = Silo(file, _held[1] if _held is not None and same else None)

@@ -107,7 +107,7 @@ class Hello:
 
     Attributes:
         name: from its `silo.toml`.
-        version: version of Ekiden.
+        version: version of Ekiden with a digest of its source, see `identity.code`.
         dataset: name of its data set.
         shape: shape of one sample.
         classes: names of the classes.

@@ -70,7 +70,10 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
     """
     terms = json.loads(signed.terms.text())
     expected = {name: terms[name] for name in (*_SIGNED, "model", "dataset", "run")}
-    expected |= {"ekiden": signed.terms.version, **json.loads(json.dumps(follows))}  # as a file has them
+    expected |= {
+        "ekiden": signed.terms.version.partition("+")[0],
+        **json.loads(json.dumps(follows)),
+    }  # as a file has them
     digests = expected.pop("digests")
     if not _one_shape(config.get("digests"), digests) or identity.unlike(config["digests"], digests):
         yield "config.json says other digests of the initial model than the signed terms give"

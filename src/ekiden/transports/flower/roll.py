@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ekiden._version import __version__
 from ekiden.base.errors import UserError
-from ekiden.engine import wire
+from ekiden.engine import identity, wire
 from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
@@ -167,9 +166,10 @@ class Roll:
             self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
             raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
-        elif hello.version != __version__:
+        elif hello.version != identity.code():
             raise UserError(
-                f"silo {name!r} has Ekiden {said(hello.version, 20)}, here is {__version__}: install the same version"
+                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {identity.code()}: install the same "
+                "commit"
             )
         elif self._terms and node not in self._known:
             self._known[node] = name

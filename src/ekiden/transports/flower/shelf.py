@@ -9,16 +9,18 @@ and the private state before it. Outcomes and states carry a digest. The file `s
 must exist, so that a lost state is noticed.
 """
 
+import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from ekiden.base import locks
+from ekiden.base.codec import made, plain
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, intact, marked, verified, with_digest, write
 from ekiden.engine import wire
@@ -34,6 +36,7 @@ _MARK = b"ekiden\0\3"
 """first bytes of an outcome, before the SHA-256 of how the task ended and of the value"""
 _SUM = 32
 _DAYS_KEPT = 30
+_DAYS = "days.json"
 
 
 @dataclass(frozen=True)
@@ -313,9 +316,47 @@ def _key(path: Path) -> str:
 
 
 def drop_old_runs(runs: Path) -> None:
-    """Remove the folders of runs that had no request for a month."""
-    limit = time.time() - _DAYS_KEPT * 86400
-    for file in runs.glob("*/lock"):
-        with suppress(OSError), locks.locked(file, wait=False):  # a process that is working on the run holds it
-            if file.stat().st_mtime < limit:
-                shutil.rmtree(file.parent, ignore_errors=True)
+    """Remove the folders of runs that had no request for a month.
+
+    A clock that is wrong must not remove anything. So a month has passed if the clock says so, and if also as many days
+    were seen here: a jump is one day.
+    """
+    if not runs.is_dir():
+        return
+    with locks.locked(runs / "days.lock"):
+        now, seen = time.time(), _seen(runs / _DAYS)
+        if seen.day != int(now // 86400):
+            seen = replace(seen, day=int(now // 86400), days=seen.days + 1)
+        kept: dict[str, tuple[float, int]] = {}
+        for file in runs.glob("*/lock"):
+            with suppress(OSError):
+                asked = file.stat().st_mtime
+                before, since = seen.runs.get(file.parent.name, (asked, seen.days))
+                since = since if before == asked else seen.days
+                kept[file.parent.name] = asked, since
+                if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
+                    with locks.locked(file, wait=False):  # a process that is working on the run holds it
+                        shutil.rmtree(file.parent, ignore_errors=True)
+        write(runs / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The days that the silo has seen.
+
+    Attributes:
+        day: the last one, in days since 1970.
+        days: their number.
+        runs: for each run, when it was last asked for, and how many days had been seen then.
+    """
+
+    day: int = 0
+    days: int = 0
+    runs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+
+def _seen(file: Path) -> _Seen:
+    try:
+        return made(_Seen, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, UserError):
+        return _Seen()

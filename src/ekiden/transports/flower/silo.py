@@ -4,11 +4,10 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.data.inputs import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import wire
+from ekiden.engine import identity, wire
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
@@ -83,12 +82,13 @@ class Silo:
         """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms, if there are any."""
         drop_old_runs(self._runs)
         terms = agreements.parse(ask.agreement) if ask.agreement else None
+        self._note(f"hello{f' of run {terms.run}, agreed to' if terms else ''}")
         run = self._agreed(terms) if terms else None
         dataset, client = self._held()
         file = self._file
         hello = Hello(
             file.name,
-            __version__,
+            identity.code(),
             dataset.name if not file.data.path else Path(file.data.path).stem,
             dataset.shape,
             dataset.classes,

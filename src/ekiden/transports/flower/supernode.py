@@ -7,17 +7,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ekiden.base import locks
 from ekiden.base.errors import UserError
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path
+from ekiden.transports.flower.shelf import drop_old_runs
 from ekiden.transports.flower.silo_file import SiloFile
 
 _RESTART = 10.0
+_DAY = 86400.0
+_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 _TELL = 60.0
 """time in seconds for which a silo that cannot take part stays connected to say why"""
 GUARD = "ekiden.transports.flower.guard"
@@ -61,6 +65,15 @@ def command_of(file: SiloFile, security: Security) -> list[str]:
     return [*command, "--port", str(file.link.port or _free_port()), "--node-config", f'silo="{file.path}"']
 
 
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep the silo's own calls to 127.0.0.1 away from a proxy, next to what they name."""
+    found = {}
+    for name in ("NO_PROXY", "no_proxy"):
+        named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
+    return found
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -70,7 +83,7 @@ def _free_port() -> int:
 @contextmanager
 def alone(file: SiloFile) -> Iterator[None]:
     """Prevent a second `ekiden silo start` on this machine from serving the same silo, or using the same key."""
-    file.folder.mkdir(parents=True, exist_ok=True)
+    keep_private(file)
     started = file.folder / "started"
     wanted = [(started, started, "stop that one first")]
     if file.link.key:
@@ -83,6 +96,15 @@ def alone(file: SiloFile) -> Iterator[None]:
             except locks.Timeout:
                 raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
         yield
+
+
+def keep_private(file: SiloFile) -> None:
+    """Let only the user of this process read the silo's folder, and what this process and its children write."""
+    os.umask(0o077)
+    file.folder.mkdir(parents=True, exist_ok=True)
+    for found in (file.folder, *file.folder.rglob("*")):
+        if not found.is_symlink():
+            found.chmod(found.stat().st_mode & 0o700)
 
 
 def tell(file: SiloFile, security: Security, say: Say) -> None:
@@ -115,6 +137,7 @@ def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None
         environment = {
             **os.environ,
             **QUIET,
+            **without_proxy(os.environ),
             "PATH": f"{scratch}{os.pathsep}{path()}",
             "FLWR_HOME": str(file.folder / "flower"),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
@@ -122,20 +145,27 @@ def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None
         serve = [sys.executable, "-m", GUARD, "serve", str(address), str(file.path)]
         with subprocess.Popen(serve, env=_LARGE_PAGES | environment) as guard:
             try:
-                _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds)
+                old = partial(drop_old_runs, file.folder / "runs")
+                _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds, old)
             finally:
                 guard.terminate()
 
 
-def _keep_running(command: list[str], environment: Mapping[str, str], say: Say, seconds: float | None) -> None:
+def _keep_running(
+    command: list[str], environment: Mapping[str, str], say: Say, seconds: float | None, daily: Callable[[], None]
+) -> None:
     while True:
         began = time.monotonic()
         with subprocess.Popen(command, env=environment) as process:
             try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                return
+                code = None
+                while code is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        code = process.wait(_DAY if seconds is None else seconds)
+                    if code is None and seconds is not None:
+                        process.terminate()
+                        return
+                    daily()
             except KeyboardInterrupt:
                 process.terminate()
                 process.wait()

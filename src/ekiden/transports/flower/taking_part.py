@@ -59,7 +59,7 @@ class Agreed:
 
     def note(self, line: str) -> None:
         """Write a line to the silo's log of requests."""
-        request_log.note(self.file.folder, f"run {self.terms.run}{line}")
+        request_log.note(self.file.folder, f"run {self.terms.run}{line}", self.terms.run)
 
     def sign(self, text: bytes) -> str:
         """Sign with the silo's key."""
@@ -109,11 +109,11 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)
     if first:
-        request_log.note(file.folder, f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}")
+        began = f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}"
+        request_log.note(file.folder, began, terms.run)
         if revision := terms.revision:
-            request_log.note(
-                file.folder, f"run {terms.run} {_told(revision, admission.folder.with_name(revision.run))}"
-            )
+            told = _told(revision, admission.folder.with_name(revision.run))
+            request_log.note(file.folder, f"run {terms.run} {told}", terms.run)
     sealer: Sealer = Plain()
     if terms.sealed:
         private = sealing.kept_private(admission.folder / _SEALING_KEY)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import read_regular
 from ekiden.base.refs import EVERYONE, Ref
 from ekiden.base.settings import Hardware
 from ekiden.engine import identity, wire
@@ -111,7 +112,7 @@ def terms(folder: Path) -> Agreement:
     if read_config(folder).get("on") != "flower":
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
     try:
-        agreed = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
+        agreed = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
     if not agreed.keys:

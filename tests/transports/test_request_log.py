@@ -1,0 +1,87 @@
+"""The silo's log: what was asked is in it, nobody pushes it out, and a change is noticed. Its files are private."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ekiden.transports.flower import request_log, supernode
+from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.request_log import FILE, changed, note
+from tests.transports.fakes import NAMES, FakeNodes, silo_file
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / FILE).read_text(encoding="utf-8").splitlines()
+
+
+def test_hellos_are_logged(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, NAMES[0])
+    answer, _ = unpack(FakeNodes([file]).silo(100).answer(pack(Ask("hello", nonce="x"))), Answer)
+    assert not answer.error
+    (line,) = lines(file.folder)
+    assert " hello " in line
+
+
+def test_a_line_that_is_changed_or_taken_out_is_noticed(tmp_path: Path) -> None:
+    for i in range(6):
+        note(tmp_path, f"line {i}", run="0123456789abcdef")
+    assert changed(tmp_path) is None
+    good = lines(tmp_path)
+    spoiled = {
+        "changed": ([*good[:2], good[2].replace("line 2", "line 9"), *good[3:]], 3),
+        "taken out": ([*good[:2], *good[3:]], 3),
+        "exchanged": ([*good[:2], good[3], good[2], *good[4:]], 3),
+        "put in": ([*good[:4], good[0], *good[4:]], 5),
+    }
+    for text, first in spoiled.values():
+        (tmp_path / FILE).write_text("".join(f"{line}\n" for line in text))
+        assert changed(tmp_path) == first
+    (tmp_path / FILE).write_text("".join(f"{line}\n" for line in good[:-1]))
+    note(tmp_path, "after the end was cut off")
+    assert changed(tmp_path) is None  # not noticed: the log has no end of its own
+
+
+def test_nobody_pushes_out_what_others_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "_RUN", 2000)
+    monkeypatch.setattr(request_log, "_STRANGERS", 1000)
+    note(tmp_path, "the first line", run="a" * 16)
+    for i in range(200):
+        note(tmp_path, f"refused {i}\nforged line")
+        note(tmp_path, f"run {'b' * 16}: {i}", run="b" * 16)
+    found = lines(tmp_path)
+    assert "the first line" in found[0]
+    assert sum("further ones are left out today" in line for line in found) == 1
+    assert sum(f"run {'b' * 16}: too many lines, further ones are left out" in line for line in found) == 1
+    assert (tmp_path / FILE).stat().st_size < 2000 + 1000 + 3 * 200
+    note(tmp_path, "the last line", run="a" * 16)
+    assert "the last line" in lines(tmp_path)[-1]
+    assert changed(tmp_path) is None
+    assert set(json.loads((tmp_path / "requests.json").read_text())) >= {"a" * 16, "b" * 16}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_only_its_user_reads_the_folder_of_a_silo(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, NAMES[0])
+    (file.folder / "runs").mkdir(parents=True)
+    (file.folder / "runs").chmod(0o755)
+    (file.folder / "old").write_text("of a version before")
+    (file.folder / "old").chmod(0o644)
+    before = os.umask(0o022)
+    try:
+        with supernode.alone(file):
+            note(file.folder, "a line")
+            (file.folder / "runs" / "new").mkdir()
+            (file.folder / "runs" / "new" / "value").write_text("secret")
+    finally:
+        os.umask(before)
+    for path in (file.folder, *file.folder.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_silos_own_calls_avoid_a_proxy() -> None:
+    found = supernode.without_proxy({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"})
+    assert found["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
+    assert found["no_proxy"] == "127.0.0.1,localhost,::1"
