@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.transports.flower import request_log, supernode
+from ekiden.transports.flower import commands, request_log, supernode
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
 from ekiden.transports.flower.request_log import FILE, changed, note
 from tests.transports.fakes import NAMES, FakeNodes, silo_file
@@ -82,6 +82,6 @@ def test_only_its_user_reads_the_folder_of_a_silo(tmp_path: Path) -> None:
 
 
 def test_a_silos_own_calls_avoid_a_proxy() -> None:
-    found = supernode.without_proxy({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"})
+    found = commands.without_proxy({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "intra.example, 127.0.0.1"})
     assert found["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
     assert found["no_proxy"] == "127.0.0.1,localhost,::1"

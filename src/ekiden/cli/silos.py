@@ -19,7 +19,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import between_machines
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
-from ekiden.transports.flower import commands, keys, revised, silo_file, supernode
+from ekiden.transports.flower import commands, keys, request_log, revised, silo_file, supernode
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
@@ -161,6 +161,8 @@ def _start(file: SiloFile, security: Security) -> None:
         f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
         f"{file.limits.epochs} epochs a task"
     )
+    if line := request_log.changed(file.folder):
+        say(f"{file.folder / request_log.FILE} was changed at line {line}: somebody edited or damaged it")
     if file.link.key and not file.link.peers:
         say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
     try:

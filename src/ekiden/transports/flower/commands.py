@@ -22,6 +22,7 @@ from ekiden.transports.flower import keys
 from ekiden.transports.flower.remote_plan import RemotePlan, as_text
 from ekiden.transports.flower.session import ENDED
 
+_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
@@ -229,7 +230,23 @@ def _command(
     write_connection(home, link, security)
     command = [flower("flwr"), *arguments]
     say(f"$ FLWR_HOME={home} {shlex.join(command)}")
-    return command, {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path(), "PYTHONUNBUFFERED": "1"}
+    return command, {
+        **os.environ,
+        **QUIET,
+        **without_proxy(os.environ),
+        "FLWR_HOME": str(home),
+        "PATH": path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep calls to this machine away from a proxy; they name what they named before, too."""
+    found = {}
+    for name in ("NO_PROXY", "no_proxy"):
+        named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
+    return found
 
 
 def interrupt(number: int, frame: object) -> None:

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower.commands import QUIET, Say, Security, interrupt, path, register
+from ekiden.transports.flower.commands import QUIET, Say, Security, interrupt, path, register, without_proxy
 from ekiden.transports.flower.federation import FILE, Federation
 
 LINK = "ekiden.transports.flower.link"
@@ -41,7 +41,8 @@ def start(federation: Federation, say: Say) -> None:
     command = command_of(federation)
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
-    environment = {**os.environ, **QUIET, "PATH": path(), "FLWR_HOME": str(federation.folder.absolute() / "flower")}
+    home = str(federation.folder.absolute() / "flower")
+    environment = {**os.environ, **QUIET, **without_proxy(os.environ), "PATH": path(), "FLWR_HOME": home}
     with subprocess.Popen(command, env=environment) as process:
         try:
             _await_port(process, federation.control_port)

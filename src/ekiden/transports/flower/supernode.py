@@ -15,13 +15,12 @@ from tempfile import TemporaryDirectory
 
 from ekiden.base import locks
 from ekiden.base.errors import UserError
-from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path
+from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
 from ekiden.transports.flower.shelf import drop_old_runs
 from ekiden.transports.flower.silo_file import SiloFile
 
 _RESTART = 10.0
 _DAY = 86400.0
-_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 _TELL = 60.0
 """time in seconds for which a silo that cannot take part stays connected to say why"""
 GUARD = "ekiden.transports.flower.guard"
@@ -63,15 +62,6 @@ def command_of(file: SiloFile, security: Security) -> list[str]:
     if file.link.key:
         command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
     return [*command, "--port", str(file.link.port or _free_port()), "--node-config", f'silo="{file.path}"']
-
-
-def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep the silo's own calls to 127.0.0.1 away from a proxy, next to what they name."""
-    found = {}
-    for name in ("NO_PROXY", "no_proxy"):
-        named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
-        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
-    return found
 
 
 def _free_port() -> int:

@@ -1,0 +1,89 @@
+"""A run folder that somebody else made: it does not move the cursor, hang a command, or run in a spreadsheet."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.table import Table
+
+from ekiden.cli.app import main
+from ekiden.cli.console import TableConsole
+from ekiden.report.style import as_csv
+from tests.methods.test_fedgram import go, silos
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    go(silos([torch.arange(60, 300)]), folder=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def show(run: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["ekiden", "show", str(run)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_terminal_escapes_are_not_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["dataset"] = "digits\x1b]0;owned\x07\x1b[2J\x9b31m"
+    (run / "config.json").write_text(json.dumps(config))
+    show(run, monkeypatch)
+    out, err = capfd.readouterr()
+    assert "owned" in out + err
+    assert not set("\x1b\x07\x9b") & set(out + err)
+
+
+def test_a_terminal_still_gets_colours_of_our_own() -> None:
+    text = io.StringIO()
+    console = TableConsole(file=text, force_terminal=True, color_system="standard", markup=False)
+    console.print("a\x1b[2Jb", style="bold", highlight=False)
+    table = Table("name")
+    table.add_row("c\x1b[2Jd")
+    console.print(table)
+    assert "\x1b[1m" in text.getvalue()
+    assert "\x1b[2J" not in text.getvalue()
+    assert "a?[2Jb" in text.getvalue()
+    assert "c?[2J" in text.getvalue()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "times.jsonl", "ledger.jsonl", "config.json", "environment.json"])
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)] if os.name == "posix" else [], ids=["pipe", "device"]
+)
+def test_what_is_no_regular_file_does_not_hang(
+    name: str,
+    put: Callable[[Path], None],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    put(run / name)
+    code = show(run, monkeypatch)
+    if name != "environment.json":  # without it the machine is not known, which is no error
+        assert code == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert f"{run / name} " in line
+
+
+def test_tables_hold_no_formulas() -> None:
+    rows: list[list[str | float | None]] = [
+        ["=1+1", -1.5, None],
+        ["+cmd", 2, "@sum"],
+        ["-x", 0, "plain"],
+        ["\t=1", 1, "a=b"],
+    ]
+    assert as_csv(["=name", "value", "more"], rows) == (
+        "'=name,value,more\n'=1+1,-1.5,\n'+cmd,2,'@sum\n'-x,0,plain\n'\t=1,1,a=b\n"
+    )
