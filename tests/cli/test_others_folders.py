@@ -71,7 +71,7 @@ def test_what_is_no_regular_file_does_not_hang(
     (run / name).unlink(missing_ok=True)
     put(run / name)
     code = show(run, monkeypatch)
-    if name != "environment.json":  # without it the machine is not known, which is no error
+    if name != "environment.json":  # without it only the machine is not known
         assert code == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert f"{run / name} " in line

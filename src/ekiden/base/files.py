@@ -144,7 +144,7 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        UserError: it is no regular file, or too large.
+        UserError: it is not a regular file, or too large.
     """
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         found = os.fstat(file.fileno())
