@@ -13,7 +13,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import DENSE, Average, Ensemble, FedFisher, FedLPA, FedOV, FisherMerging, MAEcho, OTFusion, RegMean
 from ekiden.methods.blocks.one_shot import Trained
 from ekiden.methods.one_shot.blocks.ensemble import copies, join
-from ekiden.methods.one_shot.ma_echo.ma_echo import Contribution
+from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport
 from ekiden.training.network import Network
 

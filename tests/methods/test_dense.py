@@ -16,8 +16,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.modules import as_module
 from ekiden.methods import DENSE
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.generator import SampleGenerator
-from ekiden.methods.one_shot.blocks.synthesis import Distilled, batches, softened
+from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, batches, softened
 from ekiden.methods.one_shot.dense import Statistics, disagreement
 from ekiden.training.network import Network
 from ekiden.training.objective import Work

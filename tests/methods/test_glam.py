@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.methods.blocks.glam import GLAM, aligned
-from ekiden.methods.gossip.ua_pdfl.divergence import relative_entropy
+from ekiden.methods.gossip.ua_pdfl import relative_entropy
 
 Z, GLOBAL, PREVIOUS = (
     torch.tensor(v, dtype=torch.float64)

@@ -17,10 +17,9 @@ from ekiden.data import federate
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.method import Method, Size
 from ekiden.methods import Average, MAEcho
+from ekiden.methods.one_shot import ma_echo
 from ekiden.methods.one_shot.blocks.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
-from ekiden.methods.one_shot.ma_echo import ma_echo
-from ekiden.methods.one_shot.ma_echo.ma_echo import Contribution, aligned, carried, project, unit_rows
-from ekiden.methods.one_shot.ma_echo.qp import min_norm
+from ekiden.methods.one_shot.ma_echo import Contribution, aligned, carried, min_norm, project, unit_rows
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
 from tests.conftest import Tiny

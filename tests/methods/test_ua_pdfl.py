@@ -13,8 +13,7 @@ from ekiden.engine import wire
 from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
-from ekiden.methods.gossip.ua_pdfl.divergence import Divergence, divergence
-from ekiden.methods.gossip.ua_pdfl.ua_pdfl import Branches, Choice, Heard, HeldNear, Units, auxiliary
+from ekiden.methods.gossip.ua_pdfl import Branches, Choice, Divergence, Heard, HeldNear, Units, auxiliary, divergence
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny

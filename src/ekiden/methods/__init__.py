@@ -25,7 +25,7 @@ from ekiden.methods.gossip.dfedsam import DFedSAM
 from ekiden.methods.gossip.dispfl import DisPFL
 from ekiden.methods.gossip.fedper import FedPer
 from ekiden.methods.gossip.metafed import MetaFed
-from ekiden.methods.gossip.ua_pdfl.ua_pdfl import UAPDFL
+from ekiden.methods.gossip.ua_pdfl import UAPDFL
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.co_boosting import CoBoosting
 from ekiden.methods.one_shot.deepafl import DeepAFL
@@ -39,7 +39,7 @@ from ekiden.methods.one_shot.fedpft import FedPFT
 from ekiden.methods.one_shot.fens import FENS
 from ekiden.methods.one_shot.fisher_merging import FisherMerging
 from ekiden.methods.one_shot.fusefl.fusefl import FuseFL
-from ekiden.methods.one_shot.ma_echo.ma_echo import MAEcho
+from ekiden.methods.one_shot.ma_echo import MAEcho
 from ekiden.methods.one_shot.ot_fusion import OTFusion
 from ekiden.methods.one_shot.pfnm import PFNM
 from ekiden.methods.one_shot.regmean import RegMean

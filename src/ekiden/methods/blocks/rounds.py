@@ -1,4 +1,4 @@
-"""What methods of many rounds share: who takes part, how they train, and how the server takes models together."""
+"""What methods of many rounds share: who takes part, how they train, and how models become one."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,20 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Fed, Method, Model, OwnSamples, Ref, Training, Traits, Weights, mean
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Fed,
+    Method,
+    Model,
+    OwnSamples,
+    Ref,
+    State,
+    Training,
+    Traits,
+    Weights,
+    mean,
+)
 from ekiden.engine.method import HasModel
 from ekiden.methods.blocks.robust import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
@@ -37,6 +50,31 @@ class ParallelMethod(Method):
     def steps(self, clients: int) -> int:
         """Return the number of rounds."""
         return self.rounds
+
+
+class PersonalMethod(Method):
+    """A method of many rounds whose clients each have a model of their own; there is no global one."""
+
+    rounds: int
+    traits = Traits(one_model=False)
+
+    def start(self) -> State:
+        """Return the state before the first round: neither a global model nor personal ones."""
+        return State(model=None)
+
+    def steps(self, clients: int) -> int:
+        """Return the number of rounds."""
+        return self.rounds
+
+
+def own_models(fed: Fed, s: State) -> tuple[Model, ...]:
+    """Return each client's own model, the initial one before the first round."""
+    return s.personal or (INITIAL,) * len(fed.clients)
+
+
+def training_of(client: Client, lr_decay: float, round: int) -> Training:
+    """Return the client's training at the learning rate of the round."""
+    return replace(client.training, lr=client.training.lr * lr_decay**round)
 
 
 class Reply(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ekiden.authoring import BelowOne, Client, Count, Fed, Fraction, Model, Ref, State, Weights, mean, on_client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ekiden.authoring import Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 from ekiden.methods.gossip.dfedavgm import gossip
 

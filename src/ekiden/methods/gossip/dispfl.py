@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from ekiden.authoring import Client, Count, Fed, Fraction, Range, Size, State, UserError, Weights, mean, on_client
 from ekiden.engine import wire
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mask, unpack
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from ekiden.authoring import Client, Count, Fed, Fraction, OwnSamples, Size, State, Weights, mean, on_client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 
 BY_SERVER = "server"

@@ -15,8 +15,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.generator import SampleGenerator
-from ekiden.methods.one_shot.blocks.synthesis import Distilled, as_made, batches, synthesise
+from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, as_made, batches, synthesise
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean

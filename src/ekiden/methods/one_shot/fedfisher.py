@@ -14,8 +14,18 @@ from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_clien
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import Factors, Labels, diagonal, half, kronecker, length, refuse, whole
-from ekiden.methods.one_shot.blocks.merging import note_averaged, shares
+from ekiden.methods.one_shot.blocks.curvature import (
+    Factors,
+    Labels,
+    diagonal,
+    half,
+    kronecker,
+    length,
+    note_averaged,
+    refuse,
+    shares,
+    whole,
+)
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, Positive, Size, State, Traits, Weights, on_client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, refuse
-from ekiden.methods.one_shot.blocks.merging import note_averaged, shares
+from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, note_averaged, refuse, shares
 from ekiden.methods.one_shot.fedfisher import unpacked
 from ekiden.training.layout import Layout
 

@@ -14,8 +14,7 @@ from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_clien
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse
-from ekiden.methods.one_shot.blocks.merging import shares
+from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
 from ekiden.training.layout import Layer, Layout
 from ekiden.training.weights import Weights
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from ekiden.authoring import INITIAL, Client, Count, Fed, Range, Size, State, Weights, on_client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.methods.one_shot.blocks.curvature import half, length, moments, refuse, whole
-from ekiden.methods.one_shot.blocks.merging import note_averaged, shares
+from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
 from ekiden.training.layout import Layout
 
 _UNSEEN = 1e-6

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ekiden.authoring import Client, Count, Fed, Fraction, State, Weights, on_client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import OwnSamples, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.criticalfl.critical import CriticalPeriods, Squares, due, resize
 from ekiden.training.weights import Weights, mean
 

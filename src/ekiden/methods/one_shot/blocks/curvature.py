@@ -1,6 +1,7 @@
 """How precisely a client's data determine each weight: Fisher information, and moments of inputs."""
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.authoring import UserError, Work
+from ekiden.methods.blocks.one_shot import Trained
 from ekiden.methods.one_shot.blocks.projectors import layer_inputs
-from ekiden.training.layout import Layer
+from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial
 
 Labels = Literal["expected", "sampled", "given"]
@@ -264,3 +266,16 @@ def _without_scale(norm: nn.Module) -> nn.Module:
     for name, parameter in norm.named_parameters():
         parameter.data.fill_(1.0 if name == "weight" else 0.0)
     return norm
+
+
+def shares(sent: Sequence[Trained]) -> list[float]:
+    """Return p_k, which sum to 1: n_k/n, or 1/N if clients report no numbers of samples."""
+    counts = [float(t.counts.sum()) if t.counts.numel() else 1.0 for t in sent]
+    return [n / sum(counts) for n in counts]
+
+
+def note_averaged(method: str, layout: Layout) -> None:
+    """Warn that layers that are neither linear nor convolutional are averaged."""
+    others = [layer.name for layer in layout.layers if layer not in layout.dense]
+    if others:
+        logging.getLogger("ekiden").warning("%s averages layers that it cannot treat: %s", method, ", ".join(others))

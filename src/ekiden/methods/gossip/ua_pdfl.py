@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
@@ -12,11 +12,12 @@ from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Size, State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.personal import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
-from ekiden.methods.gossip.ua_pdfl.divergence import Divergence, divergence
 from ekiden.training.objective import Forward, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights, mean
+
+Divergence = Literal["jeffreys", "js"]
 
 
 class Units(NamedTuple):
@@ -248,3 +249,24 @@ def auxiliary(aux: Tensor, target: Tensor, *, average: bool) -> Tensor:
     """‖I^Aux - I_avg^Aux‖², or that divided by the number of entries."""
     squared = (aux - target).pow(2)
     return squared.mean() if average else squared.sum()
+
+
+def divergence(p: Tensor, q: Tensor, kind: Divergence) -> float:
+    """Return how far two distributions (C,) are apart, in nats.
+
+    Args:
+        p: a distribution.
+        q: another one.
+        kind: "jeffreys", half the sum of both Kullback-Leibler divergences: no bound, and infinite where one has mass
+            and the other has none; "js", the Jensen-Shannon divergence: at most ln 2.
+    """
+    p, q = p.double(), q.double()
+    if kind == "js":
+        middle = (p + q) / 2
+        return float((relative_entropy(p, middle) + relative_entropy(q, middle)) / 2)
+    return float((relative_entropy(p, q) + relative_entropy(q, p)) / 2)
+
+
+def relative_entropy(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p ‖ q)."""
+    return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum()

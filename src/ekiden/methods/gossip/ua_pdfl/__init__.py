@@ -1,1 +1,0 @@
-"""UA-PDFL: its divergence."""

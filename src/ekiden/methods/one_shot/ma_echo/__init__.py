@@ -1,1 +1,0 @@
-"""MA-Echo: its quadratic programs."""
