@@ -191,11 +191,17 @@ def test_mixed_columns_of_pandas_are_read_by_what_they_show() -> None:
 
 
 @pytest.mark.parametrize(
-    "cell", ["45%", "€ 45", "45 EUR", "$1,234.50", "<5", "(45)", "45 mg", "12:30", "2 days 01:00:00"]
+    "cell",
+    ["45%", "€ 45", "45 EUR", "$1,234.50", "<5", "(45)", "45 mg", "12:30", "2 days 01:00:00"],
 )
 def test_numbers_with_other_signs_are_refused(cell: str) -> None:
     cells = [cell.replace("5", str(k % 10) + str(k)) if ":" not in cell else cell for k in range(30)]
     refuses("column 'v' of the table holds .*: (write plain numbers|correct it)", lambda: column(cells))
+
+
+@pytest.mark.parametrize("form", ["1,{:02},345", "{}_000"])
+def test_numbers_in_other_groups_are_refused(form: str) -> None:
+    refuses("holds numbers with other signs", lambda: column([form.format(k + 10) for k in range(30)]))
 
 
 def test_infinite_numbers_are_refused_with_their_row(tmp_path: Path) -> None:
@@ -240,11 +246,12 @@ def test_another_column_decides_and_contradictions_are_refused(tmp_path: Path) -
 def test_thousands_or_decimals_are_asked_for(delimiter: str, cell: str, tmp_path: Path) -> None:
     cells = [cell, cell.replace("1", "2"), cell.replace("4", "5")] * 10
     refuses(
-        f"'{cell}' in row 0 .*may have decimals or thousands: .* --decimal . or --decimal ,",
+        f"'{cell}' in row 0 .*may have decimals or thousands: .* --decimal point or --decimal comma",
         lambda: in_csv(tmp_path, cells, delimiter),
     )
-    assert read(in_csv(tmp_path, cells, delimiter, decimal=cell[1]))[0] == 1.234
-    assert read(in_csv(tmp_path, cells, delimiter, decimal="," if cell[1] == "." else "."))[0] == 1234
+    names = {".": "point", ",": "comma"}
+    assert read(in_csv(tmp_path, cells, delimiter, decimal=names[cell[1]]))[0] == 1.234
+    assert read(in_csv(tmp_path, cells, delimiter, decimal=names["," if cell[1] == "." else "."]))[0] == 1234
 
 
 # Codes, truth values, large numbers
@@ -347,6 +354,11 @@ def test_day_or_month_first_is_asked_for_where_the_column_leaves_it_open() -> No
     refuses("begin with the day .'13/04/2024' .* and with the month .'04/13/2024'",
             lambda: column(["13/04/2024", "04/13/2024"] * 10))  # fmt: skip
     refuses("'31.02.2024' in row 0 .*not a date", lambda: column(["31.02.2024", "30.01.2024"] * 10))
+    far = [*DAYS.date, *[pandas.Timestamp("2999-12-31").date()] * 2]
+    with pytest.warns(DataWarning, match=r"holds 2999-12-31 in 2 rows, .* --missing 2999-12-31"):
+        column(far)
+    for dates in (far, [str(day) for day in far]):
+        assert np.isnan(read(column(dates, missing="2999-12-31"))).sum() >= 1
     refuses("two-digit years", lambda: column(["28.02.24", "30.01.24"] * 10))
     refuses("dates of different forms", lambda: column(["2024-02-28", "30.01.2024"] * 10))
     refuses(

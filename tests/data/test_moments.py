@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ekiden.base.errors import DataWarning, UserError
@@ -96,6 +96,7 @@ def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
     assert isclose(tensors.std[0], 800, rel_tol=0.3)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(NUMBERS, min_size=1, max_size=8), min_size=1, max_size=5), st.randoms())
 def test_moments_of_parts_are_those_of_all_values_in_any_order(parts: list[list[float]], random: Random) -> None:
     told = [Moments.of(np.array(part), "it") for part in parts]

@@ -45,7 +45,9 @@ _WHOLE = r"^[+-]?\d+$"
 _WHOLE_FLOAT = r"^[+-]?(0|[1-9]\d*)(\.0*)?$"
 _ANY = r"[+-]?[\d.,' ]*\d[\d.,]*"
 _MONEY = r"([$€£¥₹]|EUR|USD|GBP|CHF|JPY)"
-_DECORATED = rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰]|{_MONEY})|\({_ANY}\))$"
+_DECORATED = (
+    rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰]|{_MONEY})|\({_ANY}\)|[+-]?\d+(,\d{{2,3}})+|\d+(_\d{{3}})+)$"
+)
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
 _DURATION = r"^[+-]?\d+ days?( .*)?$"
 
@@ -74,7 +76,7 @@ class Writing:
     """
 
     missing: tuple[str, ...] = ()
-    decimal: Literal["", ".", ","] = ""
+    decimal: Literal["", "point", "comma"] = ""
     dates: Literal["", "day-first", "month-first"] = ""
 
     @cached_property
@@ -134,6 +136,14 @@ class _Text:
     @cached_property
     def texts(self) -> list[str]:
         return list(self.cells.to_pylist())
+
+    @cached_property
+    def truth(self) -> Floats | None:
+        """Return (k,) truth values as 0 and 1; None if the cells are others."""
+        words = self.like("^(?i:true|false)$")
+        if not words.any() or not (words | self.like("^[01]$")).all():
+            return None
+        return self.like("^(?i:true|1)$").astype(np.float64)
 
     def share(self, which: NDArray[np.bool_]) -> float:
         """Return the share of the rows with these cells among those with any."""
@@ -228,7 +238,7 @@ class Cells:
         texts = pc.if_else(pa.array(found.places < 0), None, texts)
         if len(found.cells) and found.like(_WHOLE_FLOAT).all():
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
-        if _truth(found.texts) is not None:
+        if found.truth is not None:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
             return pc.if_else(pc.equal(lower, "1"), "true", pc.if_else(pc.equal(lower, "0"), "false", lower))
         return texts
@@ -244,7 +254,7 @@ class Cells:
                 f"the label {name!r} of {self._source} holds numbers, but also text ({text.shown(~number)}): correct "
                 "it, or leave such rows out"
             )
-        if not number.all() or text.like(_CODE).any() or _truth(text.texts) is not None:
+        if not number.all() or text.like(_CODE).any() or text.truth is not None:
             names: NDArray[Any] = np.array(self.names(name).to_pylist(), dtype=np.str_)
             if _dates(text).which.all():
                 raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
@@ -280,7 +290,7 @@ class Cells:
     def decimal(self) -> Literal[".", ","]:
         """Return the decimal sign of the table, which all its numbers decide together."""
         if self._writing.decimal:
-            return self._writing.decimal
+            return "." if self._writing.decimal == "point" else ","
         only: dict[str, tuple[str, str]] = {}  # a number that has this sign for certain, and its column
         open_: tuple[str, str] | None = None
         for name, text in self._texts.items():
@@ -303,7 +313,7 @@ class Cells:
         if open_ is not None:
             raise UserError(
                 f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals or thousands: say "
-                "which sign stands before decimals with --decimal . or --decimal ,"
+                "which sign stands before decimals with --decimal point or --decimal comma"
             )
         return "."
 
@@ -320,7 +330,7 @@ class Cells:
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
             return pa.nulls(len(text.places)), ""
-        if (truth := _truth(text.texts)) is not None:
+        if (truth := text.truth) is not None:
             return _floats(text.spread(truth, np.nan)), ""
         number = text.numbers[self.decimal]
         if text.like(_CODE).any() and text.like(_WHOLE)[number].all() and not strict:
@@ -362,7 +372,10 @@ class Cells:
             return column, ""
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = _stamps(column)
-            days = np.where(stamps == _LOST, np.nan, stamps / _DAY)
+            marks = [
+                mark.microseconds("") for mark in map(_date, self._writing.missing) if mark and not mark.day_or_month
+            ]
+            days = np.where(np.isin(stamps, [_LOST, *marks]), np.nan, stamps / _DAY)
             self._look_for_marks(name, days, dates=True)
             return _floats(days), ISO
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
@@ -393,11 +406,13 @@ class Cells:
 
     def _parsed(self, text: _Text) -> Floats:
         """Return (k,) the numbers that all cells are."""
+        import pyarrow as pa  # noqa: PLC0415
         import pyarrow.compute as pc  # noqa: PLC0415
 
-        cells = pc.replace_substring(text.plain.cells, "," if self.decimal == "." else ".", "")
+        cells = pc.replace_substring_regex(text.plain.cells, r"^\+", "")
+        cells = pc.replace_substring(cells, "," if self.decimal == "." else ".", "")
         cells = pc.replace_substring(cells, self.decimal, ".")
-        return np.array([float(cell) for cell in cells.to_pylist()], dtype=np.float64)
+        return np.array(cells.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
 
     def _refuse_odd(self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool) -> None:
         """Refuse a column that holds numbers (or dates) with a few other texts."""
@@ -666,14 +681,6 @@ def _iso(stamp: int, *, whole: bool) -> str:
     except OverflowError:
         return str(stamp)
     return when.date().isoformat() if whole else when.isoformat(" ")
-
-
-def _truth(texts: Sequence[str]) -> Floats | None:
-    """Return truth values as 0 and 1; None if the texts are others."""
-    lower = [text.casefold() for text in texts]
-    if not {"true", "false"} & set(lower) or not set(lower) <= {"true", "false", "0", "1"}:
-        return None
-    return np.array([float(text in ("true", "1")) for text in lower])
 
 
 def _is_text(kind: Any) -> bool:

@@ -214,6 +214,7 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return the labels of one column: (n,) integers, names, or float64."""
     import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
 
     if cells.is_text(name):
         return cells.label(name)
@@ -221,6 +222,8 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     if column.null_count:
         cells.refuse_missing(name, column.is_null().to_pylist().index(True))
     if pa.types.is_dictionary(kind) or pa.types.is_boolean(kind):
+        return np.array(cells.names(name).to_pylist(), dtype=np.str_)
+    if pa.types.is_uint64(kind) and pc.max(column).as_py() >= 2**63:
         return np.array(cells.names(name).to_pylist(), dtype=np.str_)
     if pa.types.is_integer(kind):
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only

@@ -42,7 +42,7 @@ class Reading(Checked):
     """columns of numbers that are codes of categories, such as postcodes"""
     missing: tuple[str, ...] = ()
     """further cells of a table that mark a missing value, such as n.d. or -999"""
-    decimal: Literal["", ".", ","] = ""
+    decimal: Literal["", "point", "comma"] = ""
     """the sign before decimals; by default the one that the numbers of the table show"""
     dates: Literal["", "day-first", "month-first"] = ""
     """whether 03/04/2024 begins with the day or with the month; by default what the dates of the column show"""
