@@ -17,7 +17,7 @@ from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.feature_room import features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns
+from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns, WholeColumns
 from ekiden.methods.exact.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
 from ekiden.models.whole import RandomReLU
@@ -331,9 +331,9 @@ def test_sums_that_no_samples_have_are_refused(
 
 def test_numbers_to_predict_need_not_be_whole() -> None:
     y = torch.tensor([[0.3, -2.0], [1.2, 0.5], [-0.4, 0.25]])
-    assert Labels.of(y).checked(2).samples == 3
+    assert Labels.of(y).checked(2, ShortColumns.of(y)).samples == 3
     with pytest.raises(UserError, match="that no samples have"):
-        Labels.of(y).checked(2, classes=True)
+        Labels.of(y).checked(2, ShortColumns.of(y), classes=True)
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-12])
@@ -412,3 +412,65 @@ def test_mistakes_are_refused(options: dict[str, Any], says: str) -> None:
 def test_options_for_patches_are_refused_for_vectors() -> None:
     with pytest.raises(UserError, match="--bilinear is for patches"):
         go(silos(), FedKrylov(width=24, bilinear=True))
+
+
+WHOLE = replace(METHOD, sums="whole")
+
+
+def test_whole_sums_have_the_same_bits_in_any_order_of_the_others() -> None:
+    names = ["client-0", "client-3", "client-1", "client-4", "client-2"]
+    one, other = (go(silos(val=0.3), replace(WHOLE, order=order)).weights for order in ("given", ",".join(names)))
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one.params, other.params)
+
+
+@pytest.mark.parametrize("val", [0.0, 0.4])
+def test_whole_sums_give_what_rounded_ones_give(val: float) -> None:
+    x, y = points()
+    short, whole = (go(silos(val=val), replace(method, ridge=0.0)) for method in (METHOD, WHOLE))
+    both = torch.stack([scores(result, x).flatten() for result in (short, whole)])
+    assert float(torch.corrcoef(both)[0, 1]) > 0.9999
+    expected = exact(whole, x, torch.eye(3, dtype=torch.float64)[y], 0.01)
+    found = scores(go(silos(), WHOLE), x)
+    assert float(torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1]) > 0.99
+
+
+def test_whole_sums_of_numbers_to_predict() -> None:
+    x, _ = points()
+    numbers = torch.stack([x[:, 0] + 0.1 * x[:, 1], x[:, 2]], 1)
+    task = Regression(mean=(1.0, 0.5), std=(2.0, 1.5))
+    held = [(x[i::3], numbers[i::3]) for i in range(3)]
+    for val in (0.0, 0.3):
+        data = federate(held, tests=held, val_fraction=val, task=task)
+        short, whole = (
+            scores(run(method, data, lambda: Outputs(2), hardware=Hardware(threads=1), seed=3), x)
+            for method in (METHOD, WHOLE)
+        )
+        assert float((short - whole).abs().max()) < 0.03
+
+
+def test_whole_sums_take_the_bytes_of_the_formula_and_are_checked() -> None:
+    method = FedKrylov(bytes="20kB", laps=3, features="random", sums="whole")
+    result = go(silos(), method)
+    size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
+    assert 4 * 19_000 < result.bytes == method.cost(5, size) <= 4 * 20_000
+    opening, _ = honest()
+    whole = opening._replace(sums=WholeColumns(opening.sums.matrix().long()), labels=counts(3), held=counts(3))
+    whole.checked(5, 3, classes=True)
+    for spoilt in (
+        whole._replace(labels=opening.labels),
+        whole._replace(sums=WholeColumns(whole.sums.matrix())),
+        whole._replace(sums=WholeColumns(100 * whole.sums.matrix().long())),
+        whole._replace(labels=whole.labels._replace(targets=-whole.labels.targets)),
+    ):
+        with pytest.raises(UserError, match="the sums received"):
+            spoilt.checked(5, 3, classes=True)
+    with pytest.raises(UserError, match="the sums received are of other features"):
+        whole.plus(opening)
+
+
+def counts(classes: int) -> Labels:
+    """Twelve samples, as many of each class."""
+    each = torch.full((classes,), 12 // classes)
+    return Labels(12, each, each)

@@ -23,7 +23,7 @@ from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.engine.summing import opened, summands
 from ekiden.engine.worker import Client, Worker
-from ekiden.methods import Average, ClosingLap, FedGram, FedTasuki
+from ekiden.methods import Average, ClosingLap, FedGram, FedKrylov, FedTasuki
 from ekiden.methods.exact.fedgram.handed import PatchMoments
 from ekiden.models.patch_filters import PatchSums
 from ekiden.results.result import Result
@@ -375,6 +375,7 @@ METHODS: dict[str, Method] = {
     "star": FedGram(width=40, topology="star"),
     "chain, 16 bits": FedGram(width=40, bits=16, samples=2000),
     "star, 16 bits": FedGram(width=40, bits=16, samples=2000, topology="star"),
+    "laps": FedKrylov(width=40, laps=3, sums="whole"),
     "closing lap": ClosingLap(FedTasuki(epochs=1)),
     "closing lap, server": ClosingLap(Average(epochs=1)),
 }
@@ -535,6 +536,12 @@ def test_a_coordinator_that_names_other_members_gets_nothing(
     with pytest.raises(UserError, match=r"names no members|a sum of 1 silos|is not signed by a silo of the run"):
         far(FedGram(width=40, topology=topology), nodes, tmp_path / "run", public)
     assert not list(tmp_path.glob("client-*-silo/runs/*/mask-*"))
+
+
+def test_sums_that_cannot_be_masked_do_not_leave_a_silo(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    with pytest.raises(UserError, match=r"a sum of torch.float32 cannot be masked: .* \(FedKrylov: --sums whole\)"):
+        far(FedKrylov(width=40), FakeNodes(files), tmp_path / "run", public)
 
 
 def test_a_silo_that_is_asked_again_gives_the_same_bits(tmp_path: Path) -> None:

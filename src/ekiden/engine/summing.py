@@ -81,7 +81,10 @@ class _Taken(NamedTuple):
         """Return the JSON tree of `value`; its numbers go into the lists."""
         if isinstance(value, Tensor):
             if not (bits := packed or bits_of(value)):
-                raise UserError(f"a sum of {value.dtype} cannot be masked: add up whole numbers of int32 or int64")
+                raise UserError(
+                    f"a sum of {value.dtype} cannot be masked: add up whole numbers of int32 or int64 (FedKrylov: "
+                    "--sums whole), or start the run with --no-sealed where silos allow that"
+                )
             self.tensors.append((value, bits))
             self.shapes.append(tuple(value.shape))
             return {"tensor": len(self.tensors) - 1}

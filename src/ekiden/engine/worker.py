@@ -313,20 +313,27 @@ class Client:
             yield self._bench.feed.batch(subset, rows, train=False)
         self.work.forward += passes * len(subset)
 
-    def added(self, before: A | None, own: A) -> A:
+    def added(self, before: A | None, own: A, checked: Callable[[A], A] = lambda sums: sums) -> A:
         """Return the client's `own` part added to the sum of the clients before it, if there is one.
 
         Between machines it is masked: until all clients of the sum have given their parts, nobody can read any of it.
         So a task does nothing else with `before`.
 
+        Args:
+            before: the sum so far.
+            own: the client's part.
+            checked: returns a sum that others gave if it is possible, and raises an error otherwise. It is called with
+                what can be read: `before`, or the total of masked parts.
+
         Raises:
             UserError: the parts do not fit together, or the client does not give its part.
         """
         if self._masks is not None:
-            return self._masks.added(before, own)  # type: ignore[no-any-return]  # the task does nothing else with it
+            total: A = self._masks.added(before, own)  # or a `Masked` in its place, with which the task does nothing
+            return total if isinstance(total, Masked) else checked(total)
         if isinstance(before, Masked):
             raise UserError(f"{self.name} received a masked sum, and nothing is masked here: refused")
-        return own if before is None else before.plus(own)
+        return own if before is None else checked(before).plus(own)
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Return `make()`, from memory if this client made it before in the same process.

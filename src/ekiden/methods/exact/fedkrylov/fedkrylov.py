@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from functools import reduce
+from typing import Annotated, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, w
 from ekiden.methods.exact.blocks.label_sums import labels_as_targets
 from ekiden.methods.exact.fedkrylov.handed import (
     Chosen,
+    Columns,
     HeldAnswers,
     Kept,
     Labels,
@@ -28,6 +30,8 @@ from ekiden.methods.exact.fedkrylov.handed import (
     Multiplied,
     OpeningSums,
     ShortColumns,
+    WholeColumns,
+    answer_step,
 )
 from ekiden.methods.exact.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
 from ekiden.training.weights import Weights
@@ -62,6 +66,9 @@ class FedKrylov(FixedFeatures):
     """λ/n; 0: by the validation samples of all clients, or 0.03 if these are fewer than 50"""
     damping: Annotated[float, Range(least=1e-3)] = 0.1
     """δ = μ/n, the multiple of the identity in the preconditioner"""
+    sums: Literal["short", "whole"] = "short"
+    """how sums travel: in 16 bits a number, rounded at each hop; or as whole numbers of 64 bits, exact, which silos can
+    mask"""
 
     traits = Traits(private=Kept)
 
@@ -93,21 +100,24 @@ class FedKrylov(FixedFeatures):
             if s.step == 0:
                 s = replace(s, chosen=fed.call(self.choose, first, INITIAL))
             if hop < len(others):
-                client = others[hop]
-                if lap == 0:
-                    s = s.next(opening=fed.call(self.open, client, INITIAL, s.chosen, s.opening))
-                else:
-                    s = s.next(multiplied=fed.call(self.multiply, client, INITIAL, s.direction, s.multiplied))
-            elif lap == 0:
+                yield (s := self._added(fed, s, others[hop]).next())
+                continue
+            s = self._added(fed, s, first)
+            if lap == 0:
                 direction = fed.call(self.begin, first, INITIAL, s.chosen, s.opening)
                 s = s.next(direction=direction, opening=None, chosen=None)
             elif lap < self.laps - 1:
-                direction = fed.call(self.proceed, first, INITIAL, s.direction, s.multiplied)
+                direction = fed.call(self.proceed, first, INITIAL, s.multiplied)
                 s = s.next(direction=direction, multiplied=None)
             else:
-                model = fed.call(self.solve, first, INITIAL, s.direction, s.multiplied)
-                s = s.next(model=model, direction=None, multiplied=None)
+                s = s.next(model=fed.call(self.solve, first, INITIAL, s.multiplied), direction=None, multiplied=None)
             yield s
+
+    def _added(self, fed: Fed, s: Lapping, client: str) -> Lapping:
+        """Return the state with the client's part in the sums of the lap."""
+        if s.direction is None:
+            return replace(s, opening=fed.sum(self.open, [client], INITIAL, s.chosen, plus=s.opening))
+        return replace(s, multiplied=fed.sum(self.multiply, [client], INITIAL, s.direction, plus=s.multiplied))
 
     @on_client
     def choose(self, client: Client, model: Weights) -> Chosen:
@@ -115,49 +125,17 @@ class FedKrylov(FixedFeatures):
         settled = self.settled_by(client, model).tell()
         phi = self._whole(client, model, settled)
         client.work.forward += len(phi)
-        return Chosen(settled, phi.double().mean(0).round().to(torch.int8))
+        chosen = Chosen(settled, phi.double().mean(0).round().to(torch.int8))
+        client.state = Kept(chosen)
+        return chosen
 
     @on_client
     def open(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
         """Add products with labels and moments to those received."""
+        if client.state is None:  # otherwise its features were computed and counted when it chose them
+            client.work.forward += client.n
         client.state = Kept(chosen)
-        client.work.forward += client.n
-        return self._opened(client, model, chosen, before)
-
-    @on_client
-    def begin(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> Tensor:
-        """Return the first directions, from the totals of the first lap."""
-        totals = self._opened(client, model, chosen, before)
-        problem = _problem(totals, client)
-        step = self._preconditioner(client, model, chosen, problem)(problem.products)
-        client.state = Kept(chosen, opening=totals)
-        return next_directions(step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre)))
-
-    @on_client
-    def multiply(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
-        """Add the client's part of the Gram matrix times the directions to that received."""
-        return self._multiplied(client, model, direction, before)
-
-    @on_client
-    def proceed(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Tensor:
-        """Return further directions, from the totals of one more lap."""
-        span, chosen = self._span(client, model, direction, before)
-        step = self._preconditioner(client, model, chosen, span.problem)(span.residual(span.solve(self.ridge)))
-        return next_directions(step, span.stretched, span.problem.scale, direction.shape[1])
-
-    @on_client
-    def solve(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Weights:
-        """Return the network with the best classifier in the span of all directions."""
-        span, chosen = self._span(client, model, direction, before)
-        head = heads.outputs(span.solve(self.ridge), span.validation, client.task)
-        network = client.network(model)
-        features_of(network).adopt(chosen.settled)
-        weight = head.weight @ span.directions.T
-        return with_rows(network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double()))
-
-    def _opened(self, client: Client, model: Weights, chosen: Chosen, before: OpeningSums | None) -> OpeningSums:
-        """Return the sums of the first lap with the client's own."""
-        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
+        phi, y = self._whole(client, model, chosen.settled), self._counted(client, self.summed(client))
         centre = chosen.centre
         if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
             raise UserError("the features received are of another kind than here: use the same method and data kind")
@@ -165,12 +143,21 @@ class FedKrylov(FixedFeatures):
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
             sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
-        own = OpeningSums(ShortColumns.of(sums), Labels.of(y), Labels.of(_targets(client, client.data.val)))
-        classes = isinstance(client.task, Classification)
-        return own if before is None else before.checked(phi.shape[1], y.shape[1], classes).plus(own)
+        own = OpeningSums(self._columns(sums), self._labels(y), self._labels(self._counted(client, client.data.val)))
+        kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
+        return client.added(before, own, lambda sums: sums.checked(*kind))
 
-    def _multiplied(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
-        """Return the sums of a later lap with the client's own; keep the directions."""
+    @on_client
+    def begin(self, client: Client, model: Weights, chosen: Chosen, totals: OpeningSums) -> Tensor:
+        """Return the first directions, from the totals of the first lap."""
+        problem = self._problem(totals, client)
+        step = self._preconditioner(client, model, chosen, problem)(problem.products)
+        client.state = Kept(chosen, opening=totals)
+        return next_directions(step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre)))
+
+    @on_client
+    def multiply(self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None) -> Multiplied:
+        """Add the client's part of the Gram matrix times the directions to that received."""
         kept = _kept(client)
         width, count = len(kept.chosen.centre), _rank(client.task, client.classes, len(kept.chosen.centre))
         if direction.shape != (width, count) or direction.dtype != torch.int8:
@@ -178,40 +165,92 @@ class FedKrylov(FixedFeatures):
         kept = kept._replace(directions=(*kept.directions, direction))
         client.state = kept
         phi = self._whole(client, model, kept.chosen.settled)
-        u, centre = direction.float(), kept.chosen.centre.float()
-        sums = torch.zeros(width, count, dtype=torch.float64, device=phi.device)
+        u, centre = (t.to(self._precision) for t in (direction, kept.chosen.centre))
+        sums = torch.zeros(width, count, dtype=torch.int64 if self.exact else torch.float64, device=phi.device)
         for block in torch.split(phi, _ROWS):
-            x = block.float() - centre
-            sums += x.T @ (x @ u)
-        own = Multiplied(ShortColumns.of(sums), self._held(client, model, kept))
-        return own if before is None else before.checked(own).plus(own)
+            x = block.to(u) - centre
+            product = x.T @ (x @ u)
+            sums += product.long() if self.exact else product
+        own = Multiplied(self._columns(sums), self._held(client, model, kept))
+        return client.added(before, own, lambda sums: sums.checked(own))
+
+    @on_client
+    def proceed(self, client: Client, model: Weights, totals: Multiplied) -> Tensor:
+        """Return further directions, from the totals of one more lap."""
+        span, chosen = self._span(client, totals)
+        step = self._preconditioner(client, model, chosen, span.problem)(span.residual(span.solve(self.ridge)))
+        return next_directions(step, span.stretched, span.problem.scale, totals.sums.matrix().shape[1])
+
+    @on_client
+    def solve(self, client: Client, model: Weights, totals: Multiplied) -> Weights:
+        """Return the network with the best classifier in the span of all directions."""
+        span, chosen = self._span(client, totals)
+        head = heads.outputs(span.solve(self.ridge), span.validation, client.task)
+        network = client.network(model)
+        features_of(network).adopt(chosen.settled)
+        weight = head.weight @ span.directions.T
+        return with_rows(network, weight, head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double()))
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums travel as whole numbers."""
+        return self.sums == "whole"
+
+    @property
+    def _precision(self) -> torch.dtype:
+        """In which products of features and directions are computed: exact if they are to be whole."""
+        return torch.float64 if self.exact else torch.float32
+
+    def _columns(self, sums: Tensor) -> Columns:
+        return WholeColumns(sums.long()) if self.exact else ShortColumns.of(sums)
+
+    def _labels(self, y: Tensor) -> Labels:
+        """Return the sums over targets (n, K)."""
+        found = Labels.of(y)
+        return Labels(found.samples, found.targets.long(), found.powers.long()) if self.exact else found
+
+    def _counted(self, client: Client, subset: Subset) -> Tensor:
+        """(n, K) float32, the targets; counted in steps if sums are whole."""
+        y = _targets(client, subset)
+        return (y * client.task.unit).round() if self.exact else y
 
     def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""
         phi = self._whole(client, model, kept.chosen.settled, held_out=True)
-        y = _targets(client, client.data.val)
+        y = self._counted(client, client.data.val)
         if len(kept.directions) == 1:
             client.work.forward += len(phi)
-        u, centre = torch.cat(kept.directions, 1).float(), kept.chosen.centre.float()
-        answers = torch.cat([(x.float() - centre) @ u for x in torch.split(phi, _ROWS)]).double()
-        last = answers[:, -kept.directions[-1].shape[1] :]
-        return HeldAnswers(last.T @ answers, last.T @ y.double(), last.sum(0))
+        u, centre = (t.to(self._precision) for t in (torch.cat(kept.directions, 1), kept.chosen.centre))
+        answers = torch.cat([(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]).double()
+        if self.exact:
+            answers = (answers / answer_step(len(centre))).round()
+        last, y = answers[:, -kept.directions[-1].shape[1] :], y.double()
+        if not self.exact:
+            return HeldAnswers(last.T @ answers, last.T @ y, last.sum(0))
+        parts = zip(*(torch.split(t, _ROWS) for t in (last, answers, y)), strict=True)
+        blocks = [HeldAnswers((f.T @ g).long(), (f.T @ of).long(), f.sum(0).long()) for f, g, of in parts]
+        return reduce(HeldAnswers.plus, blocks)
 
-    def _span(
-        self, client: Client, model: Weights, direction: Tensor, before: Multiplied | None
-    ) -> tuple[Span, Chosen]:
+    def _span(self, client: Client, totals: Multiplied) -> tuple[Span, Chosen]:
         """Return what the first client knows after one more lap."""
-        opening = _kept(client).opening
-        if opening is None:
-            raise UserError(f"{client.name} does not have the totals of the first lap: start the run again")
-        totals = self._multiplied(client, model, direction, before).bounded(opening)
         kept = _kept(client)
-        laps = (*kept.laps, totals)
+        if kept.opening is None:
+            raise UserError(f"{client.name} does not have the totals of the first lap: start the run again")
+        laps = (*kept.laps, totals.bounded(kept.opening))
         client.state = kept._replace(laps=laps)
         u = torch.cat(kept.directions, 1).cpu().double()
         images = torch.cat([lap.sums.matrix().cpu() for lap in laps], 1)
-        held = [HeldAnswers(*(t.cpu() for t in lap.held)) for lap in laps]
-        return Span(_problem(opening, client), u, images, held, _on_cpu(opening.held)), kept.chosen
+        unit = client.task.unit if self.exact else 1
+        held = [lap.answers(unit) for lap in laps]
+        return Span(self._problem(kept.opening, client), u, images, held, kept.opening.held.real(unit)), kept.chosen
+
+    def _problem(self, opening: OpeningSums, client: Client) -> Problem:
+        """Return the regression that the totals of the first lap describe."""
+        if not opening.labels.samples:
+            raise UserError("no client has training samples: no classifier can be made")
+        unit, sums = client.task.unit if self.exact else 1, opening.sums.matrix().cpu()
+        sums = torch.cat([sums[:, :-2] / unit, sums[:, -2:]], 1) if self.exact else sums
+        return Problem.of(sums, opening.labels.real(unit))
 
     def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
         """Return the preconditioner from this client's samples, at most 8192 of them."""
@@ -249,6 +288,8 @@ class FedKrylov(FixedFeatures):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(S + D + (K + 2)(2D + 4) + 32K + 16 + Σ_t R(3D + 4 + 8(tR + K + 1))), with t from 1 to T - 1.
 
+        With whole numbers, 8D instead of 2D + 4, and 9D instead of 3D + 4.
+
         S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at most D.
         """
         features = features_of(model.network.module)
@@ -258,8 +299,9 @@ class FedKrylov(FixedFeatures):
     def _sums(self, width: int, outputs: int, task: Task) -> int:
         """Bytes of all that a client hands on, without what is settled about the features."""
         r = _rank(task, outputs, width)
-        first = width + (outputs + 2) * (2 * width + 4) + 32 * outputs + 16
-        return first + sum(r * (3 * width + 4 + 8 * (t * r + outputs + 1)) for t in range(1, self.laps))
+        column = 8 * width if self.exact else 2 * width + 4
+        first = width + (outputs + 2) * column + 32 * outputs + 16
+        return first + sum(r * (width + column + 8 * (t * r + outputs + 1)) for t in range(1, self.laps))
 
 
 def _rank(task: Task, outputs: int, width: int) -> int:
@@ -284,16 +326,6 @@ def _targets(client: Client, subset: Subset) -> Tensor:
     """(n, K) float32."""
     device = client.unit().device
     return labels_as_targets(client.task, subset.y.to(device), client.classes).float()
-
-
-def _problem(opening: OpeningSums, client: Client) -> Problem:
-    if not opening.labels.samples:
-        raise UserError("no client has training samples: no classifier can be made")
-    return Problem.of(opening.sums.matrix().cpu(), _on_cpu(opening.labels))
-
-
-def _on_cpu(labels: Labels) -> Labels:
-    return Labels(labels.samples, labels.targets.cpu().double(), labels.powers.cpu().double())
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

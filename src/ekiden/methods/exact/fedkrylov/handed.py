@@ -60,16 +60,57 @@ class ShortColumns(NamedTuple):
         return self
 
 
-def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Refuse what is not float64, has other shapes, or is not finite."""
-    if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != torch.float64 for t in tensors):
+class WholeColumns(NamedTuple):
+    """A matrix of whole numbers, which add up exactly.
+
+    Attributes:
+        values: (D, C) int64.
+    """
+
+    values: Tensor
+
+    def matrix(self) -> Tensor:
+        """(D, C) float64."""
+        return self.values.double()
+
+    def plus(self, other: "WholeColumns") -> "WholeColumns":
+        """Return the sum of both."""
+        return WholeColumns(self.values + other.values)
+
+    def checked(self, width: int, columns: int) -> "WholeColumns":
+        """Return these columns, which another party sent."""
+        if self.values.shape != (width, columns) or self.values.dtype != torch.int64:
+            raise UserError(_OTHER)
+        return self
+
+
+Columns = ShortColumns | WholeColumns
+
+
+def _added(mine: Columns, other: Columns) -> Columns:
+    if isinstance(mine, WholeColumns) and isinstance(other, WholeColumns):
+        return mine.plus(other)
+    if isinstance(mine, ShortColumns) and isinstance(other, ShortColumns):
+        return mine.plus(other)
+    raise UserError(_OTHER)
+
+
+def answer_step(width: int) -> int:
+    """In what answers of validation samples are counted if sums are whole: at most 2^21 steps, so that they fit."""
+    return 1 << max(0, int(_REACH * _MOST_DIRECTION * width).bit_length() - 21)
+
+
+def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...], columns: Columns) -> None:
+    """Refuse what is not float64, or int64 next to whole columns; has other shapes, or is not finite."""
+    kind = torch.int64 if isinstance(columns, WholeColumns) else torch.float64
+    if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != kind for t in tensors):
         raise UserError(_OTHER)
     if not all(bool(torch.isfinite(t).all()) for t in tensors):
         raise UserError(_NOT_FINITE)
 
 
 class Labels(NamedTuple):
-    """Sums over the targets y (K,) of some samples; float64.
+    """Sums over the targets y (K,) of some samples; float64, or int64 if targets are counted in steps.
 
     Attributes:
         samples: their number.
@@ -91,21 +132,26 @@ class Labels(NamedTuple):
         """Return the sums over the samples of both."""
         return Labels(self.samples + other.samples, self.targets + other.targets, self.powers + other.powers)
 
-    def checked(self, outputs: int, classes: bool = False) -> "Labels":
+    def real(self, unit: float) -> "Labels":
+        """Return the sums as float64 on the CPU, of targets that are counted in 1/unit."""
+        return Labels(self.samples, self.targets.cpu().double() / unit, self.powers.cpu().double() / unit**2)
+
+    def checked(self, outputs: int, columns: Columns, *, classes: bool = False) -> "Labels":
         """Return these sums, which another party sent.
 
         Args:
             outputs: K.
+            columns: the sums of features next to them.
             classes: whether targets are 0 or 1, and one of them is 1.
         """
-        _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)))
+        _check_doubles((self.targets, self.powers), ((outputs,), (outputs,)), columns)
         if self.samples < 0 or bool((self.powers < 0).any()):
             raise UserError(_NOT_FINITE)
         n = float(min(self.samples, _SAMPLES))
         fits = self.samples <= _SAMPLES and bool((self.powers <= n * _TARGET**2).all())
-        if not fits or bool((self.targets.square() > n * self.powers * (1 + 1e-6)).any()):
+        targets, powers = self.targets.cpu().double(), self.powers.cpu().double()
+        if not fits or bool((targets.square() > n * powers * (1 + 1e-6)).any()):
             raise UserError(_IMPOSSIBLE)
-        targets, powers = self.targets.cpu(), self.powers.cpu()
         # A device may round sums a little.
         far = torch.stack([(targets - powers).abs().max(), (targets - targets.round()).abs().max()]).max()
         if classes and max(float(far), abs(float(targets.sum()) - n)) > 1e-3 + 1e-6 * n:
@@ -134,13 +180,13 @@ class OpeningSums(NamedTuple):
         held: of the validation samples of all clients so far.
     """
 
-    sums: ShortColumns
+    sums: Columns
     labels: Labels
     held: Labels
 
     def plus(self, other: "OpeningSums") -> "OpeningSums":
         """Return the sums over the samples of both."""
-        return OpeningSums(self.sums.plus(other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
+        return OpeningSums(_added(self.sums, other.sums), self.labels.plus(other.labels), self.held.plus(other.held))
 
     def checked(self, width: int, outputs: int, classes: bool = False) -> "OpeningSums":
         """Return these sums, which another party sent.
@@ -150,16 +196,20 @@ class OpeningSums(NamedTuple):
             outputs: K.
             classes: whether targets are 0 or 1, and one of them is 1.
         """
-        labels = self.labels.checked(outputs, classes)
+        labels = self.labels.checked(outputs, self.sums, classes=classes)
         n, matrix = float(labels.samples), self.sums.checked(width, outputs + 2).matrix()
-        most = torch.cat([(n * labels.powers.cpu()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])])
+        most = torch.cat(
+            [(n * labels.powers.cpu().double()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])]
+        )
         if bool((matrix.abs() > _SLACK * most.to(matrix)).any()) or bool((matrix[:, -1] < 0).any()):
             raise UserError(_IMPOSSIBLE)
-        return OpeningSums(self.sums, labels, self.held.checked(outputs, classes))
+        return OpeningSums(self.sums, labels, self.held.checked(outputs, self.sums, classes=classes))
 
 
 class HeldAnswers(NamedTuple):
-    """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last; float64.
+    """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last.
+
+    They are float64, or int64 if answers are counted in `answer_step`.
 
     Attributes:
         inner: (R, t·R) Σ f fᵢᵀ with all directions so far, i = 1 to t.
@@ -184,28 +234,34 @@ class Multiplied(NamedTuple):
         held: of their validation samples.
     """
 
-    sums: ShortColumns
+    sums: Columns
     held: HeldAnswers
 
     def plus(self, other: "Multiplied") -> "Multiplied":
         """Return the sums over the samples of both."""
-        return Multiplied(self.sums.plus(other.sums), self.held.plus(other.held))
+        return Multiplied(_added(self.sums, other.sums), self.held.plus(other.held))
 
     def checked(self, own: "Multiplied") -> "Multiplied":
         """Return these sums, which another party sent."""
-        self.sums.checked(*own.sums.counts.shape)
-        _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held))
+        self.sums.checked(*own.sums.matrix().shape)
+        _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held), own.sums)
         return self
+
+    def answers(self, unit: float) -> HeldAnswers:
+        """Return the sums over validation samples as float64 on the CPU; targets are counted in 1/unit."""
+        step = answer_step(len(self.sums.matrix())) if isinstance(self.sums, WholeColumns) else 1
+        inner, products, total = (t.cpu().double() for t in self.held)
+        return HeldAnswers(inner * step**2, products * (step / unit), total * step)
 
     def bounded(self, opening: OpeningSums) -> "Multiplied":
         """Return these sums of the samples that `opening` counts."""
-        width = len(self.sums.counts)
+        width = len(self.sums.matrix())
         answer = _REACH * _MOST_DIRECTION * width  # most |f|
         n, held = _SLACK * opening.labels.samples, _SLACK * opening.held.samples
-        target = float(opening.held.powers.max().sqrt()) if len(opening.held.powers) else 0.0  # most |y|
+        target = float(opening.held.powers.double().max().sqrt()) if len(opening.held.powers) else 0.0  # most |y|
         limits = (held * answer**2, held * answer * target, held * answer)
         if float(self.sums.matrix().abs().max()) > n * answer * _REACH or any(
-            float(part.abs().max()) > limit for part, limit in zip(self.held, limits, strict=True)
+            float(part.abs().max()) > limit for part, limit in zip(self.answers(1), limits, strict=True)
         ):
             raise UserError(_IMPOSSIBLE)
         return self
