@@ -6,6 +6,7 @@ know. Where the silos trust the first one (`trust_first`), the attack works; wit
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,21 +163,24 @@ def krylov(noted: dict[str, Tensor]) -> Patch:
         u[noted["units"][:count], torch.arange(min(count, len(noted["units"])))] = 1
         return u
 
-    def opened(method: FedKrylov, client: Any, model: Any, chosen: Any, before: OpeningSums | None) -> OpeningSums:
-        assert before is not None
-        total = before.sums.matrix()[64:, -2]
+    begin = FedKrylov.begin
+
+    @wraps(begin)
+    def begun(method: FedKrylov, client: Any, model: Any, chosen: Any, totals: OpeningSums) -> Any:
+        total = totals.sums.matrix()[64:, -2]
         noted["units"] = ((total > 0.8) & (total < 1.2)).nonzero().flatten() + 64
         noted["centre"], noted["settled"] = chosen.centre, chosen.settled
-        return before
+        return begin(method, client, model, chosen, totals)
 
-    def multiplied(method: FedKrylov, client: Any, model: Any, direction: Tensor, before: Any) -> Any:
-        noted["columns"] = before.sums.matrix()
-        return before
+    @wraps(FedKrylov.solve)
+    def solved(method: FedKrylov, client: Any, model: Any, totals: Any) -> Any:
+        noted["columns"] = totals.sums.matrix()
+        raise UserError("seen")
 
     def patched(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(RandomReLU, "settle", rare)
-        patch.setattr(FedKrylov, "_opened", opened)
-        patch.setattr(FedKrylov, "_multiplied", multiplied)
+        patch.setattr(FedKrylov, "begin", begun)
+        patch.setattr(FedKrylov, "solve", solved)
         patch.setattr(fedkrylov, "next_directions", directions)
 
     return patched
@@ -195,7 +199,12 @@ def test_the_first_silo_reads_images_of_the_others_in_fedkrylov(tmp_path: Path) 
     files, public = with_keys(tmp_path, NAMES)
     noted: dict[str, Any] = {}
     with pytest.raises(UserError):  # it does not go on to solve
-        far(FedKrylov(width=800, laps=2), Tampering(files, {NAMES[0]: krylov(noted)}), tmp_path / "run", public)
+        far(
+            FedKrylov(width=800, laps=2, sums="whole"),
+            Tampering(files, {NAMES[0]: krylov(noted)}),
+            tmp_path / "run",
+            public,
+        )
     assert found_in(krylov_rows(noted), NAMES[1:], 0.05) >= 3
 
 
@@ -340,7 +349,7 @@ def test_features_that_do_not_follow_from_the_seed_are_refused(kind: type[Method
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     nodes = Tampering(files, {NAMES[0]: other_features})
     with pytest.raises(UserError, match=r"client-1: the features received are (of another kind|not those)"):
-        far(kind(width=120, **SAFE), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
+        far(replace(between_machines(kind), width=120), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
 
 
 def test_scales_of_patches_are_those_of_the_silos_own_images() -> None:

@@ -173,8 +173,13 @@ def method_of(said: Mapping[str, Any]) -> Method:
 
 
 def between_machines(kind: type[Method]) -> Method:
-    """Return the method with its defaults for runs between machines: no party chooses the features that are summed."""
+    """Return the method with its defaults for runs between machines.
+
+    No party chooses the features that are summed, and sums are whole numbers, which can be masked.
+    """
     method = kind()
+    if isinstance(method, FedKrylov):
+        method = replace(method, sums="whole")
     return replace(method, dictionary="seed", min_active=10) if isinstance(method, FixedFeatures) else method
 
 

@@ -34,7 +34,7 @@ Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 CLOSING_LAP = "closing-lap"
 _LEAST_SALT, _MOST_SALT = 16, 64
 ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
-"""by default no coordinator adds up: it would see the sums of each single silo"""
+"""by default no coordinator adds up: it would read the totals"""
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
