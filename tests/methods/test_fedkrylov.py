@@ -17,7 +17,14 @@ from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.feature_room import features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels, Multiplied, OpeningSums, ShortColumns, WholeColumns
+from ekiden.methods.exact.fedkrylov.handed import (
+    HeldAnswers,
+    Labels,
+    Multiplied,
+    OpeningSums,
+    ShortColumns,
+    WholeColumns,
+)
 from ekiden.methods.exact.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
 from ekiden.models.whole import RandomReLU
