@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.data import Samples, from_tensors
 from ekiden.data.doubts import fingerprints
 from ekiden.data.tables import Table
 
@@ -91,7 +93,7 @@ def test_subjects_and_times_of_a_given_test_part_are_compared(tmp_path: Path) ->
     train, test = visits(), visits(5, 4, seed=1)
     path = files(tmp_path, train, test)
     (line,) = lines(path, subject_column="patient", group_column="ward")
-    assert line.startswith("20 of 20 test rows are about 5 subjects who are in training too")
+    assert line.startswith("20 of 20 test rows are about 5 subjects of training")
     test["patient"] = test["patient"] + 28
     (line,) = lines(files(tmp_path, train, test), subject_column="patient", group_column="ward")
     assert line.startswith("8 of 20 test rows are about 2 subjects")
@@ -102,6 +104,18 @@ def test_subjects_and_times_of_a_given_test_part_are_compared(tmp_path: Path) ->
     test["patient"] = test["patient"] - 2
     (line,) = lines(files(tmp_path, train, test), time_column="patient", group_column="ward")
     assert line.startswith("8 of 20 test rows are not later than the last training row")
+
+
+def test_subjects_of_tensors_and_of_a_common_test_set_are_compared() -> None:
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    silo = Samples(x, y, subject=torch.arange(40) // 4)
+    test = Samples(torch.randn(6, 3), y[:6], subject=torch.tensor([9, 9, 10, 11, 12, 13]))
+    with pytest.warns(DataWarning, match="2 of 6 test rows are about 1 subject of training"):
+        from_tensors(silo, test)
+    with pytest.warns(DataWarning, match="2 of 6 test rows are about 1 subject of training"):
+        ekiden.federate([silo, Samples(x + 1, y, subject=20 + torch.arange(40) // 4)], test)
+    with pytest.raises(UserError, match="subject"):
+        ekiden.federate([silo, (x, y)])
 
 
 def test_rows_that_are_in_training_and_in_a_given_test_part_are_counted(tmp_path: Path) -> None:

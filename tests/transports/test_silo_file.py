@@ -341,6 +341,36 @@ def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
     assert (held.classes, set(client.train.y.tolist())) == (("ant", "cat"), {1})
 
 
+def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) -> None:
+    for name, labels in (("a", ("Yes", "No")), ("b", ("yes", "No"))):
+        lines = "\n".join(f"{name} text {k},{labels[k % 2]}" for k in range(20))
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + lines + "\n")
+        more = "text_length = 4\n[hardware]\nthreads = 1\n"
+        text = f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\n'
+        (tmp_path / f"{name}.toml").write_text(text + more)
+    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=1), "a,b")
+    nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in "ab"])
+    with pytest.raises(UserError, match=r"different classes: .*; 'Yes' and 'yes' differ in case or blanks only"):
+        run(plan, nodes, tmp_path / "run", {}, lambda line: None, poll=0)
+
+
+def test_a_silo_keeps_its_subjects_and_times_apart(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"p{k // 3},{k},{rng.normal():.4f},{'xy'[k // 3 % 2]}" for k in range(120)]
+    (tmp_path / "a.csv").write_text("patient,day,v,label\n" + "\n".join(rows) + "\n")
+    text = 'name = "a"\n[data]\npath = "a.csv"\ndrop_columns = ["day"]\nsubject_column = "patient"\n'
+    found = read(write(tmp_path, text)).read()
+    assert found.train.subject is not None
+    assert found.test.subject is not None
+    assert len(found.test) == 24
+    assert not set(found.train.subject.tolist()) & set(found.test.subject.tolist())
+    text = text.replace('drop_columns = ["day"]', 'time_column = "day"')
+    found = read(write(tmp_path, text)).read()
+    assert found.train.time is not None
+    assert found.test.time is not None
+    assert float(found.train.time.max()) < float(found.test.time.min())
+
+
 def test_spellings_at_a_silo_follow_the_agreed_names(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,8 @@ def assemble(
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if doubt:
-        _doubt(made, holdings, reading, known is None)
+        given = test is not None or any(holding.test is not None for holding in holdings)
+        _doubt(made, raws, reading, tables=known is None, test_given=given)
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
         refuse_constant(train.y, outputs)
         made = replace(made, task=scaled(chosen, train.y))
@@ -153,14 +154,13 @@ def assemble(
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
-def _doubt(made: Dataset, holdings: Sequence[Holding], reading: Reading, open_: bool) -> None:
+def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool, test_given: bool) -> None:
     """Say what may be wrong with the data."""
-    raws = [part for holding in holdings for part in holding.parts]
-    if raws[0].kind == "table" and open_ and not reading.feature_columns:
+    if raws[0].kind == "table" and tables and not reading.feature_columns:
         doubts.ids_among_features(raws)
     if reading.group_column:
         doubts.small_groups(raws, reading.group_column)
-    if any(holding.test is not None for holding in holdings):
+    if test_given:
         doubts.shared_subjects(made.train, made.test)
         doubts.early_tests(made.train, made.test)
         doubts.rows_in_both(made.train, made.test, made.inputs)

@@ -114,8 +114,8 @@ def shared_subjects(train: Samples, test: Samples) -> None:
     if both.any():
         people = counted(len(np.unique(test.subject.cpu().numpy()[both])), "subject")
         tell(
-            f"{both.sum():,} of {len(test):,} test rows are about {people} who are in training too, so the test is too "
-            "easy: take them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
+            f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the test is too easy: take "
+            "them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
         )
 
 

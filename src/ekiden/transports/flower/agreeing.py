@@ -10,6 +10,7 @@ from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import of_terms
+from ekiden.data.spelling import spellings
 from ekiden.data.tasks import task_of_terms
 from ekiden.engine import identity
 from ekiden.engine.method import Method
@@ -75,9 +76,10 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
         for what in ("shape", "classes", "mean", "std", "augment"):
             here, there = getattr(one, what), getattr(hellos[name], what)
             if here != there:
+                do = _grey_and_colour(one.shape, hellos[name].shape) or _spelled(one.classes, hellos[name].classes)
                 raise UserError(
                     f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
-                    f"{said(str(there), 300)}; {_grey_and_colour(one.shape, hellos[name].shape) or 'make them equal'}"
+                    f"{said(str(there), 300)}; {do or 'make them equal'}"
                 )
         if one.task != hellos[name].task:
             raise UserError(
@@ -90,6 +92,13 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 "options in [data] of all silos, and the same data.agreed"
             )
     return one
+
+
+def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """Return what to do if some names of classes of two silos differ in case or blanks only."""
+    alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
+    pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
+    return f"{pairs} differ in case or blanks only: write them alike" if pairs else ""
 
 
 def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
