@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import FederatedData, federate, from_tensors, load, split
 from ekiden.data.inputs import Table
-from ekiden.data.tabular import ColumnSums, Moments
+from ekiden.data.moments import ColumnMoments
+from ekiden.data.tabular import ColumnSums
 from ekiden.data.tasks import Regression
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -99,8 +100,8 @@ def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(NUMBERS, min_size=1, max_size=8), min_size=1, max_size=5), st.randoms())
 def test_moments_of_parts_are_those_of_all_values_in_any_order(parts: list[list[float]], random: Random) -> None:
-    told = [Moments.of(np.array(part), "it") for part in parts]
-    whole = Moments.together(told)
+    told = [ColumnMoments.of(np.array(part), "it") for part in parts]
+    whole = ColumnMoments.together(told)
     values = [Fraction(value) for part in parts for value in part]
     mean = sum(values, Fraction()) / len(values)
     squares = sum(((value - mean) ** 2 for value in values), Fraction())
@@ -109,19 +110,19 @@ def test_moments_of_parts_are_those_of_all_values_in_any_order(parts: list[list[
     assert abs(whole.mean - mean) <= 1e-15 * 4 * largest
     assert abs(sqrt(whole.squares) - sqrt(squares)) <= 1e-7 * sqrt(squares) + 1e-14 * largest
     random.shuffle(told)
-    assert Moments.together(told) == whole  # the same bits
+    assert ColumnMoments.together(told) == whole  # the same bits
 
 
 @given(NUMBERS, st.integers(1, 50), st.integers(1, 50))
 def test_a_constant_has_no_deviation(value: float, first: int, second: int) -> None:
-    parts = [Moments.of(np.full(n, value), "it") for n in (first, second)]
-    assert Moments.together(parts) == Moments(first + second, value, 0.0)
-    assert Moments.together(parts).deviation == 0
+    parts = [ColumnMoments.of(np.full(n, value), "it") for n in (first, second)]
+    assert ColumnMoments.together(parts) == ColumnMoments(first + second, value, 0.0)
+    assert ColumnMoments.together(parts).deviation == 0
 
 
 def test_rounding_errors_are_no_deviation() -> None:
-    assert Moments.of(np.array([0.3, 0.1 + 0.2] * 20), "it").deviation == 0
-    assert Moments.of(np.array([1.0, 1 + 1e-9] * 20), "it").deviation == pytest.approx(5e-10)
+    assert ColumnMoments.of(np.array([0.3, 0.1 + 0.2] * 20), "it").deviation == 0
+    assert ColumnMoments.of(np.array([1.0, 1 + 1e-9] * 20), "it").deviation == pytest.approx(5e-10)
 
 
 def test_columns_that_do_not_vary_are_named_in_one_line() -> None:

@@ -25,7 +25,7 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class Units:
+class DealtUnits:
     """What a partition deals to clients: whole subjects, or single rows if samples have no subjects.
 
     Attributes:

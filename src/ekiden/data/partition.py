@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, Positive, checked
 from ekiden.base.errors import DataWarning, UserError, at, unknown
-from ekiden.data.apart import Units
+from ekiden.data.apart import DealtUnits
 from ekiden.data.assemble import from_tensors
 from ekiden.data.given import Source
 from ekiden.data.samples import Dataset, FederatedData
@@ -46,7 +46,7 @@ class Iid:
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        units = Units(dataset.train)
+        units = DealtUnits(dataset.train)
         return [units.rows(part) for part in units.even(rng.permutation(units.count), clients)]
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Dirichlet(Checked):
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        n, units = len(dataset.train), Units(dataset.train)
+        n, units = len(dataset.train), DealtUnits(dataset.train)
         if n >= clients * self.min_size:
             labels = units.commonest(numpy(dataset.strata(dataset.train)))
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
@@ -104,7 +104,7 @@ class Dirichlet(Checked):
         met = int(np.count_nonzero(sizes.min(axis=1) >= self.min_size - 1))  # cuts are rounded to whole rows
         return min(TRIES, _FIRST + _SURE * draws // met) if met else _FIRST
 
-    def _draw(self, classes: list[Rows], units: Units, clients: int, rng: Generator) -> list[Rows]:
+    def _draw(self, classes: list[Rows], units: DealtUnits, clients: int, rng: Generator) -> list[Rows]:
         full = units.sizes.sum() / clients
         held: list[list[Rows]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, dtype=np.int64)
@@ -147,7 +147,7 @@ class Domains:
             raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
         assert dataset.train.domain is not None  # names() has checked this
         domain = numpy(dataset.train.domain)
-        each = [Units(dataset.train, np.flatnonzero(domain == dataset.domains.index(name))) for name in names]
+        each = [DealtUnits(dataset.train, np.flatnonzero(domain == dataset.domains.index(name))) for name in names]
         pieces = [units.even(rng.permutation(units.count), clients // len(names)) for units in each]
         return [each[k % len(names)].rows(pieces[k % len(names)][k // len(names)]) for k in range(clients)]
 
@@ -187,7 +187,7 @@ class Pathological(Checked):
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         """See `Partition`."""
-        units = Units(dataset.train)
+        units = DealtUnits(dataset.train)
         labels = units.commonest(numpy(dataset.strata(dataset.train)))
         present = np.unique(labels)
         k, n = self.classes_per_client, len(present)
@@ -302,7 +302,7 @@ def split(
     if clients is None:
         clients = _default_clients(dataset, partition)
     whole = dataset.train.subject is not None and isinstance(partition, Iid | Dirichlet | Pathological)
-    n, noun = (Units(dataset.train).count, "subjects") if whole else (len(dataset.train), "training samples")
+    n, noun = (DealtUnits(dataset.train).count, "subjects") if whole else (len(dataset.train), "training samples")
     if clients < 1 or clients > n:
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:

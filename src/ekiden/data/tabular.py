@@ -6,8 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
-from math import inf, sqrt
+from math import inf
 
 import numpy as np
 import torch
@@ -16,54 +15,11 @@ from torch import Tensor
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import units
 from ekiden.data.inputs import Inputs, Table
+from ekiden.data.moments import LARGEST, ColumnMoments
 from ekiden.data.raw import natural
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.tables import Numbers, encode_again
 from ekiden.data.tasks import Classification, Regression, Task
-
-_LARGEST = 1e140  # a number whose square can still be added up in float64
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Count, mean, and sum of squared deviations from the mean, of the values of a column."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    @staticmethod
-    def of(values: Numbers, what: str) -> "Moments":
-        """Return the moments of (n,) float64 values."""
-        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
-        if max(-low, high) > _LARGEST:
-            raise UserError(f"{what} holds {low if -low > high else high:g}: no number may be above {_LARGEST:g}")
-        if low == high:
-            return Moments(len(values), low)
-        mean = float(values.mean())
-        mean += float((values - mean).mean())
-        apart = values - mean
-        return Moments(len(values), mean, float(np.square(apart).sum() - apart.sum() ** 2 / len(values)))
-
-    @staticmethod
-    def together(parts: Sequence["Moments"]) -> "Moments":
-        """Return the moments of all values, by the formula of Chan, Golub and LeVeque (1979) for any number of parts.
-
-        It is computed in rational numbers and rounded once: the same bits in any order of the parts, on any machine.
-        """
-        told = [part for part in parts if part.count]
-        count = sum(part.count for part in told)
-        if not count:
-            return Moments()
-        mean = sum((part.count * Fraction(part.mean) for part in told), Fraction()) / count
-        squares = (Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2 for part in told)
-        return Moments(count, float(mean), float(sum(squares, Fraction())))
-
-    @property
-    def deviation(self) -> float:
-        """Return the standard deviation; 0 if the values differ by rounding errors only, or there are none."""
-        std = sqrt(self.squares / self.count) if self.count else 0.0
-        return std if std > 2 * float(np.finfo(np.float64).eps) * abs(self.mean) else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +39,7 @@ class ColumnSums:
         rows: fingerprints of all rows, in hexadecimal and sorted, if the silo tells them.
     """
 
-    moments: Mapping[str, Moments]
+    moments: Mapping[str, ColumnMoments]
     missing: Mapping[str, int]
     categories: Mapping[str, Mapping[str, int]]
     dates: tuple[str, ...] = ()
@@ -97,7 +53,7 @@ class ColumnSums:
         """Return the sums of all silos, the same in any order of them."""
         first = told[0]
         return ColumnSums(
-            {name: Moments.together([one.moments[name] for one in told]) for name in first.moments},
+            {name: ColumnMoments.together([one.moments[name] for one in told]) for name in first.moments},
             {name: sum(one.missing[name] for one in told) for name in first.missing},
             {name: _counted([one.categories[name] for one in told]) for name in first.categories},
             first.dates,
@@ -114,7 +70,7 @@ class ColumnSums:
         try:
             found = json.loads(text)
             moments = {
-                str(k): Moments(int(v["count"]), float(v["mean"]), float(v["squares"]))
+                str(k): ColumnMoments(int(v["count"]), float(v["mean"]), float(v["squares"]))
                 for k, v in found["moments"].items()
             }
             missing = {str(k): int(n) for k, n in found["missing"].items()}
@@ -122,7 +78,7 @@ class ColumnSums:
             dates, marks = (tuple(map(str, found[key])) for key in ("dates", "marks"))
             if set(missing) - set(moments) or set(dates) - set(missing):
                 raise ValueError("columns")
-            if not all(m.count >= 0 and abs(m.mean) <= _LARGEST and 0 <= m.squares < inf for m in moments.values()):
+            if not all(m.count >= 0 and abs(m.mean) <= LARGEST and 0 <= m.squares < inf for m in moments.values()):
                 raise ValueError("moments")
             classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
             silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
@@ -221,8 +177,8 @@ def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _told(values: Numbers, least: int, what: str) -> Moments:
-    return Moments.of(values, what) if len(values) >= least else Moments()
+def _told(values: Numbers, least: int, what: str) -> ColumnMoments:
+    return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
 
 
 def _counted(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

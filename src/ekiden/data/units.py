@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Mapping
 from math import log10
 from statistics import median
-from typing import Protocol
 
 from ekiden.base.errors import DataWarning
+from ekiden.data.moments import ColumnMoments
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.3  # difference of the two factors' decimal logarithms
@@ -15,26 +15,7 @@ _ROWS = 10  # values from which a silo's moments are compared
 _SHOWN = 5
 
 
-class Moments(Protocol):
-    """What a silo tells about the values of a column."""
-
-    @property
-    def count(self) -> int:
-        """Number of values."""
-        ...
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        ...
-
-    @property
-    def deviation(self) -> float:
-        """Their standard deviation."""
-        ...
-
-
-def check_units(silos: Mapping[str, Mapping[str, Moments]]) -> None:
+def check_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
     """Name silos whose columns are in another unit than the others'.
 
     Args:
@@ -52,7 +33,7 @@ def check_units(silos: Mapping[str, Mapping[str, Moments]]) -> None:
         warnings.warn("; ".join(lines[:_SHOWN]) + more + ": check units", DataWarning, stacklevel=3)
 
 
-def _units(column: str, silos: Mapping[str, Moments]) -> list[str]:
+def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line for each silo that is far from the others."""
     if len(silos) < 2:
         return []
@@ -70,7 +51,7 @@ def _units(column: str, silos: Mapping[str, Moments]) -> list[str]:
     ]
 
 
-def _apart(here: Moments, mean: float, spread: float) -> str:
+def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
     """Return in words how far a silo is from this mean and standard deviation; empty if it is not."""
     if here.deviation and spread:
         factor = here.deviation / spread

@@ -34,7 +34,7 @@ Watch = Callable[[str, int, int], None]
 """(client, epoch, epochs): called after each epoch of a fit."""
 
 
-class Masks(Protocol):
+class SumMasks(Protocol):
     """Masks for the parts that one task gives to sums."""
 
     def added(self, before: Any, own: Any) -> Any:
@@ -127,7 +127,7 @@ class Client:
         most_epochs: float = float("inf"),
         trained: list[Weights] | None = None,
         remembered: dict[tuple[str, str], Tensor] | None = None,
-        masks: Masks | None = None,
+        masks: SumMasks | None = None,
     ) -> None:
         self.name = data.name
         self.data = data
@@ -393,7 +393,7 @@ class Worker:
         )
 
     def execute(
-        self, job: Job, journal: Journal | None = None, digest: str = "", masks: Masks | None = None
+        self, job: Job, journal: Journal | None = None, digest: str = "", masks: SumMasks | None = None
     ) -> Outcome:
         """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 
