@@ -164,3 +164,28 @@ def test_sums_that_no_rows_have_are_refused(values: dict[str, Any]) -> None:
     text = json.dumps({"missing": {"v": 0}, "categories": {}, "dates": [], "marks": []} | values)
     with pytest.raises(UserError, match="here holds no sums of a table"):
         ColumnSums.from_json(text, "here")
+
+
+def test_silos_on_their_own_machines_agree_on_dates_and_marks(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    from ekiden.transports.flower.silo_file import read
+
+    days = pandas.date_range("2024-01-05", periods=40, freq="3D")
+    frame = pandas.DataFrame({"seen": days, "v": range(40), "label": ["a", "b"] * 20})
+    frame["v"] = frame["v"].astype(object).where(frame.index % 5 > 0, "n.d.")
+    for name, seen in (("a", days), ("b", days + pandas.Timedelta("1D")), ("c", range(20240101, 20240141))):
+        frame.assign(seen=seen).to_csv(tmp_path / f"{name}.csv", index=False)
+        text = f'name = "{name}"\n[data]\npath = "{name}.csv"\nmissing = ["n.d."]\nmin_count = 2\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+        assert command("silo", "sums", str(tmp_path / f"{name}.toml"))[0] == 0
+    sums, out = [str(tmp_path / f"{name}-sums.json") for name in "abc"], str(tmp_path / "agreed.json")
+    code, said = command("federation", "agree", *sums, "--out", out)
+    assert (code, "holds dates in the column 'seen'" in said) == (2, True), said
+    code, said = command("federation", "agree", *sums[:2], "--out", out)
+    assert code == 0, said
+    agreed = json.loads(Path(out).read_text())
+    assert (agreed["dates"], agreed["missing"], agreed["gaps"]) == (["seen"], ["n.d."], ["v"])
+    # The agreed marks count at a silo that does not name them.
+    (tmp_path / "a.toml").write_text('name = "a"\n[data]\npath = "a.csv"\nagreed = "agreed.json"\n')
+    assert read(tmp_path / "a.toml").load()[1].train.x[:, -1].sum() > 0
