@@ -193,7 +193,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
 
 def test_a_refusal_is_one_line_among_flowers() -> None:
     said: list[str] = []
-    heard = commands._Heard(said.append)
+    heard = commands._Heard(said.append, said.append)
     for line in (
         "Successfully started run 17",
         "INFO :      Starting logstream",

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 from ekiden._version import __version__
@@ -22,6 +24,8 @@ from ekiden.transports.flower import keys
 from ekiden.transports.flower.remote_plan import RemotePlan, as_text
 from ekiden.transports.flower.session import ENDED
 
+_PENDING = 45.0
+"""seconds in which a run at the SuperLink begins"""
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
@@ -105,7 +109,17 @@ def run(
         Why it ended early; empty if all went well.
     """
     signal.signal(signal.SIGTERM, interrupt)
-    heard = _Heard(say)
+
+    def unserved(number: str) -> None:
+        with suppress(UserError):
+            known = runs(link["link"], security, lambda line: None)
+            if any(row["run-id"] == number and row["status"] == "pending" for row in known):
+                say(
+                    f"run {number} still waits at the SuperLink: nothing there starts it; look at what "
+                    "`ekiden federation start` prints, and start it again"
+                )
+
+    heard = _Heard(say, unserved)
     with TemporaryDirectory(prefix="ekiden-") as scratch:
         app = Path(scratch) / "app"
         write_app(app, folder.name)
@@ -128,6 +142,8 @@ def run(
         except Refused:
             say("\n".join(heard.others))
             raise
+        finally:
+            heard.close()
     if heard.ended:
         return heard.ended
     found = [row for row in runs(link["link"], security, say) if row["run-id"] == heard.run]
@@ -142,20 +158,40 @@ def run(
 class _Heard:
     """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's for an error."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, unserved: Callable[[str], None], seconds: float = _PENDING) -> None:
+        """Prepare.
+
+        Args:
+            say: shows a line to the user.
+            unserved: called with the run's number if Ekiden says nothing in the first `seconds` of the run.
+            seconds: see `unserved`.
+        """
         self.run = ""
         self.ended = ""
         self.others: deque[str] = deque(maxlen=100)
         self._say = say
+        self._unserved = unserved
+        self._seconds = seconds
+        self._timer: Timer | None = None
+
+    def close(self) -> None:
+        """Wait for no first line any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def __call__(self, line: str) -> None:
         """Read a line."""
         if found := re.search(r"Successfully started run (\d+)", line):
             self.run = found[1]
             self._say(f"run {self.run} at the SuperLink")
+            self._timer = Timer(self._seconds, self._unserved, [self.run])
+            self._timer.daemon = True
+            self._timer.start()
         elif line.startswith(ENDED):
+            self.close()
             self.ended = line.removeprefix(ENDED)
         elif line.startswith("ekiden: "):
+            self.close()
             self._say(line)
         elif line:
             self.others.append(line)

@@ -1,0 +1,168 @@
+"""The silos' port of a SuperLink: who has no registered key gets no memory, no lasting connection, and stops no run."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
+import uvicorn
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+
+from ekiden.transports.flower.commands import _Heard
+from ekiden.transports.flower.link import FleetOnly, guarded, keep_superexec
+
+pytestmark = pytest.mark.flower
+PATH = "/v1/fleet/push-object"
+
+
+class App:
+    """Stands for the SuperLink: counts the bytes of bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[int] = []
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        length, more = 0, True
+        while more:
+            message = await receive()
+            length, more = length + len(message.get("body", b"")), message.get("more_body", False)
+        self.bodies.append(length)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+@contextmanager
+def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
+    """The port at which the app is served behind the gate."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    gate = FleetOnly(app, known)
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": port, "lifespan": "off", "log_level": "error"}
+    config = uvicorn.Config(gate, http=guarded(**bounds), ws="none", **options)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield port
+    server.should_exit = True
+    thread.join(20)
+
+
+def headers(key: Any, public: Any, moment: str | None = None) -> str:
+    moment = moment or now().isoformat()
+    signature = sign_message(key, moment.encode())
+    return (
+        f"flwr-public-key: {b64encode(public_key_to_bytes(public)).decode()}\r\n"
+        f"flwr-signature: {b64encode(signature).decode()}\r\nflwr-timestamp: {moment}\r\n"
+    )
+
+
+def asked(port: int, more: str, length: int, body: bytes) -> bytes:
+    """What comes back until the connection is closed, if of a body of `length` bytes only these are sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+        link.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n".encode() + body)
+        found = b""
+        while part := link.recv(4096):
+            found += part
+            if b"done" in part:
+                break
+        return found
+
+
+def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
+    """300 MB are announced; the answer comes and the connection is closed although none of them were sent."""
+    (key, public), (other, unknown) = generate_key_pairs(), generate_key_pairs()
+    registered = {public_key_to_bytes(public)}
+    app, old = App(), "2026-01-01T00:00:00+00:00"
+    with served(app, registered.__contains__) as port:
+        mixed = headers(other, unknown).split("\r\n")
+        attacks = [
+            "",
+            headers(other, unknown),
+            headers(key, public, old),
+            headers(other, public),
+            "\r\n".join([headers(key, public).split("\r\n")[0], *mixed[1:]]),
+            "flwr-public-key: ä\r\nflwr-signature: =\r\nflwr-timestamp: now\r\n",
+        ]
+        for attack in attacks:
+            assert asked(port, attack, 300_000_000, b"").startswith(b"HTTP/1.1 401"), attack
+        assert app.bodies == []
+        assert asked(port, headers(key, public), 200_000, b"x" * 200_000).startswith(b"HTTP/1.1 200")
+        assert app.bodies == [200_000]
+
+
+def test_connections_of_one_address_and_of_all_are_bounded() -> None:
+    app = App()
+    for bounds in ({"each": 3}, {"most": 3}):
+        with served(app, None, **bounds) as port:
+            held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
+            for link in held:
+                link.sendall(b"POST ")
+            time.sleep(0.2)
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as one_more:
+                assert closed(one_more)
+            for link in held:
+                link.close()
+            time.sleep(0.2)
+            assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_without_a_request_is_closed() -> None:
+    with served(App(), None, seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as idle:
+        idle.sendall(f"POST {PATH} HTTP/1.1\r\nhost:".encode())
+        assert closed(idle)
+
+
+def closed(link: socket.socket) -> bool:
+    try:
+        return link.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_superexec_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Lifespan(SimpleNamespace):
+        def _start_superexec_if_needed(self) -> None:
+            self.starts += 1
+            self.superexec_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ended.wait()
+    lifespan = Lifespan(superexec_process=ended, starts=0)
+
+    async def for_a_while() -> None:
+        task = asyncio.create_task(keep_superexec([lifespan, Lifespan(superexec_process=None)], 0.01))
+        await asyncio.sleep(0.3)
+        task.cancel()
+
+    asyncio.run(for_a_while())
+    lifespan.superexec_process.kill()
+    lifespan.superexec_process.wait()
+    assert lifespan.starts == 1
+    assert "flower-superexec ended with code 3: starting it again" in capsys.readouterr().out
+
+
+def test_a_run_that_nobody_serves_is_named() -> None:
+    started = "Successfully started run 7"
+    for lines, named in (([], []), ([started], ["7"]), ([started, "ekiden: waiting for a"], [])):
+        unserved: list[str] = []
+        heard = _Heard(lambda line: None, unserved.append, seconds=0.1)
+        for line in lines:
+            heard(line)
+        time.sleep(0.4)
+        heard.close()
+        assert unserved == named
