@@ -1,12 +1,16 @@
 """A real SuperLink and three SuperNodes on loopback, with TLS and keys: the same bits as in one process."""
 
+import contextlib
 import http.client
 import json
+import os
 import re
 import secrets
 import signal
+import socket
 import ssl
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -211,6 +215,43 @@ def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path
     odd |= {"/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs", "/V1/control/list-runs"}
     found = {path for path in paths | odd if request(federation, federation.ports[0], path, "POST")[0] != 404}
     assert found == {path for path in paths if path.startswith("/v1/fleet/")} != set()
+
+
+def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
+    """Four connections that send 40 MB each cost no memory; a run works afterwards, also when SuperExec had ended."""
+    link = federation.processes["link"].pid
+    context = ssl.create_default_context(cafile=str(federation.folder / "ca.crt"))
+    before = memory(link)
+
+    def flood(number: int) -> bytes:
+        found = b""
+        with (
+            socket.create_connection(("127.0.0.1", federation.ports[0]), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+            contextlib.suppress(OSError),
+        ):
+            head = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: 300000000\r\n\r\n"
+            secure.sendall(head.encode())
+            found = secure.recv(100)
+            for _ in range(40):
+                secure.sendall(bytes(1_000_000))
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(flood, range(4)))
+    assert all(answer.startswith(b"HTTP/1.1 401") for answer in answers), answers
+    assert memory(link) < before + 30_000_000
+    children = Path(f"/proc/{link}/task/{link}/children").read_text().split()
+    (superexec,) = [pid for pid in children if b"superexec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(superexec), signal.SIGKILL)
+    federation.run("fedseq", "--epochs", "1", "--out", "after")
+    assert "starting it again" in (federation.folder / "link.log").read_text()
+
+
+def memory(process: int) -> int:
+    """Resident bytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 def request(federation: Federation, port: int, path: str, verb: str) -> tuple[int, bytes]:

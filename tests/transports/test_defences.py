@@ -1,0 +1,155 @@
+"""Each defence named on docs/deployment.md that these tests know is taken away, one at a time: a test must notice."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOWER = "transports/flower"
+CRAFTED = "tests/transports/test_crafted_features.py"
+LOG = "tests/transports/test_request_log.py"
+DEFENCES = {
+    "the result is models only": (
+        "engine/outline.py",
+        "return live_refs(self.models)",
+        "return live_refs(self.end)",
+        "tests/transports/test_attacks.py::test_two_runs_do_not_show_the_sums_of_who_left "
+        "tests/test_revision.py::test_the_last_state_of_a_run_has_no_sums",
+    ),
+    "a chain ends without sums": (
+        "methods/exact/fedgram/fedgram.py",
+        "kept = s.totals if self.personal else None",
+        "kept = s.totals",
+        "tests/test_revision.py::test_the_last_state_of_a_run_has_no_sums",
+    ),
+    "nobody chooses the features": (
+        f"{FLOWER}/policy.py",
+        "    if limits.trust_first:\n        return\n",
+        "    return\n",
+        f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
+    ),
+    "min_active": (
+        f"{FLOWER}/policy.py",
+        "inner.min_active < limits.min_active",
+        "inner.min_active < 0",
+        f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
+    ),
+    "allowed values": (
+        f"{FLOWER}/policy.py",
+        "not in allowed:",
+        "== object():",
+        f"{CRAFTED}::test_a_silo_allows_values_of_hyperparameters",
+    ),
+    "features are the silo's own": (
+        "methods/exact/blocks/fixed_features.py",
+        "if not all(a.equal(b) for a, b in zip(own, settled, strict=False)):",
+        "if not own and settled is None:",
+        f"{CRAFTED}::test_scales_of_patches_are_those_of_the_silos_own_images",
+    ),
+    "rare classes are left out": (
+        "methods/exact/blocks/fixed_features.py",
+        "client.class_counts()[train.y] >= self.min_active",
+        "client.class_counts()[train.y] >= 0",
+        f"{CRAFTED}::test_colluding_silos_read_no_image_from_sums_of_seeded_features",
+    ),
+    "rare features are left out": (
+        "methods/exact/blocks/fixed_features.py",
+        "return len(phi) - usual >= self.min_active",
+        "return len(phi) - usual >= 0",
+        f"{CRAFTED}::test_what_few_samples_show_is_left_out",
+    ),
+    "the log is chained": (
+        f"{FLOWER}/request_log.py",
+        "if found != _digest(before, text):",
+        "if not found:",
+        f"{LOG}::test_a_line_that_is_changed_or_taken_out_is_noticed",
+    ),
+    "the log is bounded for each peer": (
+        f"{FLOWER}/request_log.py",
+        "if size > most:",
+        "if size < 0:",
+        f"{LOG}::test_nobody_pushes_out_what_others_did",
+    ),
+    "hellos are logged": (
+        f"{FLOWER}/silo.py",
+        'self._note(f"hello',
+        'str(f"hello',
+        f"{LOG}::test_hellos_are_logged",
+    ),
+    "files are private": (
+        f"{FLOWER}/supernode.py",
+        "    os.umask(0o077)\n",
+        "",
+        f"{LOG}::test_only_its_user_reads_the_folder_of_a_silo",
+    ),
+    "a clock that jumps": (
+        f"{FLOWER}/shelf.py",
+        "and seen.days - since >= _DAYS_KEPT",
+        "",
+        "tests/transports/test_silo.py::test_a_clock_that_jumps_removes_no_run",
+    ),
+    "other code is named": (
+        f"{FLOWER}/roll.py",
+        "elif hello.version != identity.code():",
+        "elif hello.version == '':",
+        "tests/transports/test_remote.py::test_a_silo_of_another_commit_is_named_before_training",
+    ),
+    "control characters": (
+        "cli/console.py",
+        "if not segment.control and not text.isprintable():",
+        "if segment.control and not text:",
+        "tests/cli/test_others_folders.py::test_terminal_escapes_are_not_printed",
+    ),
+    "formulas": (
+        "report/style.py",
+        "if isinstance(value, str) and value.startswith(",
+        "if isinstance(value, str) and value.endswith(",
+        "tests/cli/test_others_folders.py::test_tables_hold_no_formulas",
+    ),
+    "regular files": (
+        "base/files.py",
+        "if not stat.S_ISREG(found.st_mode) or found.st_size > most:",
+        "if found.st_size > most:",
+        "tests/cli/test_others_folders.py::test_what_is_no_regular_file_does_not_hang",
+    ),
+    "no body before a signature": (
+        f"{FLOWER}/link.py",
+        "elif self._known is not None and not",
+        "elif self._known == 0 and not",
+        "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
+    ),
+    "connections are bounded": (
+        f"{FLOWER}/link.py",
+        "if connections.total() >= most or connections[host] >= each:",
+        "if connections.total() < 0:",
+        "tests/transports/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_a_test_notices_that_a_defence_is_gone(defence: str, tmp_path: Path) -> None:
+    file, code, instead, tests = DEFENCES[defence]
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "src" / "ekiden" / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(code) == 1, f"{file} has changed: name the line that is the defence now"
+    path.write_text(text.replace(code, instead), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return  # without the defence, it hangs
+    assert done.returncode == 1, done.stdout.decode()[-2000:]
+
+
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_the_defences_are_where_the_test_looks_for_them(defence: str) -> None:
+    file, code, _, _ = DEFENCES[defence]
+    assert (ROOT / "src" / "ekiden" / file).read_text(encoding="utf-8").count(code) == 1
