@@ -23,12 +23,14 @@ from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.engine.summing import opened, summands
 from ekiden.engine.worker import Client, Worker
-from ekiden.methods import Average, ClosingLap, FedGram, FedKrylov, FedTasuki
+from ekiden.methods import Average, ClosingLap, FedGram, FedKrylov, FedSeq, FedTasuki
 from ekiden.methods.exact.fedgram.handed import PatchMoments
 from ekiden.models.patch_filters import PatchSums
 from ekiden.results.result import Result
+from ekiden.runs import summary
 from ekiden.transports.flower import revised, sealing, session
 from ekiden.transports.flower.coordinator import Remote
+from ekiden.transports.flower.courier import Lost
 from ekiden.transports.flower.masking import PartMasks
 from ekiden.transports.flower.parcel import Answer, Ask, unpack
 from ekiden.transports.flower.sealing import Party, Reader
@@ -536,6 +538,39 @@ def test_a_coordinator_that_names_other_members_gets_nothing(
     with pytest.raises(UserError, match=r"names no members|a sum of 1 silos|is not signed by a silo of the run"):
         far(FedGram(width=40, topology=topology), nodes, tmp_path / "run", public)
     assert not list(tmp_path.glob("client-*-silo/runs/*/mask-*"))
+
+
+@pytest.mark.parametrize("case", ["chain", "star"])
+def test_a_sum_is_of_all_silos_or_not_opened(case: str, tmp_path: Path) -> None:
+    """Also where the run may go on without a silo: it stops with nothing opened, and goes on when the silo is back."""
+    files, public = with_keys(tmp_path, NAMES)
+    nodes = FakeNodes(files)
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        return Lost("unsent") if node == 101 and unpack(data, Ask)[0].task in ("add", "measure") else None
+
+    nodes.lose = lose
+    with pytest.raises(UserError, match=r"client-1 did not answer .* \(a sum under masks opens only with the parts"):
+        go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    nodes.lose = lambda node, data: None
+    assert_equal(go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(METHODS[case]))
+
+
+def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    go("chain", FakeNodes(files), tmp_path / "run", public)
+    open_ones = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
+    go("closing lap", open_ones, tmp_path / "plain", public, sealed=False)
+    far(FedSeq(epochs=1), FakeNodes(files), tmp_path / "models", public)
+    here(METHODS["laps"], folder=tmp_path / "here")
+    for folder, said in (
+        ("run", "sums: masked; only totals over all silos could be read"),
+        ("plain", "sums: NOT masked (the run is not sealed): who received a sum could read it"),
+        ("models", ""),
+        ("here", "sums: not masked (all clients were on one machine)"),
+    ):
+        assert summary.sums(summary.summarise(tmp_path / folder)) == said
 
 
 def test_sums_that_cannot_be_masked_do_not_leave_a_silo(tmp_path: Path) -> None:

@@ -209,8 +209,9 @@ def show(options: ShowOptions) -> None:
     console.print(summary.steps(run))
     if noted := summary.notes(run):
         console.print(noted, markup=False, highlight=False)
-    if crossed := summary.network(run):
-        console.print(crossed, markup=False, highlight=False)
+    for said in (summary.network(run), summary.sums(run)):
+        if said:
+            console.print(said, markup=False, highlight=False)
     attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     console.print(

@@ -184,9 +184,9 @@ class Fed:
         In a chain each client gets the sum so far as its last argument (None for the first client), and returns it with
         its own part added (`Client.added`). A run continues without a missing client if each step calls one client.
 
-        Between machines the parts are masked. A sum from client to client is then one of all clients of the run. One
-        that the server adds up is of `clients`; if some do not answer, nothing of it can be opened, so the others are
-        asked again.
+        Between machines the parts are masked. A sum from client to client is then one of all clients of the run, and
+        one that the server adds up is of `clients`. If one of them does not answer, nothing of it can be opened, so the
+        run stops.
 
         Args:
             task: a function of the method marked `@on_client`.
@@ -208,28 +208,13 @@ class Fed:
             for client in clients:
                 plus = self._call(task, client, (*args, plus), self.clients)
             return plus
-        while True:
-            total, missing = self._added_up(task, clients, args)
-            if total is None:
-                raise _no_answer(clients)
-            if not isinstance(total, Masked):
-                return total
-            if not missing:
-                return opened(total, get_type_hints(task)["return"])
-            clients = [client for client in clients if client not in missing]
-
-    def _added_up(
-        self, task: Callable[..., Any], clients: Sequence[str], args: tuple[Any, ...]
-    ) -> tuple[wire.Addable | None, list[str]]:
-        """Return the sum of what `clients` give to the server, and who did not answer."""
         total: wire.Addable | None = None
-        missing = []
         for ref in [self._call(task, client, (*args, None), tuple(clients)) for client in clients]:
-            parts = self.get([ref], at_least=0)  # one at a time: a sum may be large
-            missing += [] if parts else [ref.owner]
-            for part in parts:
+            for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
                 total = part if total is None else total.plus(part)
-        return total, missing
+        if total is None:
+            raise _no_answer(clients)
+        return opened(total, get_type_hints(task)["return"]) if isinstance(total, Masked) else total
 
     def sample(self, k: int) -> tuple[str, ...]:
         """Draw `k` clients for this step, uniformly without replacement; they are in the order of `clients`."""

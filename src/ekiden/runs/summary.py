@@ -22,6 +22,7 @@ from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method
+from ekiden.engine.tasks import asks_for_sums
 from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20
@@ -232,6 +233,18 @@ def network(run: Summary) -> str:
     lines += [f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]]
     lines += [f"{row['client']} was away for {duration(row['waited'])}" for row in rows if row["waited"] > 0]
     return "\n".join(lines)
+
+
+def sums(run: Summary) -> str:
+    """Say whether the sums of clients were masked; empty if the run's method has none that transports can mask."""
+    method = _method(run.config)
+    if method is None or not asks_for_sums(method):
+        return ""
+    if run.config.get("on") != "flower":
+        return "sums: not masked (all clients were on one machine)"
+    if not run.config["sealed"]:
+        return "sums: NOT masked (the run is not sealed): who received a sum could read it"
+    return "sums: masked; only totals over all silos could be read"
 
 
 def _crossed(row: dict[str, Any]) -> int:

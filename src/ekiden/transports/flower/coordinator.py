@@ -80,6 +80,7 @@ class Remote(Transport):
         self._void = {client: set(steps) for client, steps in (void or {}).items()}
         self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
+        self._parts: set[Ref[Any]] = set()  # of sums under masks
         self._sizes: dict[Ref[Any], int] = {}
         self._values: dict[Slot, tuple[Lock | None, memoryview]] = {}
         self._asked: dict[Ref[Any], Message] = {}
@@ -95,6 +96,8 @@ class Remote(Transport):
     def submit(self, request: Request) -> None:
         """Send a task with the values that it needs, after the client's earlier tasks of this step."""
         result: Ref[Any] = Ref(request.client, request.key)
+        if request.among and self._agreed.sealed:
+            self._parts.add(result)
         try:
             if request.client in self._last:
                 self._finish(self._last[request.client])
@@ -126,8 +129,8 @@ class Remote(Transport):
             self._read_by_server.add(task)  # silos send the next ones with their answers
         try:
             lock, data = self._fetch(ref, self._server())
-        except ClientMissing:
-            self._missed(ref.owner)
+        except ClientMissing as missing:
+            self._missed(ref, missing)
             raise
         try:
             plain = self._sealer.open(data, lock, ref.owner, self._sealed_as(ref), lock.step if lock else 0)
@@ -329,8 +332,8 @@ class Remote(Transport):
             return
         try:
             answer, value = self._courier.wait(message)
-        except ClientMissing:
-            self._missed(ref.owner)
+        except ClientMissing as missing:
+            self._missed(ref, missing)
             raise
         del self._running[ref]
         record = accounts.record(self._agreed, ref, answer) if self._agreed.keys else None
@@ -339,8 +342,11 @@ class Remote(Transport):
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 
-    def _missed(self, client: str) -> None:
+    def _missed(self, ref: Ref[Any], missing: ClientMissing) -> None:
         """Ignore all that the client did in this step. The ledger records this, and a resumed run reads it there."""
+        client = ref.owner
+        if ref in self._parts:
+            raise UserError(f"{missing} (a sum under masks opens only with the parts of all its silos)")
         last = any(_made(ref) == (client, self._step) for ref in self._full.result) if self._full else False
         if last and self._agreed.sealed and self._agreed.skips:
             raise UserError(
