@@ -128,7 +128,7 @@ def test_spellings_of_silos_stop_are_merged_or_kept(column: str) -> None:
         ekiden.federate(silos, label_column="died")
     for how, names in (("merge", {"Yes", "No"}), ("keep", {"Yes", "No", "yes", "no "})):
         data = ekiden.federate(silos, label_column="died", spelling=how).dataset
-        found = data.classes if column == "died" else data.inputs.vocabularies[0]  # type: ignore[union-attr]
+        found = data.classes if column == "died" else data.inputs.vocabularies[0]  # type: ignore[attr-defined]
         assert set(found) == names
 
 

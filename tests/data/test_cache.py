@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.data import Dataset, decode, encoding, load
+from ekiden.data import Dataset, decode, load, mapped
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -25,12 +25,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever images are decoded."""
     calls: list[int] = []
+    real = decode.decode
 
     def counting(*args: Any, **options: Any) -> list[torch.Tensor]:
         calls.append(1)
-        return decode.decode(*args, **options)
+        return real(*args, **options)
 
-    monkeypatch.setattr(encoding, "decode", counting)
+    monkeypatch.setattr(decode, "decode", counting)
     return calls
 
 
@@ -152,14 +153,12 @@ def test_errors_are_not_cached(tmp_path: Path, folder: Path) -> None:
 def test_a_large_set_stays_on_the_disk(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 
-    from ekiden.data import cache, mapped
-
     write_folder(tmp_path / "pets", {"cat": 20, "dog": 20})
     small = load(str(tmp_path / "pets"))
     assert mapped.place(small.train.x) is None
     for file in folder.iterdir():
         file.unlink()
-    monkeypatch.setattr(cache, "LARGE", 100)
+    monkeypatch.setattr(mapped, "LARGE", 100)
     for _ in range(2):  # decoded, then from the cache
         large = load(str(tmp_path / "pets"))
         at = mapped.place(large.train.x)
@@ -179,7 +178,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np, torch
-from ekiden.data import cache
+from ekiden.data import cache, mapped
 from ekiden.data.raw import Raw
 from ekiden.data.samples import Dataset, Samples
 import ekiden
@@ -193,9 +192,9 @@ class Pictures(list):  # each is made when it is decoded
 def build():
     from ekiden.data.decode import decode
     from ekiden.data.inputs import Images
-    train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64))
-    test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64))
-    x = decode([[train], [test]], Images(), cache.room)
+    train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64), kind=Images)
+    test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64), kind=Images)
+    x = decode([[train], [test]], Images(), mapped.room)
     y = torch.arange(n) % 2
     return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
 def own():

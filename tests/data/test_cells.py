@@ -179,7 +179,7 @@ def test_many_numbers_among_many_words_are_refused_and_few_codes_are_categories(
     refuses("holds numbers, but also text", lambda: column([f"{k}.5" for k in range(20)] + ["n.d."] * 40))
     stages = ["T1", "T2", "T3a", "4"] * 10
     assert column(stages).inputs == Table((), ("v",), vocabularies=(("4", "T1", "T2", "T3a"),))
-    assert column(["1", "2", "X"] * 10, categorical_columns="v").inputs.categorical == ("v",)  # type: ignore[union-attr]
+    assert column(["1", "2", "X"] * 10, categorical_columns="v").inputs.categorical == ("v",)  # type: ignore[attr-defined]
 
 
 def test_mixed_columns_of_pandas_are_read_by_what_they_show() -> None:
@@ -389,9 +389,9 @@ def test_a_column_without_a_name_is_left_out_or_refused(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "a.csv")
     for source in (tmp_path / "a.csv", pandas.read_csv(tmp_path / "a.csv")):
         with pytest.warns(DataWarning, match="column 0 of .* holds row numbers .* left out"):
-            assert load(source).inputs.numeric == ("v",)  # type: ignore[union-attr]
+            assert load(source).inputs.numeric == ("v",)  # type: ignore[attr-defined]
     path = text(tmp_path / "b.csv", "v,label,\n" + "1,a,\n2,b,\n" * 10)
-    assert load(path).inputs.numeric == ("v",)  # type: ignore[union-attr]
+    assert load(path).inputs.numeric == ("v",)  # type: ignore[attr-defined]
     refuses(
         r"column 0 of .*c.csv .counted from 0. has no name",
         lambda: load(text(tmp_path / "c.csv", ",label\n" + "5,a\n9,b\n" * 9)),

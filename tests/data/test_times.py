@@ -56,7 +56,7 @@ def test_subject_and_time_reach_the_samples_and_are_no_features(tmp_path: Path) 
         "label": ["ab"[k // 3 % 2] for k in range(60)],
     }
     data = ekiden.load(rows, subject_column="patient", time_column="when")
-    assert data.inputs.numeric == ("age",)  # type: ignore[union-attr]
+    assert data.inputs.numeric == ("age",)  # type: ignore[attr-defined]
     for part in (data.train, data.test):
         assert part.subject is not None
         assert part.time is not None

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ekiden.base.errors import UserError, unknown
 
-Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets"]
+Group = Literal["ekiden.methods", "ekiden.models", "ekiden.datasets", "ekiden.kinds"]
 _PREFIX = "ekiden_file_"
 
 

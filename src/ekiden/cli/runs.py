@@ -170,6 +170,7 @@ def run(args: Sequence[str]) -> None:
         silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
         model=outside.located(options.plan.model),
         metric=outside.located(options.plan.metric),
+        reading=options.plan.reading.located(),
     )
     if plan.silos and plan.data != default.data:
         raise UserError("--silos and --data both say where the samples are: give one of them")
@@ -230,6 +231,7 @@ def compare(options: CompareOptions) -> None:
 def data(options: DataOptions) -> None:
     """`ekiden data NAME [flags]`."""
     outside.trust(options.data)
+    outside.trust(options.reading.sample_kind)
     plan: Plan[Any] = Plan(
         METHODS[0](),
         options.data,

@@ -3,6 +3,7 @@
 from ekiden.data.assemble import from_tensors
 from ekiden.data.describe import draw, table
 from ekiden.data.federate import federate
+from ekiden.data.inputs import Inputs
 from ekiden.data.named import NAMED, Named
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
 from ekiden.data.reading import Reading
@@ -17,6 +18,7 @@ __all__ = [
     "Domains",
     "FederatedData",
     "Iid",
+    "Inputs",
     "Named",
     "Natural",
     "Partition",

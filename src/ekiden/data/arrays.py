@@ -1,6 +1,7 @@
 """Read arrays from `.npy`, `.npz` and safetensors files."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.checks import Checked
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import row_text
+from ekiden.data.raw import Inputs, Raw, joined
 
+SHORTEST = 16
+"""fewest values in time of a signal"""
 SUFFIXES = (".npy", ".npz", ".safetensors")
 _MOST_CHANNELS = 4
 _DARK = 32  # smallest largest value of pixels from 0 to 255
 
 
 @dataclass(frozen=True)
-class Arrays(Checked):
+class Arrays(Inputs):
     """Numbers of one shape: signals (channels, time), embeddings (d,), or others. They become float32, unscaled."""
+
+    kind = "arrays"
+    words = "arrays"
+    column = "x"
+    arrays = True
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """See `Inputs`."""
+        return "cnn_signal" if len(shape) == 2 and shape[1] >= SHORTEST else ""
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, ...) float32 for an array, or for the path of a file of arrays."""
         return encode(raw, "the arrays given")
+
+    @classmethod
+    def assembled(
+        cls,
+        sides: Sequence[Sequence[Raw]],
+        reading: Any,
+        size: int | None,
+        known: Inputs | None,
+        shape: tuple[int, ...],
+    ) -> tuple[list[Tensor], Inputs | None]:
+        """Put arrays together. Their type says whether they are images, tokens or other numbers."""
+        return joined(sides, [[torch.as_tensor(raw.images) for raw in side] for side in sides]), None
+
+    def takes(self, shape: Sequence[int]) -> str:
+        """See `Inputs`."""
+        return f"float32 arrays of shape {tuple(shape)}."
+
+    def terms(self) -> Inputs | None:
+        """See `Inputs`."""
+        return None
 
 
 def encode(raw: Any, what: str) -> Tensor:

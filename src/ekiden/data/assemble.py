@@ -12,15 +12,14 @@ from ekiden.base.errors import UserError
 from ekiden.base.wording import counted
 from ekiden.data import apart, doubts, times
 from ekiden.data.augment import Augment
-from ekiden.data.encoding import encode
 from ekiden.data.given import Source
 from ekiden.data.holdings import Holding, hold
-from ekiden.data.inputs import Inputs, Table, Tokens
+from ekiden.data.inputs import Inputs, Tokens, of_tensor
 from ekiden.data.raw import Raw, owners, subjects
 from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import spelled
-from ekiden.data.targets import KINDS, refuse_constant, targets
+from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.whose import silo_name
@@ -121,7 +120,7 @@ def assemble(
         for raw, labels, place, owner, who, when in found
     ]
     sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
-    x, inputs = encode(
+    x, kind = raws[0].kind.assembled(
         [[raw for raw, _ in side] for side in sides], reading, size, known, () if like is None else like.shape
     )
     train, held = (
@@ -137,11 +136,11 @@ def assemble(
         for tensor, side in zip(x, sides, strict=True)
     )
     if isinstance(chosen, LanguageModelling) and not raws[0].given:
-        tokens = cast(Tokens, inputs)
+        tokens = cast(Tokens, kind)
         chosen = replace(chosen, vocabulary=tokens.vocabulary)
         train, held = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, held))
     groups = groups if silos else _unlike(groups) if reading.group_column else ()
-    made = Dataset(name, train, held, outputs, domains, task=chosen, inputs=inputs, groups=groups)
+    made = Dataset(name, train, held, outputs, domains, task=chosen, inputs=kind or of_tensor(train.x), groups=groups)
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if doubt:
@@ -150,13 +149,13 @@ def assemble(
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
         refuse_constant(train.y, outputs)
         made = replace(made, task=scaled(chosen, train.y))
-    open_ = (isinstance(inputs, Table) and known is None) or isinstance(chosen, Regression)
+    open_ = (made.inputs.agreed and known is None) or isinstance(chosen, Regression)
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
 def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool, test_given: bool) -> None:
     """Say what may be wrong with the data."""
-    if raws[0].kind == "table" and tables and not reading.feature_columns:
+    if raws[0].kind.agreed and tables and not reading.feature_columns:
         doubts.ids_among_features(raws)
     if reading.group_column:
         doubts.small_groups(raws, reading.group_column)
@@ -217,7 +216,7 @@ def _alike(raws: Sequence[Raw]) -> None:
     for raw in raws[1:]:
         if raw.kind != raws[0].kind:
             raise UserError(
-                f"{raws[0].source} holds {KINDS[raws[0].kind]}, {raw.source} {KINDS[raw.kind]}: give one kind"
+                f"{raws[0].source} holds {raws[0].kind.words}, {raw.source} {raw.kind.words}: give one kind"
             )
     for name in ("subject", "time"):
         lacking = {getattr(raw, name) is None: raw.source for raw in raws}

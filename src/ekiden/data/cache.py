@@ -12,28 +12,21 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.data.inputs import Images, from_json, to_json
+from ekiden.base.errors import DataWarning
+from ekiden.data import mapped
+from ekiden.data.inputs import from_json, to_json
 from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
 
-LARGE = 1 << 28
-"""images of at least this number of bytes stay on the disk"""
 _PIECE = 1 << 24  # bytes read or written at a time
 VERSION = 3  # of the decoder and of the format; after a new number, old files are not used
-
-
-def folder() -> Path:
-    """Return `$EKIDEN_CACHE`, or else `~/.cache/ekiden`."""
-    return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser()
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:
@@ -60,7 +53,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         content: key of the data set's sources.
         build: makes the data set; only samples and names of classes and domains are stored.
     """
-    path = folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
+    path = mapped.folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
     found = _load(path)
     if found is None:
         with warnings.catch_warnings(record=True) as seen:
@@ -69,9 +62,9 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         said = [str(one.message) for one in seen if issubclass(one.category, DataWarning)]
         found = dataset, said
         with contextlib.suppress(OSError):
-            if isinstance(dataset.inputs, Images):
+            if dataset.inputs.kept:
                 _store(path, dataset, said)
-                if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= LARGE:
+                if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= mapped.LARGE:
                     found = _load(path) or found
         for one in seen:
             if not issubclass(one.category, DataWarning):
@@ -80,23 +73,6 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
     for line in said:
         warnings.warn(line, DataWarning, stacklevel=2)
     return dataset
-
-
-def room(shape: tuple[int, ...]) -> Tensor:
-    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use."""
-    size = prod(shape)
-    if size < LARGE:
-        return torch.empty(shape, dtype=torch.uint8)
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder(), prefix=".decoding-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return Place(Path(file.name), 0, shape).open()
-    except OSError as error:
-        raise UserError(
-            f"images of {size / 1e9:.1f} GB cannot be decoded into {folder()} ({error.strerror}): free space there, or "
-            "set EKIDEN_CACHE to another folder"
-        ) from None
 
 
 def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
@@ -163,7 +139,7 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
                 dtype = next(dtype for dtype, text in _DTYPES.items() if text == described[name]["dtype"])
                 shape, at = tuple(described[name]["shape"]), 8 + length + begin
                 file.seek(at)
-                if end - begin < LARGE or dtype != torch.uint8:
+                if end - begin < mapped.LARGE or dtype != torch.uint8:
                     data = file.read(end - begin)
                     total = zlib.crc32(data, total)
                     whole = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)

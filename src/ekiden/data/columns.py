@@ -13,6 +13,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.wording import row_text
 from ekiden.data import times
 from ekiden.data.cells import Cells
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.data.picture import split
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading
@@ -61,21 +62,31 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     subject, time = reading.subject_column or None, reading.time_column or None
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
-    features = chosen if kind == "table" else ()
+    features = chosen if kind is Table else ()
     cells = Cells(table, source, reading.writing, [*features, *targets, *filter(None, [time])])
     return Raw(
         source,
-        cells.features(features, reading.categorical_columns) if kind == "table" else chosen,
+        cells.features(features, reading.categorical_columns) if kind is Table else chosen,
         targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
         None if domain is None else _names_of(table, domain, source, cells),
         None if group is None else _names_of(table, group, source, cells),
         _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
         () if domain is None else _names(table, domain, b"domain_names"),
-        kind,
         targets,
         None if subject is None else _names_of(table, subject, source, cells).astype(np.str_),
         None if time is None else times.read(cells.time(time), f"column {time!r} of {source}"),
+        kind=kind,
     )
+
+
+def kind_of(reading: Reading) -> type[Inputs]:
+    """Return the kind of samples that is named, or else images."""
+    if not reading.sample_kind:
+        return Images
+    found = named(reading.sample_kind)
+    if found in (Images, Table, Tokens, Arrays):
+        raise UserError(f"{found.words} are told by the data: leave out --sample-kind, or name a kind from outside")
+    return found
 
 
 def _label(table: Any, usual: Columns) -> tuple[str, ...]:
@@ -88,16 +99,20 @@ def _label(table: Any, usual: Columns) -> tuple[str, ...]:
 
 def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[str | None]) -> tuple[Any, Any]:
     """Return what the samples are, and the samples; of a table the names of its columns."""
+    if reading.sample_kind:
+        own = kind_of(reading)
+        left = [name for name in table.column_names if name not in meant and name not in reading.drop_columns]
+        return own, own.of_cells(table.select(list(reading.feature_columns or left)), source)
     other = reading.text_column or reading.array_column
     image = reading.image_column or (None if other else _image(table, usual, meant))
     if image is not None and not reading.feature_columns:
-        return "images", images_in(table, image, source)
+        return Images, images_in(table, image, source)
     if reading.text_column:
-        return "tokens", _texts(table, reading.text_column, source)
+        return Tokens, _texts(table, reading.text_column, source)
     lists = [n for n in table.column_names if n not in meant and _is_list(table[n].type)]
     array = reading.array_column or (lists[0] if len(lists) == 1 and not reading.feature_columns else None)
     if array is not None:
-        return "arrays", _lists(table, array, source)
+        return Arrays, _lists(table, array, source)
     dropped = meant | set(reading.drop_columns)
     columns = reading.feature_columns or [n for n in table.column_names if n not in dropped]
     if used := [name for name in columns if name in meant]:
@@ -106,7 +121,7 @@ def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[
         raise UserError(f"{source} has no column left to learn from: drop fewer")
     if unknown_ := [name for name in reading.categorical_columns if name not in columns]:
         raise UserError(f"{source} has no column {unknown_[0]!r} to take as categories: it has {', '.join(columns)}")
-    return "table", tuple(columns)
+    return Table, tuple(columns)
 
 
 def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from ekiden.base.checks import Checked, CountOrZero
+from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import counted
-from ekiden.data import medical, raster
-from ekiden.data.picture import Loaded, Look
-from ekiden.data.raw import Raw
+from ekiden.data import arrays, frames, mapped, medical, raster
+from ekiden.data.picture import Loaded, Look, split
+from ekiden.data.raw import Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
@@ -32,7 +33,7 @@ _Item: TypeAlias = tuple[Raw, int]
 
 
 @dataclass(frozen=True)
-class Images(Checked):
+class Images(Inputs):
     """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them.
 
     Attributes:
@@ -44,6 +45,15 @@ class Images(Checked):
         colour: the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are repeated.
             grey: one; colours become their luminance (Rec. 601).
     """
+
+    kind = "images"
+    words = "images"
+    column = "image"
+    arrays = True
+    positions = True
+    kept = True
+    sized = True
+    dtype = torch.uint8
 
     size: CountOrZero = 0
     fit: Literal["stretch", "crop"] = "stretch"
@@ -59,8 +69,40 @@ class Images(Checked):
             notes: as in `decode`.
         """
         images = list(raw)
-        given = Raw("the images given", images, np.zeros(len(images), dtype=np.int64))
+        given = Raw("the images given", images, np.zeros(len(images), dtype=np.int64), kind=Images)
         return decode([[given]], self, shape=shape, notes=notes)[0]
+
+    @classmethod
+    def assembled(
+        cls,
+        sides: Sequence[Sequence[Raw]],
+        reading: Any,
+        size: int | None,
+        known: Inputs | None,
+        shape: tuple[int, ...],
+    ) -> tuple[list[Tensor], Inputs | None]:
+        """Decode all images, each side into one tensor; large ones into a file."""
+        images = known if isinstance(known, Images) else reading.images(size)
+        return decode(sides, images, mapped.room, shape=shape), images
+
+    def for_model(self, raw: Any, shape: tuple[int, ...], notes: "Notes | None" = None) -> Tensor:
+        """See `Inputs`."""
+        return self.encode(raw, shape, notes)
+
+    def takes(self, shape: Sequence[int]) -> str:
+        """See `Inputs`."""
+        return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
+
+    @classmethod
+    def is_file(cls, file: Path) -> bool:
+        """Return whether a file is an image, by its extension or, for DICOM, by its first bytes."""
+        suffix = split(file)[0].suffix.lower()
+        many = (*frames.SUFFIXES, *arrays.SUFFIXES)
+        return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(split(file)[0]))
+
+    def terms(self) -> Inputs | None:
+        """See `Inputs`."""
+        return None if self == Images(self.size) else self
 
 
 @dataclass

@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.wording import counted
 from ekiden.data import frames, medical, raster
 from ekiden.data.picture import split
-from ekiden.data.raw import Raw
+from ekiden.data.raw import Inputs, Raw
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
@@ -42,7 +42,7 @@ def find(path: Path) -> tuple[Path, Path | None]:
     return path, None
 
 
-def files(part: Path, image_column: str = "") -> Iterator[tuple[str, Path]]:
+def files(part: Path, kind: type[Inputs], image_column: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the files of one part, sorted, each with its name inside the part (which holds the class).
 
     The files of a table are the table itself and the images that its rows name by path.
@@ -53,14 +53,8 @@ def files(part: Path, image_column: str = "") -> Iterator[tuple[str, Path]]:
         return
     for file in sorted(part.rglob("*")):
         inside = file.relative_to(part)
-        if not any(p.startswith(".") for p in inside.parts) and is_image(file):
+        if not any(p.startswith(".") for p in inside.parts) and kind.is_file(file):
             yield inside.as_posix(), file
-
-
-def is_image(file: Path) -> bool:
-    """Return whether a file is an image, by its extension or, for DICOM, by its first bytes."""
-    suffix = file.suffix.lower()
-    return suffix in raster.SUFFIXES or (suffix not in READABLE and medical.is_medical(file))
 
 
 def no_image(folder: Path) -> str:
@@ -100,16 +94,18 @@ def _beside(table: Path, image_column: str) -> list[str]:
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
 
 
-def read(root: Path) -> Raw:
-    """Read a folder of class folders or domain/class folders."""
-    found = list(files(root))
+def read(root: Path, kind: type[Inputs]) -> Raw:
+    """Read a folder of class folders or domain/class folders, in which each file is a sample."""
+    found = list(files(root, kind))
+    if not found and kind.suffixes:
+        raise UserError(f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class folders")
     if not found:
         raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
     levels = {name.count("/") for name, _ in found}
     if levels not in ({1}, {2}):
         raise UserError(
-            f"{root} must hold images in class folders (cat/1.png) or all in domain/class folders "
-            f"(photo/cat/1.png); found {len(found)} images at {len(levels)} levels."
+            f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class folders "
+            f"(photo/cat/1.png); found {len(found)} {kind.words} at {len(levels)} levels."
         )
     parts = [name.split("/") for name, _ in found]
     return Raw(
@@ -117,13 +113,14 @@ def read(root: Path) -> Raw:
         images=[file for _, file in found],
         label=np.array([p[-2] for p in parts]),
         domain=np.array([p[0] for p in parts]) if levels == {2} else None,
+        kind=kind,
     )
 
 
-def check_class_folders(parts: Sequence[Path]) -> None:
+def check_class_folders(parts: Sequence[Path], kind: type[Inputs]) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = [part for part in parts if part.is_dir()]
-    images = [name.split("/")[:-1] for part in folders for name, _ in files(part)]
+    images = [name.split("/")[:-1] for part in folders for name, _ in files(part, kind)]
     tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
     if tables and not images:
         raise UserError(

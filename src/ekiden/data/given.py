@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
-from ekiden.data.arrays import noticed
+from ekiden.data.arrays import Arrays, noticed
 from ekiden.data.decode import Images, decode
 from ekiden.data.raw import Raw
 from ekiden.data.samples import Samples
@@ -69,7 +69,7 @@ def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
         raise UserError(
             f"{what} has {len(x)} samples and {len(label)} labels: it must hold {len(x)} integers or other labels"
         )
-    return Raw(what, x, label, classes=classes, kind="arrays", given=True)
+    return Raw(what, x, label, classes=classes, kind=Arrays, given=True)
 
 
 def _for_each(values: Any, raw: Raw, part: str) -> NDArray[Any] | None:
@@ -116,7 +116,7 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
         named = bool(ys) and all(isinstance(y, str) for y in ys)
         labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
         if xs and all(isinstance(x, Image.Image) for x in xs):
-            return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64))]], Images())[0], labels
+            return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise UserError(

@@ -61,12 +61,12 @@ def hold(
                 f"{what} is a {type(source).__name__} of {', '.join(source)}: give one of its parts, as in "
                 'data["train"]'
             )
-        if reading.names_columns:
+        if reading.names_columns or reading.sample_kind:
             raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
         return Holding(name, given.raw_of(source, what))
     train, test = files.find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
-    files.check_class_folders(parts)
+    files.check_class_folders(parts, columns.kind_of(reading))
     return Holding(name, *(_read(part, reading, usual) for part in parts))
 
 
@@ -76,8 +76,10 @@ def _read(part: Path, reading: Reading, usual: columns.Columns) -> Raw:
             return found
         if reading.names_columns:
             raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
-        return files.read(part)
+        return files.read(part, columns.kind_of(reading))
     if part.suffix.lower() in arrays.SUFFIXES:
+        if reading.sample_kind:
+            raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
         return _of_arrays(arrays.read(part), str(part), reading)
     return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
 
@@ -123,7 +125,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         y.astype(np.float64) if y.ndim > 1 else y,
         domain,
         group,
-        kind="arrays",
+        kind=arrays.Arrays,
         targets=(labels[0],),
         subject=None if subject is None else _names(subject),
         time=None if time is None else times.of_array(time, f"the array {reading.time_column!r} of {source}"),

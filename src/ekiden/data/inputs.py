@@ -4,42 +4,66 @@ A run folder keeps this dataclass, so that files given later become the same ten
 """
 
 import json
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import is_dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ekiden.base import outside
 from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.arrays import Arrays
 from ekiden.data.decode import Images
+from ekiden.data.raw import Inputs
 from ekiden.data.tables import Table
 from ekiden.data.texts import PAD, Tokens
 
 __all__ = ["PAD", "Arrays", "Images", "Inputs", "Table", "Tokens"]
 
-Inputs: TypeAlias = Images | Table | Tokens | Arrays
-_KINDS: dict[str, type[Inputs]] = {"images": Images, "table": Table, "tokens": Tokens, "arrays": Arrays}
+_KINDS: dict[str, type[Inputs]] = {kind.kind: kind for kind in (Images, Table, Tokens, Arrays)}
+_GROUP: Final = "ekiden.kinds"
 
 
-def kind(inputs: Inputs) -> str:
-    """Return the name of these inputs: images, table, tokens or arrays."""
-    return type(inputs).__name__.lower()
+def named(name: str) -> type[Inputs]:
+    """Return the kind of samples with this name: one of Ekiden's, of another package, or FILE.py:NAME."""
+    if name in _KINDS:
+        return _KINDS[name]
+    own = outside.installed(_GROUP)
+    if not outside.is_file(name) and name not in own:
+        raise unknown("kind of samples", name, (*_KINDS, *own))
+    found = outside.load(name) if outside.is_file(name) else own[name].load()
+    if not (isinstance(found, type) and issubclass(found, Inputs) and is_dataclass(found)) or found.__abstractmethods__:
+        raise UserError(f"{name} is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs")
+    if lacking := [part for part in ("kind", "words") if not isinstance(getattr(found, part, None), str)]:
+        raise UserError(f"{name} does not say its {lacking[0]}: give the class a text {lacking[0]!r}")
+    if found.kind in _KINDS:
+        raise UserError(f"{name} has the kind {found.kind!r}, which is Ekiden's own: give it another name")
+    return found
+
+
+def name_of(inputs: Inputs) -> str:
+    """Return the name by which `named` finds the kind of these inputs."""
+    kind = type(inputs)
+    if inputs.kind in _KINDS:
+        return inputs.kind
+    if file := outside.reference(kind):
+        return file
+    return next((name for name, point in outside.installed(_GROUP).items() if point.load() is kind), inputs.kind)
 
 
 def to_json(inputs: Inputs) -> dict[str, Any]:
     """Return the inputs as plain values."""
-    return {"kind": kind(inputs), **plain(inputs)}
+    return {"kind": name_of(inputs), **plain(inputs)}
 
 
 def from_json(values: Any) -> Inputs:
     """Return the inputs with these plain values."""
-    if not isinstance(values, dict) or values.get("kind") not in _KINDS:
-        name = values.get("kind") if isinstance(values, dict) else values
-        raise unknown("kind of inputs", str(name), _KINDS)
+    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+        raise unknown("kind of samples", str(values)[:40], _KINDS)
+    kind = named(values["kind"])
     with reading("the inputs", "the version of Ekiden that wrote them"):
-        return made(_KINDS[values["kind"]], {name: value for name, value in values.items() if name != "kind"})
+        return made(kind, {name: value for name, value in values.items() if name != "kind"})
 
 
 def of_tensor(x: Tensor) -> Inputs:
@@ -50,22 +74,24 @@ def of_tensor(x: Tensor) -> Inputs:
 
 
 def terms(inputs: Inputs) -> str:
-    """Return what parties must agree on, as text; "" for plain inputs. A tokenizer's digest stands for its path."""
-    if isinstance(inputs, Tokens) and inputs.digest:
-        inputs = replace(inputs, tokenizer="model")
-    if isinstance(inputs, Images) and inputs == Images(inputs.size):  # the shape says the same
-        return ""
-    return "" if is_plain(inputs) else json.dumps(to_json(inputs), sort_keys=True)
+    """Return what parties must agree on, as text; "" if the shape of samples says it."""
+    shared = inputs.terms()
+    if shared is not None and outside.is_file(name_of(shared)):
+        raise UserError(
+            f"the kind of samples {shared.kind!r} is code in a file, which silos do not execute for others: install it "
+            f"at all parties as a package (entry point {_GROUP})"
+        )
+    return "" if shared is None else json.dumps(to_json(shared), sort_keys=True)
 
 
 def of_terms(text: str, x: Tensor) -> Inputs:
     """Return the inputs in a text that `terms` wrote; if it is empty, the inputs of samples like `x`."""
     try:
-        return from_json(json.loads(text)) if text else of_tensor(x)
+        values = json.loads(text) if text else None
     except (ValueError, RecursionError):
         raise UserError("the inputs cannot be read: they are not valid JSON") from None
-
-
-def is_plain(inputs: Inputs) -> bool:
-    """Return whether the parties need not agree on them: images of their own size, or arrays."""
-    return inputs in (Images(), Arrays())
+    if values is None:
+        return of_tensor(x)
+    if isinstance(values, dict) and outside.is_file(str(values.get("kind"))):
+        raise UserError("the kind of samples is code in a file, which silos do not execute for others")
+    return from_json(values)

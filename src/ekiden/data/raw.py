@@ -1,17 +1,179 @@
-"""A part of a data set as its files hold it, undecoded, and its labels as numbers."""
+"""A part of a data set as its files hold it, undecoded, and what a kind of samples can do."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
+
+
+class Inputs(Checked, ABC):
+    """A kind of samples: how they are read, how they become tensors, and what they need.
+
+    A kind is one frozen dataclass of plain values, which a run folder keeps. It may come from outside the package: name
+    it by `sample_kind`, as FILE.py:NAME or as an entry point of the group `ekiden.kinds`. Such a kind needs `kind`,
+    `words`, `suffixes` and `encode`.
+    """
+
+    kind: ClassVar[str]
+    """its name in `config.json`"""
+    words: ClassVar[str]
+    """what samples are called in messages: images, texts, a table"""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """suffixes of files that hold one sample each"""
+    column: ClassVar[str] = ""
+    """the usual name of the column or array with the samples"""
+    arrays: ClassVar[bool] = False
+    """whether files of arrays hold such samples"""
+    positions: ClassVar[bool] = False
+    """whether whole numbers among the labels are positions of classes; otherwise they are names"""
+    unlabelled: ClassVar[bool] = False
+    """whether samples can be learned without labels"""
+    kept: ClassVar[bool] = False
+    """whether decoded samples are kept in the cache folder"""
+    sized: ClassVar[bool] = False
+    """whether `--size` says how large samples become"""
+    agreed: ClassVar[bool] = False
+    """whether silos agree on the encoding before they train"""
+    ragged: ClassVar[bool] = False
+    """whether samples have different lengths and are padded to one"""
+    dtype: ClassVar[torch.dtype] = torch.float32
+    """type of encoded samples"""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether values can be added, mixed and averaged."""
+        return True
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """Return the network for samples of a shape if the user names none; "" if the shape alone decides."""
+        return ""
+
+    @abstractmethod
+    def encode(self, raw: Any) -> Tensor:
+        """Return samples (n, ...) of the type `dtype`, all of one shape.
+
+        Args:
+            raw: n files (`pathlib.Path`), or n cells of a column.
+
+        Raises:
+            UserError: a sample cannot be encoded.
+        """
+
+    def for_model(self, raw: Any, shape: tuple[int, ...], notes: Any = None) -> Tensor:
+        """Return samples as a trained model takes them.
+
+        Args:
+            raw: as in `encode`.
+            shape: shape of the samples that the model takes.
+            notes: collects what the user should know, `decode.Notes`.
+        """
+        return self.encode(raw)
+
+    def takes(self, shape: Sequence[int]) -> str:
+        """Return what a model of these samples takes, in words."""
+        return f"{self.words}, as {str(self.dtype).removeprefix('torch.')} of shape {tuple(shape)}."
+
+    @classmethod
+    def is_file(cls, file: Path) -> bool:
+        """Return whether a file is one sample."""
+        return file.suffix.lower() in cls.suffixes
+
+    @classmethod
+    def of_cells(cls, table: Any, source: str) -> Any:
+        """Return samples from the columns of an Arrow table that have no other meaning."""
+        if len(table.column_names) != 1:
+            raise UserError(
+                f"{source} has several columns that may hold {cls.words} ({', '.join(table.column_names)}): name one "
+                "by --feature-columns"
+            )
+        return table[table.column_names[0]].to_pylist()
+
+    @classmethod
+    def taken(cls, samples: Any, rows: NDArray[np.int64]) -> Any:
+        """Return some undecoded samples."""
+        return [samples[row] for row in rows] if isinstance(samples, list | tuple) else samples[rows]
+
+    @classmethod
+    def assembled(
+        cls,
+        sides: Sequence[Sequence["Raw"]],
+        reading: Any,
+        size: int | None,
+        known: "Inputs | None",
+        shape: tuple[int, ...],
+    ) -> tuple[list[Tensor], "Inputs | None"]:
+        """Return the samples of the training side and of the test side, and what they are; None if their type says it.
+
+        Args:
+            sides: what the sources hold for training, and for the test.
+            reading: how they were read, a `Reading`.
+            size: side of images in pixels.
+            known: what samples become, if that is known from a run or an agreement.
+            shape: shape of the samples that a trained model takes; () without one.
+        """
+        made = known if isinstance(known, cls) else cls()
+        return joined(sides, [[made._encoded(raw) for raw in side] for side in sides]), made
+
+    def _encoded(self, raw: "Raw") -> Tensor:
+        """Return the encoded samples of a part; the error names the one that cannot be encoded."""
+        try:
+            x = self.encode(raw.images)
+        except UserError:
+            for row in range(len(raw)):
+                try:
+                    self.encode(self.taken(raw.images, np.array([row])))
+                except UserError as error:
+                    raise UserError(f"{raw.where(row)} cannot be used: {error}") from None
+            raise
+        if len(x) != len(raw) or x.dtype != self.dtype or (x.is_floating_point() and not torch.isfinite(x).all()):
+            raise UserError(
+                f"{self.words} of {raw.source} became {len(x)} samples of {x.dtype}, some not finite: "
+                f"{type(self).__name__}.encode must return {len(raw)} finite samples of {self.dtype}"
+            )
+        return x
+
+    def lengths(self, x: Tensor) -> Tensor | None:
+        """Return (n,) lengths of samples (n, ...); None if all have one."""
+        return None
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Return samples without the padding that all of them have."""
+        return x
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Return samples padded to the length that all parties use."""
+        return x
+
+    def terms(self) -> "Inputs | None":
+        """Return what parties must agree on; None if the shape of samples says it."""
+        return self
+
+
+def joined(sides: Sequence[Sequence["Raw"]], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the encoded parts of each side in one tensor; they need one shape and type."""
+    wanted, first = _form(parts[0][0]), sides[0][0].source
+    for raws, tensors in zip(sides, parts, strict=True):
+        for raw, x in zip(raws, tensors, strict=True):
+            if _form(x) != wanted:
+                raise UserError(
+                    f"samples of {raw.source} are {_form(x)}, those of {first} {wanted}: give all samples one shape "
+                    "and type"
+                )
+    return [torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0] for tensors in parts]
+
+
+def _form(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape[1:])}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +204,7 @@ class Raw:
     group: NDArray[Any] | None = None
     classes: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
-    kind: Literal["images", "table", "tokens", "arrays"] = "images"
+    kind: type[Inputs] = field(kw_only=True)
     targets: tuple[str, ...] = ()
     subject: NDArray[Any] | None = None
     time: NDArray[Any] | None = None
@@ -51,7 +213,7 @@ class Raw:
 
     def __post_init__(self) -> None:
         if not len(self.images):
-            what = "image" if self.kind == "images" else "row"
+            what = "image" if self.kind.sized else "row"
             raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
 
     def __len__(self) -> int:
@@ -63,18 +225,14 @@ class Raw:
 
         In a column of a table or an array of a file they are names of classes, so they may be any numbers.
         """
-        return self.given or self.kind == "images"
+        return self.given or self.kind.positions
 
     def taken(self, rows: NDArray[np.int64]) -> "Raw":
         """Return these rows."""
-        if isinstance(self.images, list | tuple):
-            samples: Any = [self.images[row] for row in rows]
-        else:
-            samples = self.images.take(rows) if self.kind == "table" else self.images[rows]
         rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
         taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in rest.items()}
         origin = rows if self.rows is None else self.rows[rows]
-        return replace(self, images=samples, label=self.label[rows], rows=origin, **taken)
+        return replace(self, images=self.kind.taken(self.images, rows), label=self.label[rows], rows=origin, **taken)
 
     def where(self, row: int) -> str:
         """Return where the source holds a sample, for messages: its file, or its row before any were taken out.

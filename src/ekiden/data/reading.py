@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Range
 from ekiden.base.codec import made
 from ekiden.base.errors import UserError
@@ -17,6 +18,9 @@ from ekiden.data.tables import Table
 class Reading(Checked):
     """What each column means, and how samples get one shape."""
 
+    sample_kind: str = ""
+    """kind of samples from outside Ekiden: FILE.py:NAME, or an entry point ekiden.kinds of a package; images, texts,
+    arrays and tables are told apart by the data"""
     image_column: str = ""
     """column of images: encoded bytes, or paths relative to the table; by default `image`, if there is one"""
     text_column: str = ""
@@ -100,6 +104,10 @@ class Reading(Checked):
             return self
         missing = dict.fromkeys((*self.missing, *inputs.missing))
         return replace(self, categorical_columns=inputs.categorical, missing=tuple(missing))
+
+    def located(self) -> "Reading":
+        """Return these options so that they mean the same in every folder."""
+        return replace(self, sample_kind=outside.located(self.sample_kind))
 
     @property
     def augment(self) -> Augment:

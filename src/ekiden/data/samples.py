@@ -128,8 +128,7 @@ class Dataset:
     @property
     def offers(self) -> frozenset[Need]:
         """Return what methods can rely on; see `Method.needs`."""
-        tokens = self.train.x.dtype == torch.int64
-        return self.task.offers if tokens else self.task.offers | {"numbers"}
+        return self.task.offers if self.inputs.ragged else self.task.offers | {"numbers"}
 
     def strata(self, samples: Samples) -> Tensor:
         """Return a group (n,) int64 for each of some samples, by their labels; in classification, the class."""

@@ -14,10 +14,11 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.data import cache, frames, whose
 from ekiden.data.assemble import assemble, augmented, from_tensors
-from ekiden.data.columns import samples
+from ekiden.data.columns import kind_of, samples
 from ekiden.data.federate import federate
 from ekiden.data.files import check_class_folders, files, find
 from ekiden.data.holdings import Holding, hold, suits
+from ekiden.data.inputs import Images
 from ekiden.data.named import NAMED, Named
 from ekiden.data.raw import Raw
 from ekiden.data.reading import Reading, reading
@@ -259,9 +260,9 @@ def _contents(sources: Sequence[tuple[str, Path]], how: Reading) -> Iterator[str
     """Yield all that samples are made of: the files, and the images that they name."""
     for silo, path in sources:
         parts = [part for part in find(path) if part is not None]
-        check_class_folders(parts)
+        check_class_folders(parts, kind_of(how))
         for number, part in enumerate(parts):
-            for inside, file in files(part, how.image_column):
+            for inside, file in files(part, kind_of(how), how.image_column):
                 yield f"{silo}:{number}:{inside}"
                 yield file
 
@@ -305,6 +306,10 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
 
         digits = load_digits()
         images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        return [Holding("", Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64)))]
+        return [
+            Holding(
+                "", Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64), kind=Images)
+            )
+        ]
 
     return [version("scikit-learn")], held  # importing it takes seconds

@@ -128,7 +128,7 @@ def _texts(raws: Sequence[Raw]) -> list[str]:
     """Return the columns of text that all tables have, with few enough different values to be names."""
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
-    if raws[0].kind != "table":
+    if not raws[0].kind.agreed:
         return []
 
     def names(column: str) -> bool:

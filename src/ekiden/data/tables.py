@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.checks import Checked
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.raw import Raw
+from ekiden.data.raw import Inputs, Raw
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]
@@ -22,7 +21,7 @@ Names = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
-class Table(Checked):
+class Table(Inputs):
     """Rows of a table: (d,) float32.
 
     A row holds the scaled numbers; then, for each column in which numbers are missing, 1 if this row's is missing and
@@ -44,8 +43,12 @@ class Table(Checked):
         agreed: whether the silos have agreed on scaling and vocabularies; see above for rows before that.
     """
 
-    numeric: tuple[str, ...]
-    categorical: tuple[str, ...]
+    kind = "table"
+    words = "a table"
+    agreed = True
+
+    numeric: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
     centre: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     gaps: tuple[str, ...] = ()
@@ -59,6 +62,42 @@ class Table(Checked):
             raise UserError("the columns of a table and their scaling do not go together: agree on them again")
         if self.vocabularies and len(self.vocabularies) != len(self.categorical):
             raise UserError("the columns of a table and their categories do not go together: agree on them again")
+
+    @property
+    def continuous(self) -> bool:
+        """See `Inputs`; codes of categories are not."""
+        return not self.categorical
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """See `Inputs`."""
+        return "table_mlp"
+
+    def takes(self, shape: Sequence[int]) -> str:
+        """See `Inputs`."""
+        return f"rows with the columns {', '.join((*self.numeric, *self.categorical))}."
+
+    @classmethod
+    def taken(cls, samples: Any, rows: NDArray[np.int64]) -> Any:
+        """See `Inputs`."""
+        return samples.take(rows)
+
+    @classmethod
+    def assembled(
+        cls,
+        sides: Sequence[Sequence[Raw]],
+        reading: Any,
+        size: int | None,
+        known: Inputs | None,
+        shape: tuple[int, ...],
+    ) -> tuple[list[Tensor], Inputs | None]:
+        """Encode rows as agreed, or leave them unscaled until the silos agree."""
+        if size:
+            raise UserError("--size is the side of images, but the data are a table: leave it out")
+        if isinstance(known, Table):
+            return [torch.cat([encode(*rows(raw, known), known) for raw in side]) for side in sides], known
+        table, tensors = unscaled([raw for side in sides for raw in side], reading.missing)
+        cut = len(sides[0])
+        return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
 
     @property
     def numbers(self) -> int:
@@ -80,7 +119,7 @@ class Table(Checked):
         _same_columns(columns, frame.column_names, "the model's data", source, more=True)
         cells = Cells(frame, source, Writing(self.missing), self.numeric)
         read = cells.features(columns, self.categorical, self.numeric)
-        return Raw(source, read, np.zeros(len(frame)), kind="table")
+        return Raw(source, read, np.zeros(len(frame)), kind=Table)
 
 
 def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:

@@ -29,8 +29,6 @@ _MANY = 50  # different whole numbers in a label; more are hardly classes
 _SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times
 _SHOWN = 8  # labels in a message
 
-KINDS = {"images": "images", "table": "a table", "tokens": "texts", "arrays": "arrays"}
-
 
 def targets(
     raws: Sequence[Raw], task: Task | str | None, like: Dataset | None = None, classes: Sequence[str] | None = None
@@ -46,15 +44,15 @@ def targets(
     first = raws[0]
     wanted = like.task if like is not None else named(task) if isinstance(task, str) and task else task
     chosen = wanted if isinstance(wanted, Task) else _guess(raws)
-    if first.kind == "tokens" and not first.targets and not isinstance(chosen, LanguageModelling):
+    if first.kind.unlabelled and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
             f"{first.source} has no column 'label': say which one holds the labels (--label-column, label_column=), "
             "or learn the texts themselves by --task language-modelling"
         )
-    if isinstance(chosen, LanguageModelling) and first.kind != "arrays":
-        if first.kind != "tokens":
+    if isinstance(chosen, LanguageModelling) and not first.given:
+        if not first.kind.unlabelled:
             raise UserError(
-                f"language modelling needs texts, but {first.source} holds {KINDS[first.kind]}: name a --text-column"
+                f"language modelling needs texts, but {first.source} holds {first.kind.words}: name a --text-column"
             )
         return [torch.zeros(len(raw), dtype=torch.int64) for raw in raws], (), chosen
     if isinstance(chosen, Classification):
@@ -99,7 +97,7 @@ def _guess(raws: Sequence[Raw]) -> Task:
 
 def _are_pictures(raw: Raw) -> bool:
     """Return whether samples are images, signals or tokens, whose whole numbers are classes."""
-    return raw.positions and not (raw.kind == "arrays" and np.ndim(raw.images) == 2)
+    return raw.positions and not (raw.given and np.ndim(raw.images) == 2)
 
 
 def _inferred(raw: Raw) -> Task:
@@ -188,7 +186,7 @@ def _classes(
         together = {name for part in parts for name in part.names}
         first = parts[0].names
         order = first if all(part.names == first for part in parts) else tuple(sorted(together, key=natural))
-    if len(order) < 2 and raws[0].targets and raws[0].kind != "images":
+    if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(
             f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or more; if other "
             "silos hold others, name all by classes (in [data] of silo.toml)"

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ekiden.base.checks import Checked, Count, CountOrZero
+from ekiden.base.checks import Count, CountOrZero
 from ekiden.base.errors import UserError
+from ekiden.data.raw import Inputs, Raw
 
 PAD = 0
 """the token that fills up short texts"""
@@ -22,7 +24,7 @@ _VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words s
 
 
 @dataclass(frozen=True)
-class Tokens(Checked):
+class Tokens(Inputs):
     """Texts: (L,) int64 tokens, padded with `PAD`; batches are cut to their longest text.
 
     Attributes:
@@ -32,6 +34,14 @@ class Tokens(Checked):
         digest: digest of the tokenizer's file; "" for words.
         pad: the padding token.
     """
+
+    kind = "tokens"
+    words = "texts"
+    suffixes = (".txt", ".md")
+    column = "text"
+    unlabelled = True
+    ragged = True
+    dtype = torch.int64
 
     tokenizer: str = "words"
     vocabulary: Count = 8192
@@ -43,14 +53,55 @@ class Tokens(Checked):
         """Return (n, L) int64 for a list of texts; L is the length of the longest one."""
         return encode(list(raw), self)
 
+    @property
+    def continuous(self) -> bool:
+        """See `Inputs`."""
+        return False
+
+    def network(self, shape: tuple[int, ...]) -> str:
+        """See `Inputs`."""
+        return "text_mean"
+
+    @classmethod
+    def assembled(
+        cls,
+        sides: Sequence[Sequence[Raw]],
+        reading: Any,
+        size: int | None,
+        known: Inputs | None,
+        shape: tuple[int, ...],
+    ) -> tuple[list[Tensor], Inputs | None]:
+        """Make tokens of texts, padded to one length."""
+        made = known if isinstance(known, Tokens) else tokens_for(reading.tokenizer or "words", reading.text_length)
+        parts = [[encode(raw.images, made) for raw in side] for side in sides]
+        longest = max(part.shape[1] for side in parts for part in side)
+        return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
+
+    def takes(self, shape: Sequence[int]) -> str:
+        """See `Inputs`."""
+        name = self.tokenizer if self.tokenizer == "words" else Path(self.tokenizer).name
+        return f"texts of up to {self.length} tokens (tokenizer: {name})."
+
+    def terms(self) -> Inputs | None:
+        """See `Inputs`; a tokenizer's digest stands for its path."""
+        return replace(self, tokenizer="model") if self.digest else self
+
+    def padded(self, x: Tensor, length: int = 0) -> Tensor:
+        """Return tokens (n, L) with the length that all parties use, or with another one."""
+        return F.pad(x, (0, (length or self.length) - x.shape[1]), value=self.pad)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """See `Inputs`."""
+        return x[:, : max(2, int(self.lengths(x).max())) if len(x) else 2]
+
     def mask(self, tokens: Tensor) -> Tensor:
         """Return (b, L) bool: true where there is text."""
         return tokens != self.pad
 
-    def lengths(self, tokens: Tensor) -> Tensor:
+    def lengths(self, x: Tensor) -> Tensor:
         """Return (n,) int64: the number of tokens of each text."""
-        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        return (self.mask(tokens) * places).amax(dim=1)
+        places = torch.arange(1, x.shape[1] + 1, device=x.device)
+        return (self.mask(x) * places).amax(dim=1)
 
 
 def tokens_for(tokenizer: str, length: int) -> Tokens:

@@ -7,12 +7,13 @@ from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.data.arrays import SHORTEST
+from ekiden.data.inputs import Inputs, Table, Tokens
 from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import pixels, pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11
 from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
-from ekiden.models.signal import SHORTEST, cnn_signal
+from ekiden.models.signal import cnn_signal
 from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
 from ekiden.models.tabular import table_mlp, table_transformer
@@ -81,7 +82,6 @@ _DEFAULTS = {
 
 
 _TAKES: dict[type[Inputs], str] = {Table: "rows of a table", Tokens: "texts"}
-_READ = {Table: "rows of a table", Tokens: "texts", Images: "images", Arrays: "arrays", type(None): "images or arrays"}
 
 
 def names() -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         kind, special = _SPECIAL[name]
         if not isinstance(inputs, kind):
             raise UserError(
-                f"{name} reads {_READ[kind]}, but these samples are {_READ[type(inputs)]}: use --model with one of "
+                f"{name} reads {kind.words}, but these samples are {_words(inputs)}: use --model with one of "
                 f"{', '.join(fitting(shape, inputs))}"
             )
         return special(inputs, classes)
@@ -149,9 +149,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
         return of_pixels(shape, classes)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
-    if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
+    if inputs is not None and not inputs.continuous:
         raise UserError(
-            f"{name} reads numbers, but these samples are {_READ[type(inputs)]}: use --model with one of "
+            f"{name} reads numbers, but these samples are {_words(inputs)}: use --model with one of "
             f"{', '.join(fitting(shape, inputs))}"
         )
     builder, smallest = _NETWORKS[name]
@@ -166,10 +166,14 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     return builder(shape, classes)
 
 
+def _words(inputs: Inputs | None) -> str:
+    return "images or arrays" if inputs is None else inputs.words
+
+
 def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     """Return the networks of the library that take such samples."""
     special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
-    if isinstance(inputs, Tokens) or (isinstance(inputs, Table) and inputs.categorical):
+    if inputs is not None and not inputs.continuous:
         return special
     return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
 
@@ -190,10 +194,8 @@ def default_for(
     """
     if isinstance(task, Segmentation) and len(shape) == 3:
         return "unet"
-    if isinstance(inputs, Table | Tokens):
-        return "table_mlp" if isinstance(inputs, Table) else "text_mean"
-    if isinstance(inputs, Arrays) and len(shape) == 2 and shape[1] >= SHORTEST:
-        return "cnn_signal"
+    if inputs is not None and (usual_ := inputs.network(shape)):
+        return usual_
     named = _DEFAULTS.get(dataset_name)
     if named and _fits(named, shape):
         return named

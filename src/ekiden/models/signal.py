@@ -4,9 +4,6 @@ from torch import Tensor, nn
 
 from ekiden.models.split import SplitNetwork
 
-SHORTEST = 16
-"""fewest values in time"""
-
 
 class Channels(nn.Module):
     """Gives a signal of one channel its dimension of channels."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.data.inputs import Images, Inputs, Table, Tokens, from_json
+from ekiden.data.inputs import Inputs, Table, from_json
 from ekiden.data.tasks import Task, task_of
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -62,7 +62,7 @@ class LoadedModel(nn.Module):
         """
         if not isinstance(x, Tensor):
             x = self._tensor(x)
-        tokens = isinstance(self.inputs, Tokens) and x.ndim == 2
+        tokens = self.inputs.ragged and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
             raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
         logits: Tensor = self.network(normalise(x, self.mean, self.std))
@@ -71,7 +71,7 @@ class LoadedModel(nn.Module):
     def _tensor(self, x: Any) -> Tensor:
         """Return what is not a tensor as one; arrays have no names of columns, so they cannot be rows of a table."""
         if not isinstance(x, np.ndarray):
-            return self.inputs.encode(x, self.shape) if isinstance(self.inputs, Images) else self.inputs.encode(x)
+            return self.inputs.for_model(x, self.shape)
         if isinstance(self.inputs, Table):
             columns = ", ".join((*self.inputs.numeric, *self.inputs.categorical)[:10])
             raise UserError(f"an array does not say which columns it has: give a frame or a dict with {columns}")

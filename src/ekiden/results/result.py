@@ -13,7 +13,6 @@ from torch import nn
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.base.wording import counted
-from ekiden.data.inputs import Images, Table
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.engine import machine
 from ekiden.engine.drive import Row
@@ -297,7 +296,7 @@ def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> 
     chosen = {**config.get("plan", {}).get("reading", {}), **columns}
     chosen.pop("group_column", None)
     if isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict:
-        images = isinstance(inputs_of(config), Images)
+        images = inputs_of(config).sized
         shape = config["input"]["shape"]
         size = shape[-1] if len(shape) == 3 else None
         data = datasets.load(data, size=size, like=None if images and not chosen else _like(config), **chosen)
@@ -322,7 +321,7 @@ def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
         raise UserError(
             f"the model gives {ours}; the labels of these data are {theirs}: evaluate on data with the same labels"
         )
-    if isinstance(own, Table) and dataset.inputs != own:
+    if own.agreed and dataset.inputs != own:
         raise UserError(
             "these data are scaled differently from the run's: give their path or frame to evaluate, which then "
             "reads them as the run did"

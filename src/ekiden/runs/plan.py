@@ -12,7 +12,6 @@ from ekiden.base.codec import plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
-from ekiden.data.inputs import Images
 from ekiden.engine import machine, networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
@@ -139,7 +138,7 @@ class Plan(Checked, Generic[M]):
 
     def other(self, data: str, own: Dataset) -> Dataset:
         """Return other data to measure a model on, read and scaled as the run's `own` data."""
-        if data in NAMED and isinstance(own.inputs, Images) and self.reading == Reading() and not self.silos:
+        if data in NAMED and own.inputs.sized and self.reading == Reading() and not self.silos:
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
         chosen = self.reading.for_model(self.model).chosen()
@@ -183,7 +182,7 @@ class Plan(Checked, Generic[M]):
         name = name_of(type(self.method))
         values = plain(self) | {"method": name, "hyperparameters": plain(self.method)}
         values |= {"reading": self.reading.chosen()}
-        code = outside.digests((name, self.model, self.data, self.metric))
+        code = outside.digests((name, self.model, self.data, self.metric, self.reading.sample_kind))
         return values | ({"code": code} if code else {})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ekiden.base import outside
 from ekiden.base.wording import counted
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
+from ekiden.data.inputs import Table
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
@@ -64,8 +64,7 @@ def usage(model: LoadedModel, takes: str, pretrained: bool = False) -> str:
         takes: what it takes, in words.
         pretrained: whether the folder has a body for transformers.
     """
-    kind = {Images: "torch.uint8", Tokens: "torch.int64"}.get(type(model.inputs), "torch.float32")
-    raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={kind})"]
+    raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={model.inputs.dtype})"]
     if isinstance(model.inputs, Table):
         count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}
         raw = [f"torch.zeros(1, {n}, dtype=torch.{kind})" for kind, n in count.items() if n]
@@ -109,7 +108,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     network = f"`{name}`" + ("" if config["network"] else ", given from Python")
     rows = [
         f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
-        f"- Takes: {_takes(inputs_of(config), given['shape'])}",
+        f"- Takes: {inputs_of(config).takes(given['shape'])}",
     ]
     if any(given["mean"]) or any(s != 1 for s in given["std"]):
         rows.append(f"- Scaling: mean {_numbers(given['mean'])}, standard deviation {_numbers(given['std'])}.")
@@ -121,18 +120,6 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     names = [str(name) for name in config["classes"]]
     shown = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
     return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]
-
-
-def _takes(inputs: Inputs, shape: Sequence[int]) -> str:
-    match inputs:
-        case Images():
-            return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
-        case Tokens(tokenizer=tokenizer, length=length):
-            return f"texts of up to {length} tokens (tokenizer: {_short(tokenizer)})."
-        case Table(numeric=numeric, categorical=categorical):
-            return f"rows with the columns {', '.join((*numeric, *categorical))}."
-        case Arrays():
-            return f"float32 arrays of shape {tuple(shape)}."
 
 
 def _data(config: Mapping[str, Any]) -> list[str]:

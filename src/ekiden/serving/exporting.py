@@ -164,7 +164,7 @@ def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
 def _traced(model: LoadedModel) -> Any:
     """Return the model as a program for any number of samples."""
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if isinstance(model.inputs, Tokens):
+    if model.inputs.ragged:
         dims[1] = torch.export.Dim("length", max=model.shape[0])
     whole: nn.Module = _Raw(model)
     if isinstance(model.inputs, Table):
@@ -186,10 +186,10 @@ class _Raw(nn.Module):
         super().__init__()
         self.network = model.network
         self.task = model.task if isinstance(model.task, Regression) else None
-        self.scaled = not isinstance(model.inputs, Tokens)
+        self.scaled = not model.inputs.ragged
         if not self.scaled:
             return
-        unit = 255.0 if isinstance(model.inputs, Images) else 1.0
+        unit = 255.0 if model.inputs.dtype == torch.uint8 else 1.0
         shape = (1, -1, *[1] * (len(model.shape) - 1))
         mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (model.mean, model.std))
         self.scale: Tensor
@@ -301,7 +301,7 @@ def takes(model: LoadedModel, *, named: bool) -> str:
 def front_matter(model: LoadedModel) -> str:
     """Return what the Hugging Face hub reads at the top of a model card."""
     tags = ["federated-learning", model.task.kind]
-    if isinstance(model.inputs, Images) and isinstance(model.task, Classification):
+    if model.inputs.sized and isinstance(model.task, Classification):
         tags.append("image-classification")
     return "---\nlibrary_name: ekiden\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n\n"
 

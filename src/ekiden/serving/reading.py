@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
 from ekiden.data import arrays, frames
 from ekiden.data import files as images
 from ekiden.data.columns import images_in
 from ekiden.data.decode import Notes
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens, kind
+from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
 from ekiden.data.named import NAMED
 from ekiden.data.picture import split
 from ekiden.data.tables import encode
 from ekiden.data.tables import rows as rows_of
 
-_COLUMNS = {"images": "image", "tokens": "text", "arrays": "x"}
 _TEXTS = frozenset({".txt", ".md"})
 
 
@@ -68,13 +68,7 @@ class SampleReader:
 
     def _is_one(self, file: Path) -> bool:
         """Return whether a file is one sample."""
-        match self.inputs:
-            case Images():
-                return images.is_image(split(file)[0])
-            case Tokens():
-                return file.suffix.lower() in _TEXTS
-            case _:
-                return False
+        return self.inputs.is_file(file)
 
     def read(self, files: Sequence[Path]) -> Iterator[Batch]:
         """Yield batches of samples from files that `found` returned, in their order.
@@ -98,29 +92,27 @@ class SampleReader:
     @property
     def _many(self) -> tuple[str, ...]:
         """Suffixes of files that hold many samples."""
-        match self.inputs:
-            case Images() | Arrays():
-                return *frames.SUFFIXES, *arrays.SUFFIXES
-            case _:
-                return frames.SUFFIXES
+        return (*frames.SUFFIXES, *arrays.SUFFIXES) if self.inputs.arrays else frames.SUFFIXES
 
     @property
     def _wanted(self) -> str:
         """The files that the model takes, in words."""
-        single = {"images": "images, folders of images, ", "tokens": "texts (.txt), "}.get(kind(self.inputs), "")
+        single = "images, folders of images, " if self.inputs.sized else ""
+        if self.inputs.suffixes:
+            single = f"{self.inputs.words} ({', '.join(self.inputs.suffixes)}), "
         return f"{single}tables ({', '.join(self._many)})"
 
     def _takes(self, file: Path) -> bool:
         return self._is_one(file) or self.holds_many(file)
 
     def _in(self, path: Path) -> list[Path]:
-        if not (split(path)[0] if isinstance(self.inputs, Images) else path).exists():
+        if not split(path)[0].exists() and not path.exists():
             raise UserError(f"there is no file or folder {path}: name {self._wanted}")
         if path.is_dir():
             below = sorted(file for file in path.rglob("*") if self._takes(file) and file.is_file())
             below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
             if not below:
-                why = f" ({images.no_image(path)})" if isinstance(self.inputs, Images) else ""
+                why = f" ({images.no_image(path)})" if self.inputs.sized else ""
                 raise UserError(f"{path} holds nothing to predict{why}: this model takes {self._wanted}")
             return below
         if not self._takes(path):
@@ -140,15 +132,15 @@ class SampleReader:
     def _array(self, file: Path) -> Iterator[Batch]:
         """Yield the samples in a file of arrays, (n, ...) each."""
         array = self._opened(file)
-        if isinstance(self.inputs, Images):
+        if self.inputs.sized:
             array = self._channels_first(array)
-        wanted = np.uint8 if isinstance(self.inputs, Images) else np.floating
+        wanted = np.uint8 if self.inputs.dtype == torch.uint8 else np.floating
         if array.ndim < 2 or not np.issubdtype(array.dtype, wanted):
             kind, each = "uint8" if wanted is np.uint8 else "floats", ", ".join(map(str, self.shape))
             raise UserError(f"{file} holds {array.dtype} of shape {array.shape}: give {kind} of shape (n, {each})")
         for start in range(0, len(array), self.batch):
             x = torch.from_numpy(np.array(array[start : start + self.batch]))
-            x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{file}, row {start}"])
+            x = self._fitting(x if x.dtype == torch.uint8 else x.float(), [f"{row_text(start)} of {file}"])
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
 
     def _channels_first(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -182,21 +174,23 @@ class SampleReader:
                 yield Batch([str(file)] * len(x), rows.tolist(), x)
             return
         for part in _parts(file, self.batch, self._wants()):
-            names = [f"row {start + i} of {file}" for i in range(part.num_rows)]
+            names = [f"{row_text(start + i)} of {file}" for i in range(part.num_rows)]
             match self.inputs:
                 case Images():
                     raw: Any = images_in(part, self._wants()[0], str(file))
                 case Tokens():
                     raw = _texts(part, self._wants()[0], names)
-                case _:
+                case Arrays():
                     raw = _lists(part, self._wants()[0], names)
+                case own:
+                    raw = own.of_cells(part, str(file))
             x = self._encoded(raw, names, notes)
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
 
     def _wants(self) -> tuple[str, ...]:
         """Return the columns of a table that are read."""
-        return (self.column or _COLUMNS[kind(self.inputs)],)
+        return tuple(filter(None, [self.column or self.inputs.column]))
 
     def _encoded(self, raw: Any, names: Sequence[str], notes: Notes) -> Tensor:
         """Return samples as tensors; if one cannot be encoded, the error names it."""
@@ -215,12 +209,10 @@ class SampleReader:
             raise
 
     def _encode(self, raw: Any, notes: Notes) -> Tensor:
-        if isinstance(self.inputs, Images):
-            return self.inputs.encode(raw, self.shape, notes)
-        return self.inputs.encode(raw)
+        return self.inputs.for_model(raw, self.shape, notes)
 
     def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:
-        if tuple(x.shape[1:]) != self.shape and not isinstance(self.inputs, Tokens):
+        if tuple(x.shape[1:]) != self.shape and not self.inputs.ragged:
             where = names[0] if len(names) == 1 else f"{names[0]} and following"
             raise UserError(f"{where}: the model takes samples of shape {self.shape}, not {tuple(x.shape[1:])}")
         return x
@@ -234,13 +226,13 @@ def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
     if file.suffix.lower() != ".parquet":
         table = frames.arrow(file, str(file))
         _check_columns(table.column_names, columns, file)
-        table = table.select(list(columns))
+        table = table.select(list(columns)) if columns else table
         yield from (table.slice(start, batch) for start in range(0, len(table), batch))
         return
     try:
         with pq.ParquetFile(file) as opened:
             _check_columns(opened.schema_arrow.names, columns, file)
-            for part in opened.iter_batches(batch, columns=list(columns)):
+            for part in opened.iter_batches(batch, columns=list(columns) or None):
                 yield pa.Table.from_batches([part])
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})") from None
@@ -285,5 +277,7 @@ def column_in(config: Mapping[str, Any]) -> str:
     """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan does not name it."""
     reading = config.get("plan", {}).get("reading", {})
     named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
+    if reading.get("sample_kind") and len(features := reading.get("feature_columns", ())) == 1:
+        named = list(features)
     usual = NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else ""
-    return next(filter(None, named), "" if usual == _COLUMNS["images"] else usual)
+    return next(filter(None, named), "" if usual == Images.column else usual)

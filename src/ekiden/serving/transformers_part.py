@@ -42,7 +42,7 @@ def save(model: LoadedModel, x: Tensor, folder: Path) -> bool:
                 shutil.copy(file, place / name)
     again = copy.deepcopy(features)
     again.backbone = AutoModel.from_pretrained(place, use_safetensors=True).eval()
-    x = x if isinstance(model.inputs, Tokens) else x.float() / 255
+    x = x if model.inputs.ragged else x.float() / 255
     with torch.inference_mode():
         ours, theirs = features(x), again(x)
     if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):

@@ -63,7 +63,7 @@ def plan(method: str, values: Values) -> Plan[Method]:
     plan = made(Plan, of(Plan) | parts | {"method": made(kind, of(kind))})
     places = tuple(str(Path(path).expanduser().absolute()) for path in plan.silos)
     model, data, metric = map(outside.located, (plan.model, plan.data, plan.metric))
-    plan = replace(plan, model=model, data=data, metric=metric, silos=places)
+    plan = replace(plan, model=model, data=data, metric=metric, silos=places, reading=plan.reading.located())
     if plan.model != "auto":
         models.check_name(plan.model)
     if plan.partition != "auto":

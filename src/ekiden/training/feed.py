@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ekiden.base.settings import Hardware
-from ekiden.data import cache
+from ekiden.data import cache, mapped
 from ekiden.data.augment import normalise
-from ekiden.data.inputs import Tokens
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.training import frozen
 from ekiden.training.remembered import RememberedAnswers
@@ -59,7 +58,7 @@ class Feed:
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
         known = self._remembers and (self.alike or not train) and not self._in_tokens(held)
-        if light and known and not isinstance(self.dataset.inputs, Tokens):
+        if light and known and not self.dataset.inputs.ragged:
             inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
         else:
             inputs, y = self._inputs(held, index, train=train)
@@ -70,12 +69,12 @@ class Feed:
 
     def _in_tokens(self, held: _Held) -> bool:
         """Return whether labels are per token; then the length of answers differs between batches."""
-        return isinstance(self.dataset.inputs, Tokens) and held.y.shape == held.x.shape
+        return self.dataset.inputs.ragged and held.y.shape == held.x.shape
 
     def _inputs(self, held: _Held, index: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
         inputs, y = held.x[index], held.y[index]
-        if isinstance(self.dataset.inputs, Tokens):
-            return self._trimmed(inputs, y, self.dataset.inputs, train)
+        if self.dataset.inputs.ragged:
+            return self._trimmed(inputs, y, train)
         if train:
             inputs = self.dataset.augment(inputs)
         inputs = normalise(inputs, self.dataset.mean, self.dataset.std)
@@ -95,7 +94,7 @@ class Feed:
 
             if key not in held.answers:
                 row = int(index[0])
-                file = cache.folder() / self._name(held, key)
+                file = mapped.folder() / self._name(held, key)
                 held.answers[key] = RememberedAnswers.of(one(row), alone(row), len(held.samples), file)
             answers = held.answers[key]
             if answers is None:
@@ -110,18 +109,17 @@ class Feed:
 
     def lengths(self, subset: Subset) -> Tensor | None:
         """Return (n,) lengths of texts, by which batches are put together; None for other samples."""
-        tokens = self.dataset.inputs
-        if not isinstance(tokens, Tokens):
+        if not self.dataset.inputs.ragged:
             return None
-        return torch.cat([tokens.lengths(subset.samples.x[rows]) for rows in torch.split(subset.rows, 4096)])
+        parts = [self.dataset.inputs.lengths(subset.samples.x[rows]) for rows in torch.split(subset.rows, 4096)]
+        return torch.cat([part for part in parts if part is not None])
 
-    @staticmethod
-    def _trimmed(tokens: Tensor, y: Tensor, kind: Tokens, train: bool) -> tuple[Tensor, Tensor]:
+    def _trimmed(self, tokens: Tensor, y: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Return texts without padding. With labels per token only in training, because answers have one length."""
         if y.ndim == 2 and y.shape == tokens.shape and not train:
             return tokens, y
-        longest = max(2, int(kind.lengths(tokens).max())) if len(tokens) else 2
-        return tokens[:, :longest], y[:, :longest] if y.shape == tokens.shape else y
+        cut = self.dataset.inputs.cut(tokens)
+        return cut, y[:, : cut.shape[1]] if y.shape == tokens.shape else y
 
     def _on_device(self, samples: Samples) -> _Held:
         """Move each sample set to the device once."""

@@ -19,7 +19,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Tokens, of_terms
+from ekiden.data.inputs import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Task, task_of_terms
 from ekiden.engine import identity
@@ -248,8 +248,7 @@ def check_name(name: str, where: str) -> None:
 def no_samples(agreed: Agreement) -> Dataset:
     """Return the coordinator's data set, which has no samples."""
     inputs = of_terms(agreed.inputs, torch.empty(0, *agreed.shape))
-    kind = torch.int64 if isinstance(inputs, Tokens) else torch.float32
-    none = Samples(torch.empty(0, *agreed.shape, dtype=kind), torch.empty(0, dtype=torch.int64))
+    none = Samples(torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64))
     names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
     return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)
 

@@ -44,7 +44,7 @@ class Scaling:
         """Return a silo's data set with the agreed scale of the numbers to predict."""
         if not isinstance(dataset.task, Regression):
             return dataset
-        if isinstance(dataset.inputs, Table) and self.table is None:
+        if dataset.inputs.agreed and self.table is None:
             raise UserError("the agreed scaling lacks the columns of the table: make it of the sums of this task")
         for name in dataset.classes:
             if name not in self.targets:

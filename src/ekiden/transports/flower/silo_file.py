@@ -18,11 +18,10 @@ from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Sample
 from ekiden.data.assemble import assemble
 from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
-from ekiden.data.inputs import Tokens
 from ekiden.data.reading import listed
 from ekiden.data.tabular import ColumnSums, told_by
 from ekiden.data.targets import in_order
-from ekiden.data.tasks import LanguageModelling, Task, terms
+from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import METHODS
 from ekiden.transports.flower.agreement import check_name
@@ -225,7 +224,7 @@ class SiloFile:
             path = str(own) if own.exists() else data.path
             how = reading.chosen()
             found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
-        return _of_one_length(found, found.inputs) if isinstance(found.inputs, Tokens) else found
+        return _of_one_length(found) if found.inputs.ragged else found
 
     def _call(self) -> Dataset | FederatedData:
         file, _, name = self.data.python.partition(":")
@@ -325,13 +324,14 @@ def _allowed(values: Any) -> Allow:
     return found
 
 
-def _of_one_length(dataset: Dataset, tokens: Tokens) -> Dataset:
+def _of_one_length(dataset: Dataset) -> Dataset:
     """Return the texts padded to the largest length, so that the samples of all silos have one shape."""
-    train, test = (_longer(samples, tokens, dataset.task) for samples in (dataset.train, dataset.test))
+    train, test = (_longer(samples, dataset) for samples in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test)
 
 
-def _longer(samples: Samples, tokens: Tokens, task: Task) -> Samples:
-    more = (0, tokens.length - samples.x.shape[1])
-    y = F.pad(samples.y, more, value=IGNORED) if isinstance(task, LanguageModelling) else samples.y
-    return replace(samples, x=F.pad(samples.x, more, value=tokens.pad), y=y)
+def _longer(samples: Samples, dataset: Dataset) -> Samples:
+    x = dataset.inputs.padded(samples.x)
+    more = (0, x.shape[1] - samples.x.shape[1])
+    y = F.pad(samples.y, more, value=IGNORED) if isinstance(dataset.task, LanguageModelling) else samples.y
+    return replace(samples, x=x, y=y)
