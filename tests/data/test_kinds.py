@@ -47,7 +47,7 @@ class Spectra(Inputs):
         try:
             values = [float(value) for value in text.split(";")]
         except (ValueError, AttributeError):
-            raise UserError("it is no list of numbers") from None
+            raise UserError("it is not a list of numbers") from None
         if len(values) != self.points:
             raise UserError(f"it has {len(values)} points, not {self.points}")
         return torch.tensor(values)
@@ -152,7 +152,7 @@ def test_an_own_kind_goes_through_every_source_and_names_bad_records(folder: Pat
     with pytest.raises(UserError, match=r"row 37 \(counted from 0, .* cannot be used: it has 2 points, not 6"):
         load(rows, **how)
     (folder / "lab/b/37.spc").write_text("junk")
-    with pytest.raises(UserError, match=r"lab/b/37\.spc cannot be used: it is no list of numbers"):
+    with pytest.raises(UserError, match=r"lab/b/37\.spc cannot be used: it is not a list of numbers"):
         load(str(folder / "lab"), **how)
 
 
