@@ -9,7 +9,8 @@ import secrets
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -213,8 +214,12 @@ def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path
     assert len(paths) > 60
     odd = {"/docs", "/openapi.json", "/v1/fleet", "/v1/fleet/../control/list-runs", "//v1/control/list-runs"}
     odd |= {"/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs", "/V1/control/list-runs"}
-    found = {path for path in paths | odd if request(federation, federation.ports[0], path, "POST")[0] != 404}
-    assert found == {path for path in paths if path.startswith("/v1/fleet/")} != set()
+    silo = signature(federation.folder / "client-0.key")
+    fleet = {path for path in paths if path.startswith("/v1/fleet/")}
+    for path in paths | odd:
+        unsigned, as_silo = (request(federation, federation.ports[0], path, "POST", h)[0] for h in ({}, silo))
+        assert unsigned == (401 if path.startswith("/v1/fleet/") else 404), path
+        assert (as_silo in (401, 404)) == (path not in fleet), path
 
 
 def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
@@ -254,11 +259,26 @@ def memory(process: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-def request(federation: Federation, port: int, path: str, verb: str) -> tuple[int, bytes]:
+def signature(key: Path) -> dict[str, str]:
+    """The headers by which a silo proves to the SuperLink that it has its key."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    private: Any = load_ssh_private_key(key.read_bytes(), None)
+    moment = now().isoformat()
+    public, signed = public_key_to_bytes(private.public_key()), sign_message(private, moment.encode())
+    proof = {"flwr-public-key": public, "flwr-signature": signed}
+    return {name: b64encode(value).decode() for name, value in proof.items()} | {"flwr-timestamp": moment}
+
+
+def request(
+    federation: Federation, port: int, path: str, verb: str, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
     """The status and content of an answer of the SuperLink to a plain request."""
     context = ssl.create_default_context(cafile=str(federation.folder / "ca.crt"))
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
-    connection.request(verb, path)
+    connection.request(verb, path, headers=dict(headers or {}))
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()
