@@ -77,6 +77,14 @@ def test_one_silo_in_another_unit_is_the_only_one_named(silos: int, odd: int, fa
     assert str(seen[0].message).count("differs") == 1
 
 
+def test_the_order_of_columns_does_not_matter() -> None:
+    parts = hospitals(2)
+    other: Any = {name: parts[1][name] for name in ("weight", "label", "sex", "height")}
+    one, two = ekiden.federate(parts), ekiden.federate([parts[0], other])
+    assert one.dataset.inputs == two.dataset.inputs
+    assert one.dataset.train.x.equal(two.dataset.train.x)
+
+
 def test_a_partition_of_one_table_is_not_a_difference_of_units() -> None:
     table = {name: np.concatenate([part[name] for part in hospitals()]) for name in hospitals()[0]}
     with warnings.catch_warnings():
