@@ -38,7 +38,7 @@ class Factors(NamedTuple):
     outputs: Tensor
 
 
-class _Seen(NamedTuple):
+class _LayerSeen(NamedTuple):
     """What one layer saw of a batch: inputs (b, t, d), and gradients at its outputs (b, t, o)."""
 
     layer: Layer
@@ -185,7 +185,7 @@ def _squares(x: Tensor, g: Tensor) -> Tensor:
 
 def _passes(
     network: nn.Module, layers: Sequence[Layer], batches: Batches, labels: Labels, draw: torch.Generator, work: Work
-) -> Iterator[tuple[bool, list[_Seen]]]:
+) -> Iterator[tuple[bool, list[_LayerSeen]]]:
     """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what each layer saw."""
     for layer in layers:
         for part in layer.params:
@@ -204,7 +204,7 @@ def _passes(
             gradients = [
                 torch.cat([_positions(layer, network, next(left)) for _ in seen[layer.name]], 1) for layer in layers
             ]
-            yield number == 0, [_Seen(*parts) for parts in zip(layers, inputs, gradients, strict=True)]
+            yield number == 0, [_LayerSeen(*parts) for parts in zip(layers, inputs, gradients, strict=True)]
 
 
 def _at_logits(logits: Tensor, y: Tensor, labels: Labels, draw: torch.Generator) -> Iterator[Tensor]:
