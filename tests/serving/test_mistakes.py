@@ -91,7 +91,11 @@ PREDICT = [
     ),
     ("a column that is not there", "predict digits other.parquet --column pic", "has no column 'pic', it has picture"),
     ("a column of numbers", "predict digits numbers.parquet", "images must be bytes"),
-    ("a broken row", "predict digits third.parquet", "row 2 of third.parquet cannot be used"),
+    (
+        "a broken row",
+        "predict digits third.parquet",
+        "row 2 (counted from 0, without the header) of third.parquet cannot be used",
+    ),
     ("a table without rows", "predict digits none.parquet", "these files hold no sample"),
     ("arrays of another size", "predict digits large.npy", "takes samples of shape (1, 8, 8), not (1, 9, 9)"),
     (
