@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import ClientData, Dataset, FederatedData, Samples, from_tensors, parse
-from ekiden.data.apart import held_out
+from ekiden.data.apart import held_out, hold_out
 from ekiden.data.samples import Subset
 
 PARTITIONS = ("iid", "dirichlet:0.5:1", "classes:2", "natural", "domains")
@@ -48,15 +48,10 @@ def samples(draw: st.DrawFn, times: bool = False) -> Samples:
 
 
 def dataset(all_: Samples) -> Dataset:
-    """Hold out a test part; from_tensors does not keep groups and domains, so rows find their own again by x."""
-    made = from_tensors(all_)
-    place = {tuple(row): k for k, row in enumerate(all_.x.tolist())}
-
-    def owned(part: Samples) -> Samples:
-        rows = torch.tensor([place[tuple(row)] for row in part.x.tolist()])
-        return replace(all_.taken(rows), y=part.y, classes=part.classes)
-
-    return replace(made, train=owned(made.train), test=owned(made.test), domains=("a", "b", "c"))
+    """Hold out a test part, evenly from groups and classes."""
+    ((train, test),) = hold_out([all_], [all_.y], "all")
+    names = ("a", "b", "c")
+    return Dataset("all", all_.taken(train), all_.taken(test), names, names)
 
 
 def of(part: Subset, field: str) -> list[int]:
