@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from PIL import Image
 
+from tests.models import hf_folders
+
 SILOS = ("east", "north", "west")
 ROWS = 60
 """samples of each silo; every fifth is for the test"""
@@ -26,11 +28,13 @@ class Kind:
         write: writes the data of one silo to a path, drawing from a generator.
         suffix: of a silo's file; "" for a folder.
         options: how the files are read: the names and values of `[data]` in a silo.toml.
-        model: the network.
+        model: the network; {root} is the folder of the files.
         agreed: whether silos agree on the scaling before they start.
         metric: the headline metric.
+        told: the headline metric of a run between machines.
         refused: what methods say that cannot train on such data, by method.
-        raw: a file with samples to predict, for one silo's file or folder.
+        columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the coordinator.
+        before: writes what all silos need besides their data, to the folder of the files.
     """
 
     write: Callable[[Path, Generator], None]
@@ -39,31 +43,37 @@ class Kind:
     model: str = "auto"
     agreed: bool = False
     metric: str = "accuracy"
+    told: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    before: Callable[[Path], object] = lambda root: None
 
     def make(self, root: Path) -> list[Path]:
         """Write the files of all silos."""
         root.mkdir(parents=True, exist_ok=True)
+        self.before(root)
         paths = [root / f"{name}{self.suffix}" for name in SILOS]
         for number, path in enumerate(paths):
             self.write(path, np.random.default_rng(number))
         return paths
 
-    @property
-    def flags(self) -> list[str]:
+    def network(self, root: Path) -> str:
+        """The network, for files in `root`."""
+        return self.model.replace("{root}", str(root))
+
+    def flags(self, root: Path) -> list[str]:
         """How the files are read, for the command line."""
         words: list[str] = []
         for name, value in self.options.items():
-            if name in ("classes",):  # of a silo.toml alone: in one process all classes are found
-                continue
-            values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *(str(v).replace("{root}", str(root)) for v in values)]
         return words
 
     def toml(self, path: Path, more: Mapping[str, Any]) -> str:
         """The `[data]` of a silo.toml."""
         values = {"path": path.name, **self.options, **more}
-        return "[data]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+        lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+        return "[data]\n" + lines.replace("{root}", str(path.parent))
 
 
 def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -203,20 +213,74 @@ def nifti(path: Path, draw: Generator) -> None:
         nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), path / name / f"{number:02}.nii.gz")
 
 
+def _decoder(root: Path) -> None:
+    """A causal language model that knows the words of `language`."""
+    hf_folders.decoder(root / "pretrained" / "gpt", ["one", "two", "three", "four"])
+
+
+PIXELS = """
+from torch import nn
+
+
+def pixels(shape, classes):
+    return nn.Sequential(nn.Conv2d(shape[0], 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, classes, 1))
+"""
+
 _TABLE = {"min_count": 3}
-_VECTORS = "needs one vector of outputs for each sample"
+_NO_VECTORS = "fedgram needs one vector of outputs for each sample"
 KINDS: dict[str, Kind] = {
-    "table": Kind(table, ".csv", _TABLE | {"label_column": "died"}, agreed=True),
+    "table": Kind(table, ".csv", _TABLE | {"label_column": "died"}, agreed=True, columns=["--label-column", "died"]),
     "regression": Kind(
-        regression, ".csv", _TABLE | {"label_column": "days", "task": "regression"}, agreed=True, metric="rmse"
+        regression,
+        ".csv",
+        _TABLE | {"label_column": "days", "task": "regression"},
+        agreed=True,
+        metric="rmse",
+        columns=["--label-column", "days"],
     ),
-    "labels": Kind(labels, ".csv", _TABLE | {"label_column": ["cough", "fever"]}, agreed=True, metric="auroc"),
+    "labels": Kind(
+        labels,
+        ".csv",
+        _TABLE | {"label_column": ["cough", "fever"]},
+        agreed=True,
+        metric="auroc",
+        told="accuracy",
+        columns=["--label-column", "cough", "fever"],
+    ),
     "text": Kind(
-        text, ".csv", {"text_column": "text", "label_column": "mood", "text_length": 12}, refused={"fedgram": "tokens"}
+        text,
+        ".csv",
+        {"text_column": "text", "label_column": "mood", "text_length": 12},
+        refused={"fedgram": "fedgram makes or mixes inputs, which tokens do not allow"},
+        columns=["--column", "text", "--label-column", "mood"],
     ),
     "signals": Kind(signals, ".npz"),
-    "embeddings": Kind(embeddings, ".parquet", {"array_column": "vector", "label_column": "kind"}),
+    "embeddings": Kind(
+        embeddings,
+        ".parquet",
+        {"array_column": "vector", "label_column": "kind"},
+        columns=["--column", "vector", "--label-column", "kind"],
+    ),
     "png": Kind(png, "", {"size": 12}),
     "dicom": Kind(dicom, "", {"size": 12, "pixel_window": [0.0, 400.0]}),
     "nifti": Kind(nifti, "", {"size": 12, "pixel_window": [0.0, 1000.0]}),
+    "segmentation": Kind(
+        segmentation,
+        ".npz",
+        model="{root}/pixels.py:pixels",
+        metric="miou",
+        told="accuracy",
+        refused={"fedgram": _NO_VECTORS},
+        before=lambda root: (root / "pixels.py").write_text(PIXELS),
+    ),
+    "language": Kind(
+        language,
+        ".csv",
+        {"text_column": "text", "task": "language-modelling", "text_length": 12, "tokenizer": "{root}/pretrained/gpt"},
+        model="hf:{root}/pretrained/gpt",
+        metric="perplexity",
+        columns=["--column", "text"],
+        refused={"fedgram": _NO_VECTORS},
+        before=_decoder,
+    ),
 }

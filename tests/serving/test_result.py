@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ekiden import FederatedData, Training, UserError, load, open_run, run, split
 from ekiden.data import Iid, from_tensors
@@ -148,3 +150,18 @@ def test_a_result_tells_what_it_is(blobs: FederatedData, tmp_path: Path) -> None
     assert lines[1].strip() == f"step 4 of 4, accuracy {result.accuracy:.4f} {guess}"
     assert lines[2].strip() == f"{result.bytes:,} bytes moved in 3 transfers"
     assert lines[3].strip() == f"run folder: {tmp_path / 'run'}"
+
+
+def test_other_images_are_read_as_those_of_the_run(tmp_path: Path) -> None:
+    """Cut out of the middle, not stretched: otherwise the same files give other numbers."""
+    draw = np.random.default_rng(0)
+    for number in range(40):
+        pixels = draw.integers(0, 256, (8, 24), dtype=np.uint8)
+        pixels[:, 8:16] = 0 if number % 2 else 255  # only the middle tells
+        file = tmp_path / "photos" / ("dark", "bright")[number % 2 == 0] / f"{number:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    silos = split(load(str(tmp_path / "photos"), size=8, fit="crop"), Iid(), 2)
+    result = run("fedseq", silos, "mlp", folder=tmp_path / "run")
+    found = result.evaluate(str(tmp_path / "photos"))
+    assert found["loss"] == pytest.approx(result.metrics[-1]["loss"], rel=1e-5)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from tyro.conf import Positional
@@ -13,13 +14,16 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console
-from ekiden.data.tasks import Metric
+from ekiden.data.inputs import Inputs, kind
+from ekiden.data.tasks import Metric, recorded
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
 from ekiden.engine.modules import read_model
 from ekiden.engine.parties import check_same_data
+from ekiden.results.model import inputs_of, task_in
 from ekiden.runs import summary
 from ekiden.runs.plan import judge, stored
+from ekiden.serving.loading import open_run
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,11 @@ class EvaluateOptions:
     run: Positional[Path]
     """run folder"""
     data: str = ""
-    """another data set, folder or Parquet file with the same classes; by default the run's own"""
+    """another data set, folder or file with the same classes; by default the run's own"""
+    label_column: tuple[str, ...] = ()
+    """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
+    column: str = ""
+    """column of the tables of --data that holds the images, texts or arrays; by default as in the run"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     metric: str = ""
@@ -41,13 +49,16 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
     outside.trust(options.metric)
+    if "plan" not in (config := read_config(options.run)) and options.data:
+        return _on_other_data(options)
     plan = stored(options.run)
     if options.metric:
         plan = replace(plan, metric=outside.located(options.metric))
     own = plan.federation()
     if not options.data:
-        check_same_data(read_config(options.run), plan.method, own, options.run)
-    other = plan.other(options.data, own.dataset) if options.data else None
+        check_same_data(config, plan.method, own, options.run)
+    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
+    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
     data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
     if data.dataset.task.kind != own.dataset.task.kind:
         raise UserError(
@@ -77,10 +88,10 @@ def evaluate(options: EvaluateOptions) -> None:
         found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
         print(json.dumps({**found, **({"metrics": everything} if everything else {}), **groups}))
         return
-    kind = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
+    of = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
     told = other is None and headline.name == "accuracy"
     guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if told else ""
-    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {kind}{guess}")
+    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
     if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
         console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
     for group, rows in groups.items():
@@ -88,9 +99,40 @@ def evaluate(options: EvaluateOptions) -> None:
             console.print(_values(group, rows, headline))
 
 
-def _values(kind: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
+def _on_other_data(options: EvaluateOptions) -> None:
+    """Measure a run whose own data are not here: made from Python, or over silos."""
+    if options.client:
+        raise UserError("measure a personal model of this run from Python: ekiden.load_model(RUN, client=NAME)")
+    run = open_run(options.run)
+    task = task_in(run.config)
+    if options.metric:
+        task = replace(task, metric=outside.located(options.metric))
+        run = replace(run, config={**run.config, "task": recorded(task)})
+    row = run.evaluate(options.data, **_columns(options, inputs_of(run.config)))
+    found = {"loss": row["loss"]} | {m.name: row[m.name] for m in measured(task) if m.name in row}
+    found |= row.get("metrics", {})
+    if options.json:
+        print(json.dumps(found))
+        return
+    shown = {m.name: f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in measured(task) if m.name in found}
+    first = shown.pop(task.headline.name, "")
+    console.print(", ".join([first, *shown.values(), f"loss {row['loss']:.4f}"]), soft_wrap=True)
+
+
+def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
+    """Return what the user says about the columns of --data, as fields of `Reading`."""
+    found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
+    if not options.column:
+        return found
+    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(kind(inputs))
+    if named is None:
+        raise UserError("--column names one column of images, texts or arrays, the model takes rows: leave it out")
+    return found | {named: options.column}
+
+
+def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
     table = Table()
-    table.add_column(kind)
+    table.add_column(group)
     table.add_column("samples", justify="right")
     table.add_column(f"{metric.name}{metric.unit}", justify="right")
     for name, (n, value) in rows.items():

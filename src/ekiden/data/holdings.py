@@ -122,7 +122,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     return Raw(
         source,
         x,
-        y.astype(np.float64) if y.ndim > 1 else y,
+        y.astype(np.float64) if y.ndim == 2 else y,
         domain,
         group,
         kind=arrays.Arrays,

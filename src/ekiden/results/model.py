@@ -1,6 +1,7 @@
 """A trained network that takes samples as they are."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,10 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
     """Return the kind of a run's samples."""
-    return from_json(about["inputs"])
+    inputs, network = from_json(about["inputs"]), str(about["network"])
+    if isinstance(inputs, Tokens) and inputs.tokenizer == "model" and network.startswith("hf:"):
+        return replace(inputs, tokenizer=network.removeprefix("hf:"))  # as each silo has its own
+    return inputs
 
 
 def task_in(about: Mapping[str, Any]) -> Task:

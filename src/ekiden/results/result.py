@@ -283,6 +283,7 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     training, hardware = settings_in(config)
     if machine.missing(hardware.device):
         hardware = replace(hardware, device="cpu")
+    hardware = machine.resolve(hardware, 1, build.own)  # silos do not tell what they have
     return Setup(build.method, build.own, fed, training, hardware, config["seed"])
 
 
@@ -296,10 +297,11 @@ def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> 
     chosen = {**config.get("plan", {}).get("reading", {}), **columns}
     chosen.pop("group_column", None)
     if isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict:
-        images = inputs_of(config).sized
+        inputs = inputs_of(config)
+        plain = isinstance(inputs, Images) and inputs == Images(inputs.size) and not chosen
         shape = config["input"]["shape"]
         size = shape[-1] if len(shape) == 3 else None
-        data = datasets.load(data, size=size, like=None if images and not chosen else _like(config), **chosen)
+        data = datasets.load(data, size=size, like=None if plain else _like(config), **chosen)
     if not isinstance(data, Dataset):
         data = datasets.from_tensors(data, data, classes=config["classes"])
     return datasets.split(data, datasets.Iid(), 1, seed=0, val_fraction=0)

@@ -206,6 +206,8 @@ def stored(folder: Path) -> Plan[Method]:
 
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     """Return the plan in the configuration of a run."""
+    if "plan" not in config and config.get("on") == "flower":
+        raise UserError(f"{where} is a run over silos, which keep its data: `ekiden show` prints what they measured")
     if "plan" not in config:
         raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")
     with at(str(where)):

@@ -105,6 +105,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
     task, given = task_in(config), config["input"]
     own = config.get("architecture", {}).get("class")
     name = outside.short(config["network"] or own or config["model"])
+    name = f"hf:{_short(name)}" if name.startswith("hf:/") else name
     network = f"`{name}`" + ("" if config["network"] else ", given from Python")
     rows = [
         f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
