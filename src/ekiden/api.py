@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ekiden import models
 from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, checked
-from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.errors import DivergenceWarning, UserError, unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.federate import federate
 from ekiden.data.given import Source
@@ -54,14 +55,17 @@ Absent = Callable[[int, str], bool]
 __all__ = ["Result", "describe", "run", "steps"]
 
 
-def _no_argument(name: str, method: object) -> UserError:
+def _no_argument(name: str, known: Sequence[str], method: object) -> UserError:
     """Where the user meant to put it."""
     kind = type(as_method(method, None))
-    if name in {f.name for f in fields(kind)}:
-        return UserError(f"{name} is a setting of the method: give {kind.__name__}({name}=...) as the method")
-    if name in {f.name for f in fields(Training)}:
-        return UserError(f"{name} is a setting of training: give training=ekiden.Training({name}=...)")
-    return UserError(f"there is no argument {name!r}: see help(ekiden.run)")
+    own, training = ([f.name for f in fields(one)] for one in (kind, Training))
+    near = next(iter(get_close_matches(name, [*known, *own, *training], n=1)), "")
+    meant = near if near == name else f"unknown argument {name!r}: did you mean {near!r}? It"
+    if near in own:
+        return UserError(f"{meant} is a setting of the method: give {kind.__name__}({near}=...) as the method")
+    if near in training:
+        return UserError(f"{meant} is a setting of training: give training=ekiden.Training({near}=...)")
+    return unknown("argument", name, known)
 
 
 def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
@@ -70,8 +74,9 @@ def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
         @wraps(function)
         def prepared(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs.keys() - signature(prepare).parameters.keys():
-                raise _no_argument(name, args[0] if args else kwargs.get("method"))
+            known = signature(prepare).parameters.keys()
+            for name in kwargs.keys() - known:
+                raise _no_argument(name, list(known), args[0] if args else kwargs.get("method"))
             return function(prepare(*args, **kwargs))
 
         own = signature(function).return_annotation

@@ -8,6 +8,7 @@ from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import (
     CLASSES,
+    CONTINUOUS,
     INITIAL,
     NUMBERS,
     VECTORS,
@@ -26,6 +27,7 @@ from ekiden.training.weights import Weights, mean
 
 __all__ = [
     "CLASSES",
+    "CONTINUOUS",
     "INITIAL",
     "NUMBERS",
     "SERVER",

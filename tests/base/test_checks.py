@@ -1,6 +1,8 @@
 """What fields of dataclasses may be, for all methods and settings at once."""
 
+import copy
 import json
+import pickle
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -187,3 +189,16 @@ def test_arguments_of_functions_are_checked_likewise() -> None:
         area(0)
     with pytest.raises(UserError, match=r"^unit 'mile' is unknown: it must be one of m, km$"):
         area(1, unit="mile")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_name_that_no_field_has_is_one_line(kind: type[Any]) -> None:
+    """With the nearest name, as on the command line."""
+    first = fields(kind)[0].name if fields(kind) else "epochs"
+    with pytest.raises(UserError, match=f"unknown setting of {kind.__name__} '{first}x': ") as caught:
+        kind(**{f"{first}x": 1})
+    assert "\n" not in str(caught.value)
+    assert (f"did you mean '{first}'" in str(caught.value)) == bool(fields(kind))
+    default = kind()
+    assert replace(default) == default
+    assert copy.deepcopy(default) == pickle.loads(pickle.dumps(default)) == default  # as worker processes get it

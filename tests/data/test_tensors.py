@@ -254,3 +254,19 @@ def test_a_class_that_one_silo_lacks_is_no_gap() -> None:
 def test_a_named_set_may_lack_classes() -> None:
     part = Samples(torch.randn(4, 3), torch.tensor([0, 1, 5, 5]), classes=tuple("0123456789"))
     assert len(federate([part], tests=[part]).dataset.classes) == 10
+
+
+def test_arrays_of_no_numbers_are_one_line() -> None:
+    """Objects, rows of different lengths, and text, as inputs or labels."""
+    x, y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
+    ragged = np.empty(8, dtype=object)
+    ragged[:] = [np.zeros(k + 1) for k in range(8)]
+    objects = "silo 0 holds values that are not numbers: give numbers"
+    for given, line in (
+        ((x.astype(object), y), objects),
+        ((ragged, y), objects),
+        ((x.astype(str), y), "silo 0 holds <U32 as inputs, not numbers: give numbers, or a frame of texts"),
+        ((x, np.array(["a", 1] * 4, dtype=object)), objects),
+    ):
+        with pytest.raises(UserError, match=line):
+            federate([given, given])

@@ -365,6 +365,10 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "did you mean 'ring'" in refused("topology", "rings")
     assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
     assert "name the run folders" in refused("compare")
+    Path("p.csv").touch()
+    for command in ("compare", "show", "evaluate", "report"):
+        assert "damaged" not in (line := refused(command, "p.csv"))
+        assert "p.csv is not a run folder" in line or "p.csv is a file: give run folders" in line
     assert "name the run folders" in refused("export", "out.csv")
     assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
@@ -412,6 +416,8 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--order", "client-0,client-1"], "--order must name each of the 10 clients once"),
         (["--seed", "-1"], "--seed -1 is out of range: it must be 0 or more"),
         (["--seeds", "0", "x"], "x"),
+        (["--seeds", "0,1,2"], "must be a whole number; separate values by blanks: 0 1 2"),
+        (["--mean", "0.5,0.5"], "must be a number; separate values by blanks: 0.5 0.5"),
         (["--seeds", "0", "1", "0"], "--seeds 0 1 0 names one twice"),
         (["--on"], "--on needs a value"),
         (["--on="], "unknown --on '': Known: flower, here"),

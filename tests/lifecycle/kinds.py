@@ -218,14 +218,6 @@ def _decoder(root: Path) -> None:
     hf_folders.decoder(root / "pretrained" / "gpt", ["one", "two", "three", "four"])
 
 
-PIXELS = """
-from torch import nn
-
-
-def pixels(shape, classes):
-    return nn.Sequential(nn.Conv2d(shape[0], 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, classes, 1))
-"""
-
 _TABLE = {"min_count": 3}
 _NO_VECTORS = "fedgram needs one vector of outputs for each sample"
 KINDS: dict[str, Kind] = {
@@ -267,11 +259,9 @@ KINDS: dict[str, Kind] = {
     "segmentation": Kind(
         segmentation,
         ".npz",
-        model="{root}/pixels.py:pixels",
         metric="miou",
         told="accuracy",
         refused={"fedgram": _NO_VECTORS},
-        before=lambda root: (root / "pixels.py").write_text(PIXELS),
     ),
     "language": Kind(
         language,

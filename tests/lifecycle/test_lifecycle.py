@@ -117,18 +117,9 @@ def can(place: Place, method: str) -> bool:
     assert wanted in refused(lambda: place.try_run(method))
     assert not list(place.root.glob(f"{method}-here/*"))
     far = place.root / "refused"
-    if not far_is_refused(place):
-        assert wanted in refused(lambda: place.silos.run(METHODS[method], far))
+    assert wanted in refused(lambda: place.silos.run(METHODS[method], far))
     assert not far.exists()
     return False
-
-
-def far_is_refused(place: Place) -> bool:
-    """Whether silos do not execute the network, because it is code in a file."""
-    if ".py:" not in place.kind.model:
-        return False
-    assert "code in a file" in refused(lambda: place.silos.run(METHODS["fedseq"], place.root / "code"))
-    return True
 
 
 @each_method
@@ -149,13 +140,8 @@ def test_here_it_learns(place: Place, method: str) -> None:
     if method in place.kind.refused or method == "fedavg":
         return
     config, last = read_config(place.run(method)), read_lines(place.run(method) / "metrics.jsonl")[-1]
-    task = library.load_model(place.run(method), network=network(place)).task
+    task = library.load_model(place.run(method)).task
     assert last["loss"] < task.guess(task.outputs(config["classes"])), last
-
-
-def network(place: Place) -> Any:
-    """The user's own network, if the kind has one."""
-    return None
 
 
 @each_method
@@ -283,8 +269,8 @@ def onnx(file: Path, given: dict[str, Any]) -> Any:
 
 
 def ended(place: Place, method: str, where: str) -> Path | None:
-    """The finished run; None if there is none, because the data or the network are refused."""
-    if method in place.kind.refused or (where == "far" and far_is_refused(place)):
+    """The finished run; None if the method refuses the data."""
+    if method in place.kind.refused:
         return None
     return place.run(method) if where == "here" else place.far(method)
 

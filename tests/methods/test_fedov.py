@@ -284,3 +284,13 @@ def test_all_passes_count(normed: bool, rows: int, blobs: FederatedData) -> None
     )
     n = sum(len(c.train) for c in blobs.clients)
     assert result.metrics[-1]["forward"] == result.metrics[-1]["backward"] == 2 * rows * n
+
+
+def test_rows_with_categories_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    """Outliers are numbers in another order, which would be codes that no category has."""
+    rows: Any = {"age": [20.0, 60.0, 40.0] * 20, "sex": ["f", "m"] * 30, "label": ["no", "yes", "yes"] * 20}
+    with pytest.raises(UserError, match="fedov puts the numbers of a sample into another order"):
+        run(FedOV(epochs=1), federate([rows, rows], label_column="label"), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    numbers: Any = {name: column for name, column in rows.items() if name != "sex"}
+    run(FedOV(epochs=1), federate([numbers, numbers], label_column="label"))

@@ -8,7 +8,7 @@ from ekiden.methods import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 _MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-_NUMBERS: frozenset[Need] = frozenset({"numbers"})
+_NUMBERS: frozenset[Need] = frozenset({"numbers", "continuous"})
 
 
 def metrics() -> str:

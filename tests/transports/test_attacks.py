@@ -24,6 +24,8 @@ from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import size
 from ekiden.data.augment import Augment
+from ekiden.data.inputs import Images
+from ekiden.data.inputs import terms as inputs_text
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import outline
@@ -575,7 +577,7 @@ def test_large_runs_are_refused_before_they_are_built(
 
 def test_an_outline_ends_at_the_limit() -> None:
     terms = Agreement("0" * 16, "", "fedseq", asdict(FedSeq(epochs=1, rounds=10**6)), {}, "mlp", "", (1, 8, 8),
-                      tuple("0123456789"), (0.0,), (1.0,), Augment(), 0)  # fmt: skip
+                      tuple("0123456789"), (0.0,), (1.0,), Augment(), 0, inputs_text(Images()))  # fmt: skip
     setup = terms.setup(no_samples(terms), Hardware(threads=1))
     began = time.process_time()
     with pytest.raises(UserError, match="asks for more than 50 tasks"):

@@ -1,18 +1,24 @@
 """What worker processes return."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch import nn
 
+from ekiden import FederatedData, run
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client, Job, Outcome, Setup
+from ekiden.methods import FedAvg
 from ekiden.training.objective import Work
-from ekiden.transports.local.processes import Processes
+from ekiden.transports.local.processes import Processes, _Workers
 from tests.conftest import Tiny
 
 
@@ -51,3 +57,30 @@ def test_a_value_of_another_type_than_announced_ends_the_run(value: object, priv
     assert given(0.5, None, setup).result(timeout=0).value == 0.5
     with pytest.raises(UserError, match=r"step 1, a, share of share: payload does not hold .* types that the method"):
         given(value, private, setup).result(timeout=0)
+
+
+@pytest.mark.parametrize("inside", ["a lambda", "a class", "a module with a lambda"])
+def test_a_network_that_processes_cannot_read_is_one_line(inside: str, blobs: FederatedData) -> None:
+    """Before any process is started."""
+
+    class Own(Tiny):
+        pass
+
+    module: Any = Tiny()
+    module.own = lambda: None
+    made: dict[str, Any] = {"a lambda": lambda: nn.Linear(4, 3), "a class": Own, "a module with a lambda": module}
+    with pytest.raises(UserError, match=r"at the top of a file, not as a lambda, .* or use workers=1") as caught:
+        run(FedAvg(rounds=1, epochs=1), blobs, made[inside], workers=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_cannot_find_a_class_is_told_from_one_that_was_killed() -> None:
+    """Python ends with 1 after an error, and with -9 if memory ran out."""
+    for code, line in ((1, "cannot read the network"), (-9, "out of memory")):
+        workers = _Workers()
+        process = SimpleNamespace(sentinel=os.open(os.devnull, os.O_RDONLY), exitcode=code, join=lambda seconds: None)
+        workers.made = [process]  # type: ignore[list-item]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ekiden.transports.local.processes.wait", lambda sentinels, timeout: sentinels)
+            assert line in str(workers.death())
+        os.close(process.sentinel)

@@ -132,7 +132,16 @@ def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     def read(texts: list[str]) -> tuple[Any, ...]:
         if not texts and Positional not in info.markers:  # commands check positional arguments themselves
             raise ValueError("needs a value")
-        return tuple(one.instance_from_str([text]) for text in texts)
+        return tuple(map(element, texts))
+
+    def element(text: str) -> Any:
+        try:
+            return one.instance_from_str([text])
+        except ValueError as error:
+            apart = [part for part in text.split(",") if part]
+            if len(apart) < 2:
+                raise
+            raise ValueError(f"{error}; separate values by blanks: {' '.join(apart)}") from None
 
     return _spec("*", read)
 

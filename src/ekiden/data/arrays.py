@@ -55,10 +55,6 @@ class Arrays(Inputs):
         """See `Inputs`."""
         return f"float32 arrays of shape {tuple(shape)}."
 
-    def terms(self) -> Inputs | None:
-        """See `Inputs`."""
-        return None
-
 
 def encode(raw: Any, what: str) -> Tensor:
     """Return (n, ...) float32.

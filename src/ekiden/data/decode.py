@@ -100,9 +100,9 @@ class Images(Inputs):
         many = (*frames.SUFFIXES, *arrays.SUFFIXES)
         return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(split(file)[0]))
 
-    def terms(self) -> Inputs | None:
-        """See `Inputs`."""
-        return None if self == Images(self.size) else self
+    def terms(self) -> Inputs:
+        """See `Inputs`; the shape of samples stands for their size."""
+        return replace(self, size=0)
 
 
 @dataclass

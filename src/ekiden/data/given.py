@@ -56,7 +56,10 @@ def raw_of(source: Any, what: str) -> Raw:
                 "divide a data set with ekiden.split"
             )
         if _array_like(x) and _array_like(y):
-            return _raw(torch.as_tensor(_array(x, what)), _array(y, what), what)
+            numbers = _array(x, what)
+            if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
+                raise UserError(f"{what} holds {numbers.dtype} as inputs, not numbers: give numbers, or a frame of texts")
+            return _raw(torch.as_tensor(numbers), _array(y, what), what)
     return _raw(*_collected(source, what), what)
 
 

@@ -74,24 +74,22 @@ def of_tensor(x: Tensor) -> Inputs:
 
 
 def terms(inputs: Inputs) -> str:
-    """Return what parties must agree on, as text; "" if the shape of samples says it."""
+    """Return what parties must agree on, as text."""
     shared = inputs.terms()
-    if shared is not None and outside.is_file(name_of(shared)):
+    if outside.is_file(name_of(shared)):
         raise UserError(
             f"the kind of samples {shared.kind!r} is code in a file, which silos do not execute for others: install it "
             f"at all parties as a package (entry point {_GROUP})"
         )
-    return "" if shared is None else json.dumps(to_json(shared), sort_keys=True)
+    return json.dumps(to_json(shared), sort_keys=True)
 
 
-def of_terms(text: str, x: Tensor) -> Inputs:
-    """Return the inputs in a text that `terms` wrote; if it is empty, the inputs of samples like `x`."""
+def of_terms(text: str) -> Inputs:
+    """Return the inputs in a text that `terms` wrote."""
     try:
-        values = json.loads(text) if text else None
+        values = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError("the inputs cannot be read: they are not valid JSON") from None
-    if values is None:
-        return of_tensor(x)
     if isinstance(values, dict) and outside.is_file(str(values.get("kind"))):
         raise UserError("the kind of samples is code in a file, which silos do not execute for others")
     return from_json(values)

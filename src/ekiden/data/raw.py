@@ -154,8 +154,8 @@ class Inputs(Checked, ABC):
         """Return samples padded to the length that all parties use."""
         return x
 
-    def terms(self) -> "Inputs | None":
-        """Return what parties must agree on; None if the shape of samples says it."""
+    def terms(self) -> "Inputs":
+        """Return what parties must agree on."""
         return self
 
 

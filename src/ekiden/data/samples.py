@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.base.wording import counted
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Inputs, of_tensor
+from ekiden.data.inputs import Inputs, Table, of_tensor
 from ekiden.data.mapped import Place, place
 from ekiden.data.tasks import Classification, Need, Task
 
@@ -128,7 +128,11 @@ class Dataset:
     @property
     def offers(self) -> frozenset[Need]:
         """Return what methods can rely on; see `Method.needs`."""
-        return self.task.offers if self.inputs.ragged else self.task.offers | {"numbers"}
+        if self.inputs.ragged:
+            return self.task.offers
+        codes = isinstance(self.inputs, Table) and bool(self.inputs.categorical)
+        more: set[Need] = {"numbers"} if codes else {"numbers", "continuous"}
+        return self.task.offers | more
 
     def strata(self, samples: Samples) -> Tensor:
         """Return a group (n,) int64 for each of some samples, by their labels; in classification, the class."""

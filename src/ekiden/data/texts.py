@@ -82,7 +82,7 @@ class Tokens(Inputs):
         name = self.tokenizer if self.tokenizer == "words" else Path(self.tokenizer).name
         return f"texts of up to {self.length} tokens (tokenizer: {name})."
 
-    def terms(self) -> Inputs | None:
+    def terms(self) -> Inputs:
         """See `Inputs`; a tokenizer's digest stands for its path."""
         return replace(self, tokenizer="model") if self.digest else self
 

@@ -228,7 +228,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the configuration in a run folder."""
     try:
         config = json.loads(read_regular(path / "config.json", 1 << 28))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} is not a run folder (it has no config.json): give the path that the run printed"
         ) from None

@@ -49,6 +49,8 @@ VECTORS: frozenset[Need] = frozenset({"vectors"})
 """In `Traits.needs`: one vector of outputs for each sample"""
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
 """In `Traits.needs`: inputs that are numbers, because the method makes or mixes inputs"""
+CONTINUOUS: frozenset[Need] = frozenset({"numbers", "continuous"})
+"""In `Traits.needs`: numbers without codes of categories, because the method makes them change places"""
 
 Model = Ref[Weights] | Ref[HasModel] | Weights
 
@@ -128,8 +130,8 @@ class Traits:
             train apart.
         extra_outputs: outputs of the clients' network beyond one for each class, for example one for "unknown". M
             includes them.
-        needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, a union, or nothing. A
-            run with other data is refused before anything is written.
+        needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, `CONTINUOUS`, a union, or
+            nothing. A run with other data is refused before anything is written.
         one_model: whether a run ends with a global model and without personal ones.
     """
 

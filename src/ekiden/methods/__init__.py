@@ -218,8 +218,10 @@ def check_needs(method: Method, dataset: Dataset) -> None:
         what = f"{method.title()} needs one class for each sample, the task is {task}"
     elif "vectors" in missing:
         what = f"{method.title()} needs one vector of outputs for each sample, the task is {task}"
-    else:
+    elif "numbers" in missing:
         what = f"{method.title()} makes or mixes inputs, which tokens do not allow"
+    else:
+        what = f"{method.title()} puts the numbers of a sample into another order, which categories do not allow"
     if (plain := _plain(type(method))) is not None and plain.needs <= offers:
         raise UserError(f"{what}: leave out the options that need this; the defaults do not")
     others = ", ".join(kind.title() for kind in METHODS if kind().needs <= offers)

@@ -137,7 +137,8 @@ def find(path: Path) -> list[Path]:
     if (path / "config.json").exists():
         return [path]
     if not path.is_dir():
-        raise UserError(f"{path} does not exist: give run folders, or a folder that holds them")
+        what = "is a file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}: give run folders, or a folder that holds them")
     found = sorted(file.parent for file in path.rglob("config.json"))
     if not found:
         raise UserError(f"{path} holds no run (no config.json in or below it): give the path that the run printed")

@@ -25,12 +25,13 @@ _ROW = frozenset(
 )
 """Names of other entries in a row of metrics."""
 
-Need = Literal["classes", "vectors", "numbers"]
+Need = Literal["classes", "vectors", "numbers", "continuous"]
 """What a method may need of the data in addition to a loss:
 
 classes: one class for each sample;
 vectors: one vector of outputs for each sample, so that labels can be drawn and least squares solved;
-numbers: inputs that are numbers (images, features, signals) and can be made, mixed and averaged. Tokens cannot.
+numbers: inputs that are numbers (images, features, signals, rows of a table) and can be averaged. Tokens cannot;
+continuous: numbers of one kind, which can also change places. Rows of a table with categories cannot.
 """
 
 

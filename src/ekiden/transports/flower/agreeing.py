@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-import torch
-
 from ekiden import models
 from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
@@ -27,7 +25,7 @@ def agree(
 ) -> Agreement:
     """Return the terms of the run, from the plan and from what the silos hold."""
     one = _alike(plan, hellos)
-    inputs = of_terms(one.inputs, torch.empty(0, *one.shape)) if one.inputs else None
+    inputs = of_terms(one.inputs)
     task = task_of_terms(one.task)
     model = models.default_for(one.dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
     agreed = Agreement(

@@ -101,6 +101,7 @@ class Agreement:
         std: per channel, divided by.
         augment: how training batches are augmented.
         seed: seed of everything random.
+        inputs: what the samples are, see `ekiden.data.inputs.terms`.
         clients: names of the silos, in order.
         keys: public key of each silo; none if names are not proved.
         sealed: whether values are sealed for their readers.
@@ -110,7 +111,6 @@ class Agreement:
         pretrained: name of the file with the network's values; empty if there is none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
             none.
-        inputs: what the samples are, see `ekiden.data.inputs.terms`.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
     """
@@ -128,6 +128,7 @@ class Agreement:
     std: tuple[Positive, ...]
     augment: Augment
     seed: int
+    inputs: str
     clients: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     sealed: bool = False
@@ -136,7 +137,6 @@ class Agreement:
     train: str = "all"
     pretrained: str = ""
     values: str = ""
-    inputs: str = ""
     task: str = ""
     revises: str = ""
 
@@ -207,8 +207,7 @@ class Agreement:
         if pretrained is not None:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
-        inputs = of_terms(self.inputs, torch.empty(0, *self.shape)) if self.inputs else None
-        named = NamedNetwork(model, self.shape, self.outputs, self.seed, inputs)
+        named = NamedNetwork(model, self.shape, self.outputs, self.seed, of_terms(self.inputs))
         prepared = Prepared(named, weights, self.train, self.seed)
         return of_method(prepared, method, self.shape, self.outputs, self.seed, self.labels)
 
@@ -228,7 +227,7 @@ def parse(text: str) -> Agreement:
         )
     with reading("the terms of the run", f"Ekiden {identity.code()} at all parties"):
         agreement = made(Agreement, values)
-        _ = of_terms(agreement.inputs, torch.empty(0)), agreement.labels, agreement.revision
+        _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
@@ -247,7 +246,7 @@ def check_name(name: str, where: str) -> None:
 
 def no_samples(agreed: Agreement) -> Dataset:
     """Return the coordinator's data set, which has no samples."""
-    inputs = of_terms(agreed.inputs, torch.empty(0, *agreed.shape))
+    inputs = of_terms(agreed.inputs)
     none = Samples(torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64))
     names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
     return Dataset(agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs)

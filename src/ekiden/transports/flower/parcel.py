@@ -115,11 +115,11 @@ class Hello:
         std: per channel, divided by.
         augment: crop, flip and rotation in training.
         samples: numbers of samples for training, validation and test.
+        inputs: what the samples are, see `ekiden.data.inputs.terms`.
         evaluations: largest number of a run's models that it measures.
         signature: signature of nonce and name by the silo's key, in hexadecimal; empty without a key.
         sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing.
         proof: signature of `sealing` by the silo's key.
-        inputs: what the samples are, see `ekiden.data.inputs.terms`.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
     """
 
@@ -132,11 +132,11 @@ class Hello:
     std: tuple[float, ...]
     augment: tuple[int, bool, float]
     samples: tuple[int, int, int]
+    inputs: str
     evaluations: int = 0
     signature: str = ""
     sealing: str = ""
     proof: str = ""
-    inputs: str = ""
     task: str = ""
 
 

@@ -96,8 +96,8 @@ class Silo:
             tuple(map(float, dataset.std)),
             (dataset.augment.crop, dataset.augment.flip, float(dataset.augment.rotation)),
             (len(client.train), len(client.val), len(client.test)),
+            terms_of(dataset.inputs),
             file.limits.evaluations,
-            inputs=terms_of(dataset.inputs),
             task=task_terms(dataset.task),
         )
         if file.link.key:

@@ -9,7 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Optional
 
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
@@ -34,6 +36,12 @@ _UNGUARDED = (
 )
 
 
+_UNREADABLE = (
+    "worker processes cannot read the network, the data or the method: define their classes and functions at the top "
+    "of a file, not as a lambda, inside a function or under `if __name__`, or use workers=1"
+)
+
+
 class _Workers(SpawnContext):
     """Makes the worker processes and keeps a list of them."""
 
@@ -54,6 +62,8 @@ class _Workers(SpawnContext):
                 process.join(1)  # its exit code can come a moment later
         if any(process.exitcode == _RERUN for process in self.made):
             return UserError(_UNGUARDED)
+        if any(process.exitcode == 1 for process in self.made):  # an error, which Python printed, and no kill
+            return UserError(_UNREADABLE)
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
 
@@ -64,6 +74,10 @@ class Processes:
         script = getattr(sys.modules["__main__"], "__file__", None)
         if script and not Path(script).exists():  # read from standard input
             raise UserError(f"worker processes cannot read {script}: put the script into a file, or use workers=1")
+        try:
+            ForkingPickler.dumps((setup.build, setup.method))
+        except (PicklingError, AttributeError, TypeError):  # of lambdas and of what is defined inside a function
+            raise UserError(_UNREADABLE) from None
         for samples in {id(c.train.samples): c.train.samples for c in clients.values()}.values():
             if not place(samples.x):
                 samples.x.share_memory_()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, State, Traits, on_client
+from ekiden.engine.method import CLASSES, CONTINUOUS, INITIAL, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot
 from ekiden.methods.one_shot.blocks.ensemble import copies
@@ -40,7 +40,7 @@ class FedOV(OneShot):
     FedELMY's tables state the epoch of best validation accuracy for all methods.
     """
 
-    traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | NUMBERS)
+    traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | CONTINUOUS)
 
     epochs: Count = 200
     """E, epochs at each client"""
