@@ -261,11 +261,11 @@ def test_arrays_of_no_numbers_are_one_line() -> None:
     x, y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
     ragged = np.empty(8, dtype=object)
     ragged[:] = [np.zeros(k + 1) for k in range(8)]
-    objects = "silo 0 holds values that are not numbers: give numbers"
+    objects = "silo client-0 holds values that are not numbers: give numbers"
     for given, line in (
         ((x.astype(object), y), objects),
         ((ragged, y), objects),
-        ((x.astype(str), y), "silo 0 holds <U32 as inputs, not numbers: give numbers, or a frame of texts"),
+        ((x.astype(str), y), "silo client-0 holds <U32 as inputs: give numbers, or a frame of texts"),
         ((x, np.array(["a", 1] * 4, dtype=object)), objects),
     ):
         with pytest.raises(UserError, match=line):

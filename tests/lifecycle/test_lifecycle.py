@@ -20,8 +20,8 @@ import ekiden as library
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
-from ekiden.experiments.plan import Plan, stored
 from ekiden.methods import FedAvg, FedGram, FedSeq
+from ekiden.runs.plan import Plan, stored
 from ekiden.serving.reading import SampleReader
 from tests.lifecycle.kinds import KINDS, ROWS, SILOS, Kind
 from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos
@@ -29,11 +29,13 @@ from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos
 for extra in ("cryptography", "onnxruntime", "pydicom", "nibabel", "transformers", "jinja2"):
     pytest.importorskip(extra)
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*have several pages, frames or slices:ekiden.base.errors.DataWarning")
 METHODS: dict[str, Method] = {
     "fedseq": FedSeq(epochs=4),
     "fedavg": FedAvg(rounds=2, epochs=1),
     "fedgram": FedGram(),
 }
+FAR = METHODS | {"fedgram": FedGram(min_active=10)}  # silos want it
 TEST = 3 * ROWS // 5
 RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")
 
@@ -66,7 +68,7 @@ class Place:
         folder = self.root / f"{method}-far"
 
         def go() -> Path:
-            self.silos.run(METHODS[method], folder)
+            self.silos.run(FAR[method], folder)
             return folder
 
         return self._made(f"{method} far", go)
@@ -117,7 +119,7 @@ def can(place: Place, method: str) -> bool:
     assert wanted in refused(lambda: place.try_run(method))
     assert not list(place.root.glob(f"{method}-here/*"))
     far = place.root / "refused"
-    assert wanted in refused(lambda: place.silos.run(METHODS[method], far))
+    assert wanted in refused(lambda: place.silos.run(FAR[method], far))
     assert not far.exists()
     return False
 
@@ -324,9 +326,9 @@ def test_far_it_goes_on_after_a_kill(place: Place, method: str, tmp_path: Path) 
 
     nodes.send = once  # type: ignore[method-assign]
     with pytest.raises(Gone):
-        place.silos.run(METHODS[method], folder, nodes)
+        place.silos.run(FAR[method], folder, nodes)
     assert not (folder / "model.safetensors").exists()
-    place.silos.run(METHODS[method], folder, nodes)
+    place.silos.run(FAR[method], folder, nodes)
     for name in ("model.safetensors", "ledger.jsonl"):
         assert (folder / name).read_bytes() == (place.far(method) / name).read_bytes(), name
     assert "verified: " in ekiden("verify", folder)

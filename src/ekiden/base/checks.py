@@ -18,7 +18,7 @@ from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from ekiden.base.errors import UserError, unknown
 
@@ -87,13 +87,15 @@ class Checked:
 
             cls.__post_init__ = checked_first  # type: ignore[method-assign]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse a name that no field has, with the nearest one."""
-        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
-        for name in kwargs:
-            if name not in known:
-                raise unknown(f"setting of {cls.__name__}", name, known)
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # type checkers know the arguments from the fields
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Refuse a name that no field has, with the nearest one."""
+            known = [field.name for field in fields(cls) if field.init]
+            for name in kwargs:
+                if name not in known:
+                    raise unknown(f"setting of {cls.__name__}", name, known)
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields."""

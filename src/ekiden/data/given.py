@@ -58,7 +58,7 @@ def raw_of(source: Any, what: str) -> Raw:
         if _array_like(x) and _array_like(y):
             numbers = _array(x, what)
             if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
-                raise UserError(f"{what} holds {numbers.dtype} as inputs, not numbers: give numbers, or a frame of texts")
+                raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
     return _raw(*_collected(source, what), what)
 
