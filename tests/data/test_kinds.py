@@ -186,7 +186,7 @@ def test_code_runs_only_if_the_user_named_it_and_never_for_another_party(folder:
     with pytest.raises(UserError, match="is code in a file, which silos do not execute for others"):
         terms(inputs)
     with pytest.raises(UserError, match="is code in a file, which silos do not execute for others"):
-        of_terms(json.dumps(stored), load(str(folder / "lab"), sample_kind="mine.py:Spectra").train.x)
+        of_terms(json.dumps(stored))
 
 
 def test_the_kinds_of_ekiden_keep_their_names() -> None:

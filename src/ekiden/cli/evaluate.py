@@ -14,7 +14,7 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console
-from ekiden.data.inputs import Inputs, kind
+from ekiden.data.inputs import Inputs
 from ekiden.data.tasks import Metric, recorded
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
@@ -124,7 +124,7 @@ def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
     found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
     if not options.column:
         return found
-    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(kind(inputs))
+    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(inputs.kind)
     if named is None:
         raise UserError("--column names one column of images, texts or arrays, the model takes rows: leave it out")
     return found | {named: options.column}
