@@ -34,7 +34,7 @@ class Kind:
         told: the headline metric of a run between machines.
         refused: what methods say that cannot train on such data, by method.
         columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the coordinator.
-        before: writes what all silos need besides their data, to the folder of the files.
+        before: writes what all silos need next to their data, to the folder of the files.
     """
 
     write: Callable[[Path, Generator], None]
