@@ -108,12 +108,12 @@ def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
 def test_connections_of_one_address_and_of_all_are_bounded() -> None:
     app = App()
     for bounds in ({"each": 3}, {"most": 3}):
-        with served(app, None, **bounds) as port:
+        with served(app, None, **bounds, seconds=600) as port:
             held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
             for link in held:
                 link.sendall(b"POST ")
             time.sleep(0.2)
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as one_more:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as one_more:
                 assert closed(one_more)
             for link in held:
                 link.close()
