@@ -23,6 +23,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import size
+from ekiden.cli.app import call
 from ekiden.data.augment import Augment
 from ekiden.data.inputs import Images
 from ekiden.data.inputs import terms as inputs_text
@@ -483,9 +484,10 @@ def test_whoever_runs_a_silo_sees_what_was_asked(tmp_path: Path) -> None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """What a silo stored, its own record apart."""
-    found = folder.rglob("*") if folder.exists() else iter(())
-    return sorted(str(p.relative_to(folder)) for p in found if p.is_file() and p.name != "requests.log")
+    """What a silo stored, its own records of who asked, and when, apart."""
+    found, own = folder.rglob("*") if folder.exists() else iter(()), {"requests.log", "requests.json"}
+    own |= {"requests.lock", "days.json", "days.lock"}
+    return sorted(str(p.relative_to(folder)) for p in found if p.is_file() and p.name not in own)
 
 
 def invented(folder: Path, nodes: FakeNodes, public: dict[str, str]) -> Iterator[Agreement]:
@@ -627,7 +629,9 @@ def test_every_method_runs_within_the_default_limits() -> None:
             assert kind().steps(10) <= limits.steps, kind.title()
 
 
-@pytest.mark.parametrize("method", [FedGram(width=120), FedKrylov(width=120, laps=2), ClosingLap(FedSeq(epochs=1))])
+@pytest.mark.parametrize(
+    "method", [FedGram(width=120), FedKrylov(width=120, laps=2, sums="whole"), ClosingLap(FedSeq(epochs=1))]
+)
 def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path) -> None:
     """It asks for every value of a finished run; only the model is sealed for it, also while the run goes on."""
     files, public = with_keys(tmp_path, NAMES)
@@ -657,8 +661,15 @@ def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     method = FedGram(width=120)
     far(method, FakeNodes(files), tmp_path / "run", public)
+    nodes, left = FakeNodes([files[0], files[2]]), {name: public[name] for name in ("client-0", "client-2")}
     without = revised.without(tmp_path / "run", "client-1")
-    session.run(without, FakeNodes([files[0], files[2]]), tmp_path / "less", public, lambda line: None, poll=0)
+    with pytest.raises(UserError, match="the difference would be the part of client-1, who did not agree"):
+        session.run(without, nodes, tmp_path / "no", left, lambda line: None, poll=0)
+    release = tmp_path / "release.txt"
+    said = ["silo", "release", str(tmp_path / "client-1.toml"), "--silos", "client-0,client-2", "--out", str(release)]
+    call(said)
+    without = revised.without(tmp_path / "run", "client-1", release)
+    session.run(without, nodes, tmp_path / "less", left, lambda line: None, poll=0)
     for folder in (tmp_path / "run", tmp_path / "less"):
         stored = {file.name: file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"}
         assert stored.keys() == {"model.safetensors", "state.safetensors"}

@@ -281,37 +281,38 @@ def test_a_run_of_another_commit_is_refused() -> None:
 
 @pytest.mark.parametrize("days", [31, 3650])
 def test_a_clock_that_jumps_removes_no_run(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").touch()
+    runs = tmp_path / "runs"
+    (runs / "run").mkdir(parents=True)
+    (runs / "run" / "lock").touch()
     now = time.time()
     for hours in (0, 1, 24 * days, 24 * days + 1, 24 * days + 24, 0, 24 * days + 25):  # there, back, and there again
         monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
-        drop_old_runs(tmp_path)
-        assert (tmp_path / "run").exists()
+        drop_old_runs(runs)
+        assert (runs / "run").exists()
     (tmp_path / "days.json").write_text("nonsense")
-    drop_old_runs(tmp_path)
-    assert (tmp_path / "run").exists()
+    drop_old_runs(runs)
+    assert (runs / "run").exists()
 
 
 def test_a_run_that_is_in_use_is_not_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def aged(name: str) -> Path:
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "lock").touch()
-        os.utime(tmp_path / name / "lock", (0, 0))
-        return tmp_path / name
+        (tmp_path / "runs" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name / "lock").touch()
+        os.utime(tmp_path / "runs" / name / "lock", (0, 0))
+        return tmp_path / "runs" / name
 
     old, used, busy = aged("old"), aged("used"), aged("busy")
     start = time.time()
     for day in range(_DAYS_KEPT):  # the silo saw a month pass
         monkeypatch.setattr(time, "time", lambda day=day: start - (_DAYS_KEPT - day) * 86400)
-        drop_old_runs(tmp_path)
+        drop_old_runs(tmp_path / "runs")
     assert old.exists()
     monkeypatch.undo()
     with Shelf(used, None).held():
         pass
     with Shelf(busy, None).held():
         aged("busy")  # it has worked for longer than a month
-        drop_old_runs(tmp_path)
+        drop_old_runs(tmp_path / "runs")
         assert [folder.exists() for folder in (old, used, busy)] == [False, True, True]
 
 

@@ -323,8 +323,8 @@ def drop_old_runs(runs: Path) -> None:
     """
     if not runs.is_dir():
         return
-    with locks.locked(runs / "days.lock"):
-        now, seen = time.time(), _seen(runs / _DAYS)
+    with locks.locked(runs.parent / "days.lock"):
+        now, seen = time.time(), _seen(runs.parent / _DAYS)
         if seen.day != int(now // 86400):
             seen = replace(seen, day=int(now // 86400), days=seen.days + 1)
         kept: dict[str, tuple[float, int]] = {}
@@ -337,7 +337,7 @@ def drop_old_runs(runs: Path) -> None:
                 if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
                     with locks.locked(file, wait=False):  # a process that is working on the run holds it
                         shutil.rmtree(file.parent, ignore_errors=True)
-        write(runs / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False)
+        write(runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False)
 
 
 @dataclass(frozen=True)
