@@ -568,12 +568,11 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
 
     config, model = (whole / "config.json").read_bytes(), (whole / "model.safetensors").read_bytes()
     old = json.dumps(json.loads(config) | {"format": 0}).encode()
-    assert "state.safetensors" in refused("resume", damaged("state.safetensors", b"\x80\x04N."))
     assert "metrics.jsonl is shorter" in refused("resume", damaged("metrics.jsonl", b""))
     assert "damaged" in refused("show", damaged("metrics.jsonl", b"{\n"))
     for command in ("resume", "show", "evaluate", "compare"):
         assert "config.json cannot be read" in refused(command, damaged("config.json", config[:-9]))
-        assert "run-folder format 0, this version reads 1" in refused(command, damaged("config.json", old))
+        assert "run-folder format 0, this version reads 2" in refused(command, damaged("config.json", old))
     for line in (b"null\n", b'{"a":1}\n'):
         for name in ("ledger", "attempts", "times"):
             assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
@@ -583,7 +582,7 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     for content in (model[:-1], b"", b"\x80\x04N."):
         assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
     other = safetensors.torch.save({"weight": torch.ones(2)})
-    assert "holds another network" in refused("evaluate", damaged("model.safetensors", other))
+    assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", other))
     folder = damaged("model.safetensors", model)
     (folder / "model.safetensors").unlink()
     assert "run `ekiden resume` first" in refused("evaluate", folder)

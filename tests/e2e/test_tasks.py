@@ -84,7 +84,10 @@ def test_a_metric_from_a_file_is_the_headline(data: str, command: Command) -> No
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("fedseq", "--data", "mine.py:parts"), "numbers to predict need --task regression"),
+        (
+            ("fedseq", "--data", "mine.py:parts"),
+            "86 different whole numbers: use --task regression if they are numbers to predict",
+        ),
         (
             ("fedgram", "--head", "lda", "--data", "mine.py:parts", "--task", "regression"),
             "fedgram needs one class for each sample, the task is regression: leave out the options",
@@ -92,7 +95,10 @@ def test_a_metric_from_a_file_is_the_headline(data: str, command: Command) -> No
         (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "auroc"), "metric of regression"),
         (("fedseq", "--data", "mine.py:parts", "--task", "regression", "--metric", "mine.py:no"), "mine.py 'no'"),
         (("fedseq", "--data", "mine.py:parts", "--task", "numbers"), "numbers"),
-        (("fedavg", "--data", "digits", "--task", "multi-label"), "are of classification, not of multi-label"),
+        (
+            ("fedavg", "--data", "digits", "--task", "multi-label"),
+            "multi-label needs a row of 0 and 1 for each of 1797 samples",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(

@@ -210,8 +210,10 @@ def test_clients_train_to_the_end(blobs: FederatedData) -> None:
 
 
 def test_a_client_of_one_class(blobs: FederatedData) -> None:
+    both = torch.arange(40) % 2
     data = federate(
-        [(torch.rand(40, 64), torch.zeros(40, dtype=torch.int64))] * 2, test=(torch.rand(4, 64), torch.arange(4) % 2)
+        [(torch.rand(40, 64), torch.zeros(40, dtype=torch.int64)), (torch.rand(40, 64), both)],
+        test=(torch.rand(4, 64), torch.arange(4) % 2),
     )
     result = run(FedOV(epochs=2), data, Plain(2), hardware=Hardware(threads=1))
     assert result.weights is not None

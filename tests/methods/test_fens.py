@@ -247,7 +247,7 @@ def test_every_form_learns(form: Form, blobs: FederatedData) -> None:
 
 def silos(*sizes: int) -> FederatedData:
     draw = torch.Generator().manual_seed(0)
-    parts = [(torch.randn(n, 4, generator=draw), torch.arange(n) % 3) for n in sizes]
+    parts = [(torch.randn(n, 4, generator=draw), (torch.arange(n) + k) % 3) for k, n in enumerate(sizes)]
     return federate(parts, test=parts[0], val_fraction=0, classes=("a", "b", "c"))
 
 

@@ -121,7 +121,10 @@ def test_evaluate_reads_a_table_as_the_run_did(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="scaled differently from the run's: give their path or frame"):
         result.evaluate(load(other, **columns))
     renamed = patients(50) | {"died": ["dead", "alive"] * 25}
-    with pytest.raises(UserError, match="label 'alive' in the table is not among the label names: no, yes"):
+    with pytest.raises(
+        UserError,
+        match=r"label 'alive' in row 1 \(counted from 0, without the header\) of the table is not among the classes",
+    ):
         result.evaluate(renamed, **columns)
 
 

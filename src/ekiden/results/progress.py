@@ -41,4 +41,6 @@ def bar(name: str, total: int, *, quiet: bool) -> Iterator[Advance]:
 def measured(metric: Metric, row: Row) -> str:
     """Return the headline metric of a row as text, empty if it was not measured."""
     value = row.get(metric.name)
-    return "" if value is None else f"{metric.name} {metric.shown(value)}{metric.unit}"
+    if value is None:
+        return ""
+    return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
