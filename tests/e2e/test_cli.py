@@ -594,7 +594,7 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
 
 
 def own_classes() -> str:
-    pq.write_table(table([png(20 * i) for i in range(12)], [0, 1, 2] * 4), "three.parquet")
+    pq.write_table(table([png(20 * i) for i in range(12)], [0, 1, 12] * 4), "three.parquet")
     return "three.parquet"
 
 
