@@ -445,3 +445,17 @@ def test_evaluation_and_prediction_on_other_files_read_as_training_did(
     (tmp_path / "dark.png").write_bytes(encoded(dark, "PNG"))
     code, said = command("predict", run, "dark.png")
     assert code == 0, said
+
+
+def test_links_to_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    for k in range(10):
+        file = tmp_path / "store" / f"{k}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels(k, 4, 4)).save(file)
+    for name in ("cat", "dog"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / name).symlink_to(tmp_path / "store", target_is_directory=True)
+    (tmp_path / "store" / "again").symlink_to(tmp_path / "data", target_is_directory=True)
+    made = load(str(tmp_path / "data"))
+    assert len(made.train) + len(made.test) == 20
+    assert made.classes == ("cat", "dog")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import ekiden
@@ -79,6 +80,48 @@ def silos(y: torch.Tensor, **options: Any) -> FederatedData:
     return split(from_tensors((torch.randn(len(y), 4), y), **options), "iid", 2)
 
 
+def test_names_are_one_name_in_any_form_of_their_characters(tmp_path: Path) -> None:
+    composed, apart = "caf\u00e9", "cafe\u0301"  # as Linux and macOS write it in file names
+    for silo, name in (("s0", composed), ("s1", apart)):
+        for folder in (name, "tea"):
+            (tmp_path / silo / folder).mkdir(parents=True)
+            for k in range(5):
+                pixels = np.random.default_rng([k, len(silo + folder)]).integers(0, 256, (4, 4), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / silo / folder / f"{k}.png")
+    both = federate([str(tmp_path / "s0"), str(tmp_path / "s1")]).dataset
+    assert both.classes == (composed, "tea")
+    given = federate([(torch.randn(20, 3), np.array([name, "tea"] * 10)) for name in (composed, apart)])
+    assert given.dataset.classes == (composed, "tea")
+    named = from_tensors((torch.randn(20, 3), np.array([apart, "tea"] * 10)), classes=("tea", apart))
+    assert named.classes == ("tea", composed)
+
+
+def test_classes_that_are_numbers_are_in_their_order() -> None:
+    assert load(labelled([1, -1] * 20)).classes == ("-1", "1")
+    assert load(labelled(["10", "-2", "9"] * 20)).classes == ("-2", "9", "10")
+
+
+def test_categories_that_are_intervals_are_refused() -> None:
+    table = labelled(["a", "b"] * 20).assign(age=pandas.cut(np.arange(40), 3))
+    with pytest.raises(UserError, match=r"^column 'age' of the table holds categories of .*: write them as text"):
+        load(table)
+
+
+def test_a_class_without_training_rows_is_named(tmp_path: Path) -> None:
+    labelled(["a", "b"] * 20).to_csv(tmp_path / "t_train.csv", index=False)
+    labelled(["a", "c", "d"] * 4).to_csv(tmp_path / "t_test.csv", index=False)
+    with pytest.warns(DataWarning, match=r"^8 of 12 test rows are of classes without a training row \('c', 'd'\)"):
+        load(str(tmp_path / "t_train.csv"))
+
+
+def test_silos_that_write_classes_in_two_ways_share_none() -> None:
+    parts = [labelled([0, 1] * 20), labelled(["no", "yes"] * 20), labelled([0, 1] * 20)]
+    line = r"^silo client-1 shares no class with others \(it has 'no', 'yes'; others have '0', '1'\)"
+    with pytest.warns(DataWarning, match=line):
+        federate(parts, label_column="label")
+    federate([*parts[::2], labelled([1] * 40)], label_column="label")  # nothing to doubt
+
+
 def test_one_class_everywhere_is_refused() -> None:
     with pytest.raises(UserError, match="all training labels are 'cat': classification needs two classes"):
         ekiden.run(FedAvg(rounds=1, epochs=1), silos(torch.zeros(60).long(), classes=["cat", "dog"]), nn.Linear(4, 2))
@@ -107,6 +150,17 @@ def test_a_network_that_ends_in_probabilities_is_refused() -> None:
     with pytest.raises(UserError, match="the model ends in a sigmoid"):
         ekiden.run("fedavg", labels, nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
     ekiden.run(FedAvg(rounds=1, epochs=1), classes, nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1)))
+
+
+def test_a_network_with_layers_without_a_size_is_refused() -> None:
+    data = federate([(torch.randn(20, 3), torch.arange(20) % 2)] * 2)
+
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2))
+
+    for model in (lazy, lazy()):
+        with pytest.raises(UserError, match=r"^layer '1' of the model is a LazyLinear without a size"):
+            ekiden.run(FedAvg(rounds=1), data, model)
 
 
 def test_the_commonest_class_stands_next_to_the_accuracy() -> None:

@@ -15,12 +15,12 @@ from ekiden.data.augment import Augment
 from ekiden.data.given import Source
 from ekiden.data.holdings import Holding, hold
 from ekiden.data.inputs import Inputs, Tokens, of_tensor
-from ekiden.data.raw import Raw, owners, subjects
+from ekiden.data.raw import Raw, composed, owners, subjects
 from ekiden.data.reading import Reading
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import spelled
 from ekiden.data.targets import refuse_constant, targets
-from ekiden.data.tasks import LanguageModelling, Regression, Task, scaled
+from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.whose import silo_name
 
@@ -106,6 +106,7 @@ def assemble(
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
+    classes = None if classes is None else composed(classes)
     owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
     known = inputs if like is None else like.inputs
     named_ = like.classes if like is not None else classes or ()
@@ -163,6 +164,10 @@ def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool
         doubts.shared_subjects(made.train, made.test)
         doubts.early_tests(made.train, made.test)
         doubts.rows_in_both(made.train, made.test, made.inputs)
+    if isinstance(made.task, Classification):
+        doubts.classes_in_test_only(made.train, made.test, made.classes)
+        if reading.spelling != "keep":
+            doubts.no_class_in_common(made)
     if made.groups and made.train.x[0].numel() >= doubts.FEATURES:
         doubts.rows_of_several(doubts.by_group(made))
 

@@ -227,6 +227,11 @@ class Cells:
         column = self._table[name]
         kind = column.type
         if pa.types.is_dictionary(kind):
+            if pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.BaseExtensionType):
+                raise UserError(
+                    f"column {name!r} of {self._source} holds categories of {kind.value_type}: write them as text, or "
+                    f"leave it out with --drop-columns {name}"
+                )
             column = column.cast(kind.value_type)
             kind = kind.value_type
         if pa.types.is_null(kind):

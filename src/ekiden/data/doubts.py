@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -140,6 +141,37 @@ def rows_in_both(train: Samples, test: Samples, inputs: Inputs) -> None:
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
+
+
+def classes_in_test_only(train: Samples, test: Samples, classes: Sequence[str]) -> None:
+    """Say how many test rows are of classes that no training row has."""
+    strange = ~torch.isin(test.y, train.y)
+    if strange.any():
+        names = [repr(classes[k]) for k in np.unique(test.y[strange].cpu().numpy())]
+        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        tell(
+            f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training row "
+            f"({', '.join(names[:_SHOWN])}{more}), which a model cannot learn: check the names of classes in both"
+        )
+
+
+def no_class_in_common(dataset: Dataset) -> None:
+    """Name a natural owner of several classes that shares none with the others: it may write them in another way."""
+    train, names = dataset.train, dataset.groups
+    if train.group is None or len(names) < 2:
+        return
+    held = [set(train.y[train.group == k].tolist()) for k in range(len(names))]
+    owners = Counter(label for own in held for label in own)
+    for name, own in zip(names, held, strict=True):
+        if len(own) > 1 and all(owners[label] == 1 for label in own):
+            here, there = (
+                ", ".join(repr(dataset.classes[k]) for k in sorted(each)[:_SHOWN]) for each in (own, set(owners) - own)
+            )
+            tell(
+                f"silo {name} shares no class with others (it has {here}; others have {there}): check that all silos "
+                "write classes alike"
+            )
+            return
 
 
 def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> None:

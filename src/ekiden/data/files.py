@@ -1,5 +1,6 @@
 """Read undecoded images from Parquet files and from folders of class folders."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -51,15 +52,29 @@ def files(part: Path, kind: type[Inputs], image_column: str = "") -> Iterator[tu
         yield "", part
         yield from ((name, split(part.parent / name)[0]) for name in _beside(part, image_column))
         return
-    for file in sorted(part.rglob("*")):
+    for file in _below(part):
         inside = file.relative_to(part)
         if not any(p.startswith(".") for p in inside.parts) and kind.is_file(file):
             yield inside.as_posix(), file
 
 
+def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yield the files below a folder, sorted, and those below links to folders that do not lead in a circle."""
+    own = os.path.realpath(folder)
+    if own in above:
+        return
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for name, inside in found:
+        if inside:
+            yield from _below(folder / name, (*above, own))
+        else:
+            yield folder / name
+
+
 def no_image(folder: Path) -> str:
     """Return what a folder holds in which there is no image, for a message."""
-    there = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    there = [file for file in _below(folder) if not file.name.startswith(".")]
     if not there:
         return "it has no files"
     kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)

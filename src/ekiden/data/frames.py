@@ -94,6 +94,8 @@ def _file(path: Path) -> Any:
             return _without_index(pyarrow.feather.read_table(path))
         return _text(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if "invalid UTF8" in str(error):
+            raise UserError(f"{path} is not written in UTF-8: save it as CSV UTF-8") from None
         if "Empty CSV" in str(error):
             raise UserError(f"{path} has no row: it needs a header and rows") from None
         kind = {".parquet": "Parquet", ".feather": "Feather", ".arrow": "Feather"}.get(suffix, "CSV")

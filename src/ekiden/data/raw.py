@@ -1,7 +1,8 @@
 """A part of a data set as its files hold it, undecoded, and what a kind of samples can do."""
 
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,8 @@ from torch import Tensor
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
+
+_ACCENTS = 0x300  # first character that is written onto the one before
 
 
 class Inputs(Checked, ABC):
@@ -215,6 +218,11 @@ class Raw:
         if not len(self.images):
             what = "image" if self.kind.sized else "row"
             raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
+        for part in ("label", "domain", "group", "subject"):
+            if (values := getattr(self, part)) is not None:
+                object.__setattr__(self, part, _composed(values))
+        for part in ("classes", "domains"):
+            object.__setattr__(self, part, composed(getattr(self, part)))
 
     def __len__(self) -> int:
         return len(self.label)
@@ -250,9 +258,24 @@ class Raw:
         return row_text(row if self.rows is None else int(self.rows[row]))
 
 
+def composed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names with one form of each character (NFC): macOS writes an accent in file names as a character."""
+    return tuple(unicodedata.normalize("NFC", name) for name in names)
+
+
+def _composed(values: NDArray[Any]) -> NDArray[Any]:
+    """Return names (n,) as `composed` does; numbers unchanged."""
+    if values.dtype.kind != "U" or not values.size or not values.dtype.itemsize:
+        return values
+    if np.ascontiguousarray(values).view(np.uint32).max() < _ACCENTS:
+        return values
+    names, places = np.unique(values, return_inverse=True)
+    return np.array(list(composed(names.tolist())))[places]
+
+
 def natural(name: str) -> tuple[bool, int, str]:
     """Return a sort key: numbers by value, before other names."""
-    number = name.isascii() and name.isdigit()
+    number = name.isascii() and name.removeprefix("-").isdigit()
     return not number, int(name) if number else 0, name
 
 

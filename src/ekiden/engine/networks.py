@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ekiden import models
 from ekiden.base.errors import UserError
@@ -48,7 +49,7 @@ class GivenNetwork:
     module: nn.Module
 
     def __call__(self) -> nn.Module:
-        return copy.deepcopy(self.module)
+        return _complete(copy.deepcopy(self.module))
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,18 @@ class Made:
             module = self.make()
         if not isinstance(module, nn.Module):
             raise UserError(f"{_named(self.make)} returns {type(module).__name__}: return a torch.nn.Module")
-        return module
+        return _complete(module)
+
+
+def _complete(module: nn.Module) -> nn.Module:
+    """Refuse a network with lazy layers, whose weights do not exist yet."""
+    for name, part in module.named_modules():
+        if any(is_lazy(value) for value in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise UserError(
+                f"layer {name!r} of the model is a {type(part).__name__} without a size: call the model on a sample "
+                "first, or give the size"
+            )
+    return module
 
 
 _OPTIONAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

@@ -341,7 +341,7 @@ def drop_old_runs(runs: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Days:
     """The days that the silo has seen.
 
     Attributes:
@@ -355,8 +355,8 @@ class _Seen:
     runs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
-def _seen(file: Path) -> _Seen:
+def _seen(file: Path) -> _Days:
     try:
-        return made(_Seen, json.loads(file.read_text(encoding="utf-8")))
+        return made(_Days, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, UserError):
-        return _Seen()
+        return _Days()
