@@ -154,7 +154,7 @@ def segmentation(path: Path, draw: Generator) -> None:
     for mask in y:
         top, left = draw.integers(0, 9, 2)
         mask[top : top + 7, left : left + 7] = 1
-    x = draw.integers(0, 90, (ROWS, 16, 16, 3)) + 120 * y[..., None]
+    x = draw.integers(0, 90, (ROWS, 3, 16, 16)) + 120 * y[:, None]
     np.savez(path, x=x.astype(np.uint8), y=y)
 
 

@@ -48,7 +48,7 @@ class Silos:
     def run(self, method: Method, folder: Path, nodes: FakeNodes | None = None) -> Result:
         """Run a method over them, or continue it."""
         plan: RemotePlan[Method] = RemotePlan(
-            method, ",".join(SILOS), model=self.kind.network(self.root), training=TRAINING
+            method, ",".join(SILOS), model=self.kind.network(self.root), training=TRAINING, patience=20.0
         )
         return session.run(plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0)
 

@@ -35,7 +35,7 @@ METHODS: dict[str, Method] = {
     "fedavg": FedAvg(rounds=2, epochs=1),
     "fedgram": FedGram(),
 }
-FAR = METHODS | {"fedgram": FedGram(min_active=10)}  # silos want it
+FAR = METHODS | {"fedgram": FedGram(dictionary="seed", min_active=10)}  # silos want it
 TEST = 3 * ROWS // 5
 RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")
 
