@@ -56,6 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
     if page.file.src_uri == "results.md":  # 60,000 words of single experiments, which would bury all else
         page.meta["search"] = {"exclude": True}
+    markdown = PROMISE.sub("", markdown)
+    if page.file.src_uri == "promises.md":
+        markdown = markdown.replace("PROMISES", promises())
     if page.file.src_uri == "leaderboard.md":
         told = f"{len({row[0] for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
@@ -70,6 +73,40 @@ def _linked(text: str, up: str) -> str:
     for name, path in ROOT_PAGES.items():
         text = text.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{path}")
     return text
+
+
+PROMISE = re.compile(r" ?<!-- tests: ([\w, \n]+?) -->")
+
+
+def promises() -> str:
+    """Return the promises of all pages with the names of their tests, in Markdown.
+
+    Raises:
+        ValueError: a test is gone.
+    """
+    known = {
+        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    lines = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        found = [] if page.name == "promises.md" else list(PROMISE.finditer(text))
+        lines += [f"\n## {text.splitlines()[0].removeprefix('# ')}\n"] if found else []
+        for match in found:
+            names = [name.strip() for name in match[1].split(",")]
+            if gone := [name for name in names if name not in known]:
+                raise ValueError(f"{page}: there is no test {', '.join(gone)}")
+            lines.append(
+                f"- {_sentence(PROMISE.sub('', text[: match.start()]))}: {', '.join(f'`{name}`' for name in names)}"
+            )
+    return "\n".join(lines)
+
+
+def _sentence(before: str) -> str:
+    """Return the last sentence of a text, or the last row of a table, without its marks."""
+    part = re.split(r"\n\s*\n|\n *- |\n\||(?<=\.) |(?<=\.)\n", before.rstrip())[-1]
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(part.split()))
+    return plain.strip("|-* .").replace("|", ";").replace("**", "")
 
 
 BOARD = ("task", "method", "settings", "network", "bytes", "metric", "mean", "std", "seeds", "record")

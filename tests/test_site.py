@@ -1,6 +1,7 @@
 """What the site makes from the code and the records."""
 
 import importlib.util
+import re
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -37,6 +38,30 @@ def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> N
         ]  # fmt: skip
         assert row[6:9] == (pytest.approx(mean(values)), pytest.approx(stdev(values)), 5)
         assert f"{mean(values):.1f} ± {stdev(values):.1f}" in hooks.leaderboard()
+
+
+def test_each_promise_of_a_page_has_its_tests(hooks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = hooks.promises()
+    assert (
+        "- Later it refuses every request with the same id and other terms, also after the run has ended: `test_"
+        in told
+    )
+    assert told.count("\n- ") > 100
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# A\n\nOne. Two holds. <!-- tests: test_two -->\n")
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="there is no test test_two"):
+        hooks.promises()
+    (tmp_path / "tests" / "test_a.py").write_text("def test_two() -> None: ...\n")
+    assert hooks.promises() == "\n## A\n\n- Two holds: `test_two`"
+
+
+def test_user_pages_name_no_tests(hooks: Any) -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    shown = {p.name: re.findall(r"\btest_\w{6,}", hooks.PROMISE.sub("", p.read_text(encoding="utf-8"))) for p in pages}
+    own = {"architecture.md", "own.md", "own-method.md", "own-transport.md"}  # they show how you test your own
+    assert {name: found for name, found in shown.items() if found and name not in own} == {}
 
 
 def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
