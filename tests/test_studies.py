@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
+import torch
 
 import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Local, Study, Training, UserError, study
@@ -137,6 +138,15 @@ def test_a_mistake_is_one_line(blobs: FederatedData, change: dict[str, Any], say
     with pytest.raises(UserError, match=says) as found:
         study(**given)
     assert "\n" not in str(found.value)
+
+
+def test_of_an_error_the_smallest_is_the_best() -> None:
+    """The headline metric says which way is better, also one that the caller names."""
+    x = torch.rand(240, 3, generator=torch.Generator().manual_seed(0))
+    y = 5 * x[:, 0] + x[:, 1]
+    silos = ekiden.federate([(x[:120], y[:120]), (x[120:], y[120:])], task="regression")
+    found = study([FedSeq()], silos, model="mlp", grid={"epochs": [1, 30]}, metric="mae", training=Training(lr=0.01))
+    assert found.chosen["fedseq"] == {"epochs": 30}
 
 
 @pytest.mark.slow

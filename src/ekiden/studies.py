@@ -17,9 +17,10 @@ from ekiden.base.checks import CountOrZero, checked
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.samples import FederatedData
 from ekiden.engine.method import Method
 from ekiden.results.model import task_in
-from ekiden.results.progress import bar
+from ekiden.results.progress import Advance, bar
 from ekiden.results.result import Result, flat
 from ekiden.runs.summary import spread
 
@@ -43,6 +44,10 @@ class _Candidate:
         hyper = {name: value for name, value in settings.items() if name in own}
         rest = {name: value for name, value in settings.items() if name not in own}
         return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
+
+
+_Choice = tuple[dict[str, Any], _Candidate]
+"""A candidate, and its settings from the grid."""
 
 
 @dataclass(frozen=True)
@@ -231,40 +236,55 @@ def study(
     tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
     divided = {seed: as_federation(data(seed) if callable(data) else data) for seed in whole}
     place = None if folder is None else Path(folder)
-    options: dict[str, Any] = {"hardware": hardware, "metric": metric, "workers": workers}
-    options |= {"evaluate_every": evaluate_every, "quiet": True}
+    options: dict[str, Any] = {"hardware": hardware, "metric": metric, "workers": workers, "quiet": True}
     total = sum((len(each) if len(each) > 1 else 0) + 1 for each in tried.values()) * len(whole)
-    done = 0
-
     with bar("study", total, quiet=quiet) as advance:
-
-        def results(name: str, one: _Candidate, *, tune: bool) -> tuple[Result, ...]:
-            nonlocal done
-            found = []
-            for seed, silos in divided.items():
-                advance(f"{name}, seed {seed}", done)
-                at = None if place is None else place / f"{_slug(name)}-seed{seed}"
-                given = silos.for_tuning() if tune else silos
-                found.append(run(one.method, given, model, training=one.training, seed=seed, folder=at, **options))
-                done += 1
-            return tuple(found)
-
-        runs, chosen = {}, {}
-        for label, candidates in tried.items():
-            (settings, best), *others = candidates
-            if others:
-                scores = [
-                    mean(r.score for r in results(f"tuning/{label}-{_told(varied)}", one, tune=True))
-                    for varied, one in candidates
-                ]
-                higher = divided[whole[0]].dataset.task.headline.higher
-                settings, best = candidates[scores.index(max(scores) if higher else min(scores))]
-                chosen[label] = settings
-            runs[label] = results(label, best, tune=False)
-    return Study(runs, whole, {label: chosen.get(label, {}) for label in runs} if grid else {}, place)
+        results = _Results(divided, place, {"model": model, "evaluate_every": evaluate_every, **options}, advance)
+        best = {label: results.best(label, candidates) for label, candidates in tried.items()}
+        runs = {label: results(label, one) for label, (_, one) in best.items()}
+    return Study(runs, whole, {label: settings for label, (settings, _) in best.items()} if grid else {}, place)
 
 
-def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], _Candidate]]:
+@dataclass
+class _Results:
+    """Runs candidates over all seeds.
+
+    Attributes:
+        divided: the silos by seed.
+        place: the study's folder, if there is one.
+        options: further arguments of `ekiden.run`.
+        advance: shows how far the study is.
+        done: number of finished runs.
+    """
+
+    divided: Mapping[int, FederatedData]
+    place: Path | None
+    options: Mapping[str, Any]
+    advance: Advance
+    done: int = 0
+
+    def __call__(self, name: str, one: _Candidate, *, tune: bool = False) -> tuple[Result, ...]:
+        """Return the results of a candidate, one a seed; `tune` measures on validation data."""
+        found = []
+        for seed, silos in self.divided.items():
+            self.advance(f"{name}, seed {seed}", self.done)
+            at = None if self.place is None else self.place / f"{_slug(name)}-seed{seed}"
+            given = silos.for_tuning() if tune else silos
+            found.append(run(one.method, given, training=one.training, seed=seed, folder=at, **self.options))
+            self.done += 1
+        return tuple(found)
+
+    def best(self, label: str, candidates: Sequence[_Choice]) -> _Choice:
+        """Return the candidate with the best mean score on validation data."""
+        if len(candidates) == 1:
+            return candidates[0]
+        measured = [self(f"tuning/{label}-{_told(settings)}", one, tune=True) for settings, one in candidates]
+        metric = task_in(measured[0][0].config).headline
+        scores = [metric.better(mean(result.score for result in results)) for results in measured]
+        return candidates[scores.index(max(scores))]
+
+
+def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:
     """Return all settings of a grid that a method has, and the candidates with them."""
     own, common = {f.name for f in fields(one.method)}, {f.name for f in fields(Training)}
     for name, values in grid.items():
