@@ -20,9 +20,9 @@ from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, checked
 from ekiden.base.errors import DivergenceWarning, UserError, unknown
 from ekiden.base.settings import Hardware, Training
-from ekiden.data.federate import federate
-from ekiden.data.given import Source
+from ekiden.data.holdings import Source
 from ekiden.data.samples import ClientData, Dataset, FederatedData
+from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
 from ekiden.engine import identity
 from ekiden.engine.drive import Row

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import ClientData, Dataset, FederatedData, Samples, from_tensors, parse
-from ekiden.data.apart import held_out, hold_out
+from ekiden.data.holdout import held_out, hold_out
 from ekiden.data.samples import Subset
 
 PARTITIONS = ("iid", "dirichlet:0.5:1", "classes:2", "natural", "domains")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.data import Dataset, decode, load, mapped
+from ekiden.data import Dataset, load, mapped
+from ekiden.data.kinds import images
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -25,13 +26,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever images are decoded."""
     calls: list[int] = []
-    real = decode.decode
+    real = images.decode
 
     def counting(*args: Any, **options: Any) -> list[torch.Tensor]:
         calls.append(1)
         return real(*args, **options)
 
-    monkeypatch.setattr(decode, "decode", counting)
+    monkeypatch.setattr(images, "decode", counting)
     return calls
 
 
@@ -179,7 +180,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np, torch
 from ekiden.data import cache, mapped
-from ekiden.data.raw import Raw
+from ekiden.data.undecoded import Raw
 from ekiden.data.samples import Dataset, Samples
 import ekiden
 from ekiden.methods import FedSeq
@@ -190,8 +191,8 @@ class Pictures(list):  # each is made when it is decoded
         from PIL import Image
         return Image.fromarray(np.full((side, side, 3), k % 251, dtype=np.uint8))
 def build():
-    from ekiden.data.decode import decode
-    from ekiden.data.inputs import Images
+    from ekiden.data.kinds.images import decode
+    from ekiden.data.kinds import Images
     train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64), kind=Images)
     test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64), kind=Images)
     x = decode([[train], [test]], Images(), mapped.room)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
-from ekiden.data.inputs import Table
+from ekiden.data.kinds import Table
 
 pytestmark = pytest.mark.usefixtures("no_data")
 

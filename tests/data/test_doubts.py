@@ -13,7 +13,7 @@ import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors
 from ekiden.data.doubts import fingerprints
-from ekiden.data.tables import Table
+from ekiden.data.kinds.tables import Table
 
 Rows = dict[str, Any]
 

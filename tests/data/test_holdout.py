@@ -4,14 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.data.holdout import divided, hold_out
+from ekiden.data.holdout import by_strata, divided
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(0, 5))
 def test_every_stratum_and_the_whole_are_split_80_to_20(sizes: list[int], seed: int) -> None:
     key = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    train, test = hold_out(key, None, seed=seed)
+    train, test = by_strata(key, None, seed=seed)
     assert sorted(train.tolist() + test.tolist()) == list(range(len(key)))
     held = torch.bincount(key[test], minlength=len(sizes))
     for n, h in zip(sizes, held.tolist(), strict=True):
@@ -23,10 +23,10 @@ def test_every_stratum_and_the_whole_are_split_80_to_20(sizes: list[int], seed: 
 
 def test_strata_are_pairs_of_keys_and_the_seed_decides() -> None:
     domain, label = torch.arange(200) % 2, torch.arange(200) // 2 % 5
-    _, test = hold_out(domain, label)
+    _, test = by_strata(domain, label)
     assert torch.bincount(domain[test] * 5 + label[test]).tolist() == [4] * 10
-    assert torch.equal(test, hold_out(domain, label)[1])
-    assert not torch.equal(test, hold_out(domain, label, seed=1)[1])
+    assert torch.equal(test, by_strata(domain, label)[1])
+    assert not torch.equal(test, by_strata(domain, label, seed=1)[1])
 
 
 def test_labels_divide_groups_unless_most_have_one_row() -> None:
@@ -36,4 +36,4 @@ def test_labels_divide_groups_unless_most_have_one_row() -> None:
     every, writer = torch.arange(60) // 3, torch.arange(60) % 3
     _, test = divided(every, None, writer)
     assert torch.bincount(writer[test]).tolist() == [4, 4, 4]
-    assert torch.equal(test, hold_out(writer)[1])
+    assert torch.equal(test, by_strata(writer)[1])

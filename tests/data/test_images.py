@@ -22,7 +22,7 @@ from torch import Tensor
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import cache, load
-from ekiden.data.inputs import Images
+from ekiden.data.kinds import Images
 from tests.data.pictures import Pixels, dicom, encoded
 
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,7 +13,7 @@ import pytest
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.data import federate, join, load
-from ekiden.data.inputs import Table, Tokens, from_json, named, of_terms, terms, to_json
+from ekiden.data.kinds import Table, Tokens, from_json, named, of_terms, terms, to_json
 from ekiden.engine.folder import read_config, read_lines
 
 Command = Callable[..., tuple[int, str]]

@@ -89,9 +89,9 @@ def test_names_are_one_name_in_any_form_of_their_characters(tmp_path: Path) -> N
                 pixels = np.random.default_rng([k, len(silo + folder)]).integers(0, 256, (4, 4), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / silo / folder / f"{k}.png")
     both = federate([str(tmp_path / "s0"), str(tmp_path / "s1")]).dataset
-    assert both.classes == (composed, "tea")
+    assert both.classes == ("tea", composed)
     given = federate([(torch.randn(20, 3), np.array([name, "tea"] * 10)) for name in (composed, apart)])
-    assert given.dataset.classes == (composed, "tea")
+    assert given.dataset.classes == ("tea", composed)
     named = from_tensors((torch.randn(20, 3), np.array([apart, "tea"] * 10)), classes=("tea", apart))
     assert named.classes == ("tea", composed)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import load, medical
-from ekiden.data.inputs import Images
+from ekiden.data.kinds import Images
 from ekiden.serving.reading import SampleReader
 from tests.data.pictures import dicom, encoded
 

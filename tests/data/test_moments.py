@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import FederatedData, federate, from_tensors, load, split
-from ekiden.data.inputs import Table
-from ekiden.data.moments import ColumnMoments
-from ekiden.data.tabular import ColumnSums
+from ekiden.data.kinds import Table
+from ekiden.data.moments import ColumnMoments, ColumnSums
 from ekiden.data.tasks import Regression
 
 pytestmark = pytest.mark.usefixtures("no_data")

@@ -18,7 +18,7 @@ from PIL import Image
 import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import ClientData, Dataset, FederatedData, Subset, federate, join, load, split
-from ekiden.data.inputs import Arrays, Images, Table, Tokens, from_json, to_json
+from ekiden.data.kinds import Arrays, Images, Table, Tokens, from_json, to_json
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression
 from ekiden.methods import FedAvg
 from ekiden.models import build
@@ -121,7 +121,7 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.data.tabular import ColumnSums, agree, told_by
+    from ekiden.data.moments import ColumnSums, agree, told_by
 
     raw = load(patients(), label_column="died", group_column="ward", drop_columns=others("died"), min_count=2)
     whole = split(raw, "iid", 1, val_fraction=0.0)

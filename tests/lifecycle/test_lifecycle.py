@@ -246,7 +246,7 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
     """The outputs of an exported file for the raw samples of a silo."""
     model = library.load_model(run)
     inputs: list[Any]
-    if isinstance(model.inputs, library.data.inputs.Table):
+    if isinstance(model.inputs, library.data.kinds.Table):
         rows, known = pd.read_csv(data), model.inputs.vocabularies
         texts = rows[list(model.inputs.categorical)].fillna("")
         if to == "onnx":

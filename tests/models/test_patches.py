@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden import UserError
 from ekiden.data.augment import normalise
-from ekiden.data.named import NAMED
+from ekiden.data.sources import NAMED
 from ekiden.models import patches
 from ekiden.models.patch_filters import Dictionary, from_images
 from ekiden.models.patches import Patches, blank, filters_of, width_of

@@ -12,7 +12,7 @@ from torch import nn
 
 from ekiden import load_model, models
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import Tokens
+from ekiden.data.kinds import Tokens
 from ekiden.models.pretrained import load_weights
 from ekiden.models.split import SplitNetwork
 

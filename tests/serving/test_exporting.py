@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, federate, load, load_model, models, open_run, run, split
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
-from ekiden.data.inputs import Table, Tokens
+from ekiden.data.kinds import Table, Tokens
 from ekiden.data.tasks import Regression
 from ekiden.engine.folder import read_lines
 from ekiden.methods import Average, FedAvg, FedSeq, Local

@@ -25,8 +25,8 @@ from ekiden.base.settings import Hardware
 from ekiden.base.sums import size
 from ekiden.cli.app import call
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Images
-from ekiden.data.inputs import terms as inputs_text
+from ekiden.data.kinds import Images
+from ekiden.data.kinds import terms as inputs_text
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.outline import outline

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import Table, Tokens, to_json
+from ekiden.data.kinds import Table, Tokens, to_json
 from ekiden.engine import identity, wire
 from ekiden.engine.method import INITIAL
 from ekiden.methods import FedAvg, FedSeq

@@ -18,8 +18,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Images
-from ekiden.data.inputs import terms as inputs_text
+from ekiden.data.kinds import Images
+from ekiden.data.kinds import terms as inputs_text
 from ekiden.engine import identity, modules, wire
 from ekiden.engine.method import INITIAL, Method
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local

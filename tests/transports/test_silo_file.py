@@ -14,7 +14,7 @@ from PIL import Image
 import ekiden
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
-from ekiden.data.inputs import terms
+from ekiden.data.kinds import terms
 from ekiden.methods import FedSeq
 from ekiden.results.result import Result
 from ekiden.transports.flower import keys

@@ -15,7 +15,7 @@ from ekiden import Hardware
 from ekiden import run as run_here
 from ekiden.base.errors import UserError
 from ekiden.data import FederatedData, federate
-from ekiden.data.inputs import Tokens
+from ekiden.data.kinds import Tokens
 from ekiden.data.tasks import LanguageModelling, Regression, named
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire

@@ -14,7 +14,7 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console
-from ekiden.data.inputs import Inputs
+from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Metric, recorded
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config

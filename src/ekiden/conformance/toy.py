@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from ekiden.data.federate import federate
 from ekiden.data.samples import FederatedData
+from ekiden.data.sources import federate
 
 
 @cache

@@ -1,14 +1,12 @@
 """Load data sets and divide them among clients."""
 
 from ekiden.data.assemble import from_tensors
+from ekiden.data.columns import Reading
 from ekiden.data.describe import draw, table
-from ekiden.data.federate import federate
-from ekiden.data.inputs import Inputs
-from ekiden.data.named import NAMED, Named
+from ekiden.data.kinds import Inputs
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
-from ekiden.data.reading import Reading
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
-from ekiden.data.sources import join, load, located, silos
+from ekiden.data.sources import NAMED, Named, federate, join, load, located, silos
 
 __all__ = [
     "NAMED",

@@ -10,19 +10,17 @@ from torch import Tensor
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
 from ekiden.base.wording import counted
-from ekiden.data import apart, doubts, times
+from ekiden.data import doubts, holdout, times
 from ekiden.data.augment import Augment
-from ekiden.data.given import Source
-from ekiden.data.holdings import Holding, hold
-from ekiden.data.inputs import Inputs, Tokens, of_tensor
-from ekiden.data.raw import Raw, composed, owners, subjects
-from ekiden.data.reading import Reading
+from ekiden.data.columns import Reading
+from ekiden.data.holdings import Holding, Source, hold, silo_name
+from ekiden.data.kinds import Inputs, Tokens, of_tensor
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
-from ekiden.data.whose import silo_name
+from ekiden.data.undecoded import Raw, composed, owners, subjects
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -235,7 +233,7 @@ def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
     """Divide each source into a training part and a test part. A subject of several sources is not divided either."""
     each = [samples for _, samples in sources]
     strata = [scaled(task, s.y).strata(s.y) for s in each]
-    rows = apart.hold_out(each, strata, sources[0][0].source) if sources else []
+    rows = holdout.hold_out(each, strata, sources[0][0].source) if sources else []
     return [
         [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in parts]
         for (raw, samples), parts in zip(sources, rows, strict=True)

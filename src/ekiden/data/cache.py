@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ekiden.base.errors import DataWarning
 from ekiden.data import mapped
-from ekiden.data.inputs import from_json, to_json
+from ekiden.data.kinds import from_json, to_json
 from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of

@@ -16,9 +16,9 @@ from torch import Tensor
 from ekiden.base.errors import DataWarning
 from ekiden.base.wording import counted
 from ekiden.data.cells import DATE
-from ekiden.data.inputs import Inputs, Table
-from ekiden.data.raw import Raw
+from ekiden.data.kinds import Inputs, Table
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.undecoded import Raw
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row)([\W_]?(id|no|nr|num|number|code|key))?"

@@ -1,18 +1,314 @@
-"""Read what one source holds, undecoded: a path, a frame, or arrays in files side by side."""
+"""Read what one source holds, undecoded: a path, a frame, or samples in Python; and find out which silo holds what."""
 
-from dataclasses import dataclass
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data import arrays, columns, files, frames, given, times
-from ekiden.data.raw import Raw
-from ekiden.data.reading import Reading
+from ekiden.base.wording import counted, row_text
+from ekiden.data import columns, frames, medical, raster, times
+from ekiden.data.columns import Reading
+from ekiden.data.kinds import arrays
+from ekiden.data.kinds.arrays import Arrays, noticed
+from ekiden.data.kinds.images import Images, decode
+from ekiden.data.raster import split
+from ekiden.data.samples import Samples
+from ekiden.data.tasks import LanguageModelling, inferred
+from ekiden.data.undecoded import Inputs, Raw, natural
+
+SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
+READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
+"""the names of file formats that are not images"""
+_TABLES = READABLE[:5]
+
+
+def find(path: Path) -> tuple[Path, Path | None]:
+    """Return the training part and, if there is one, the test part of the data at `path`."""
+    if not path.exists():
+        there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
+        near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
+        hint = f"did you mean {str(there[near[0]])!r}? " if near else ""
+        kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
+        raise UserError(f"there is no file or folder {str(path)!r}: {hint}Known are {kinds}")
+    if path.is_file():
+        if path.suffix.lower() not in READABLE:
+            raise UserError(
+                f"{path} is not a .parquet file, and none of {', '.join(READABLE[1:])}: give one, or a folder of class "
+                "folders."
+            )
+        sibling = path.with_name(path.name.replace("train", "test"))
+        return path, sibling if sibling != path and sibling.is_file() else None
+    for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
+        if (train := path / name).exists():
+            test = path / name.replace("train", "test")
+            return train, test if test.exists() else None
+    return path, None
+
+
+def files(part: Path, kind: type[Inputs], image_column: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the files of one part, sorted, each with its name inside the part (which holds the class).
+
+    The files of a table are the table itself and the images that its rows name by path.
+    """
+    if part.is_file():
+        yield "", part
+        yield from ((name, split(part.parent / name)[0]) for name in _beside(part, image_column))
+        return
+    for file in _below(part):
+        inside = file.relative_to(part)
+        if not any(p.startswith(".") for p in inside.parts) and kind.is_file(file):
+            yield inside.as_posix(), file
+
+
+def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yield the files below a folder, sorted, and those below links to folders that do not lead in a circle."""
+    own = os.path.realpath(folder)
+    if own in above:
+        return
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for name, inside in found:
+        if inside:
+            yield from _below(folder / name, (*above, own))
+        else:
+            yield folder / name
+
+
+def no_image(folder: Path) -> str:
+    """Return what a folder holds in which there is no image, for a message."""
+    there = [file for file in _below(folder) if not file.name.startswith(".")]
+    if not there:
+        return "it has no files"
+    kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)
+    return (
+        f"the extensions of its {counted(len(there), 'file')} ({', '.join(kind for kind, _ in kinds)}) are none of "
+        f'{", ".join(sorted(SUFFIXES))}, and no file is DICOM by its header, "DICM" at byte 128'
+    )
+
+
+def _beside(table: Path, image_column: str) -> list[str]:
+    """Return the paths of images in a table; none if it cannot be read, which `hold` reports."""
+    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        if image_column and not pa.types.is_nested((named := frames.arrow(table, str(table))[image_column]).type):
+            names = {name for name in named.to_pylist() if isinstance(name, str)}
+            return sorted(name for name in names if split(table.parent / name)[0].is_file())
+        with pq.ParquetFile(table) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+            lacking = {
+                chunk.path_in_schema.removesuffix(".bytes")
+                for chunk in chunks
+                if chunk.path_in_schema.endswith(".bytes")
+                and not (chunk.statistics and chunk.statistics.null_count == 0)
+            }
+            rows = [row for name in lacking for row in file.read([f"{name}.path"])[name].to_pylist()]
+    except (pa.ArrowException, OSError, KeyError, UserError):
+        return []
+    names = {row["path"] for row in rows if row and row.get("path")}
+    return sorted(name for name in names if split(table.parent / name)[0].is_file())
+
+
+def read(root: Path, kind: type[Inputs]) -> Raw:
+    """Read a folder of class folders or domain/class folders, in which each file is a sample."""
+    found = list(files(root, kind))
+    if not found and kind.suffixes:
+        raise UserError(f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class folders")
+    if not found:
+        raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
+    levels = {name.count("/") for name, _ in found}
+    if levels not in ({1}, {2}):
+        raise UserError(
+            f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class folders "
+            f"(photo/cat/1.png); found {len(found)} {kind.words} at {len(levels)} levels."
+        )
+    parts = [name.split("/") for name, _ in found]
+    return Raw(
+        source=str(root),
+        images=[file for _, file in found],
+        label=np.array([p[-2] for p in parts]),
+        domain=np.array([p[0] for p in parts]) if levels == {2} else None,
+        kind=kind,
+    )
+
+
+def check_class_folders(parts: Sequence[Path], kind: type[Inputs]) -> None:
+    """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
+    folders = [part for part in parts if part.is_dir()]
+    images = [name.split("/")[:-1] for part in folders for name, _ in files(part, kind)]
+    tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
+    if tables and not images:
+        raise UserError(
+            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one with --data, or the folder with --silos "
+            "if each is a silo"
+        )
+    depth = max((len(above) for above in images), default=0)
+    for level in range(depth):
+        known = {above[level] for above in images if len(above) > level}
+        for part in folders:
+            for found in sorted(part.glob("*/" * level + "*/")):
+                inside = found.relative_to(part).parts
+                if found.name not in known and not any(name.startswith((".", "__")) for name in inside):
+                    raise UserError(
+                        f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} would be empty: put "
+                        "images there, or remove the folder"
+                    )
+
+
+class Pairs(Protocol):
+    """A map-style dataset of (x, y) pairs, such as those of torch."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """(x, y) of one sample."""
+        ...
+
+
+Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Samples | Pairs
+"""(x, y) with x (n, ...) and y (n,), or a map-style dataset of such pairs."""
+
+
+def raw_of(source: Any, what: str) -> Raw:
+    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs.
+
+    Args:
+        source: what the user gave.
+        what: its name in messages.
+    """
+    if isinstance(source, Samples):
+        raw = _raw(source.x, source.y, what, source.classes)
+        subject, time = (_for_each(getattr(source, part), raw, part) for part in ("subject", "time"))
+        if subject is not None and subject.dtype.kind == "f":
+            raise UserError(f"subject of {what} holds fractions: number the subjects by integers")
+        return replace(raw, subject=subject, time=time)
+    if isinstance(source, tuple) and len(source) == 2:
+        x, y = source
+        if np.ndim(y) == 0 and isinstance(y, Tensor | int | np.integer) and not isinstance(x, int | float | np.number):
+            raise UserError(
+                f"{what} is one sample, not many: give (inputs, labels) with one row and one label for each sample, or "
+                "divide a data set with ekiden.split"
+            )
+        if _array_like(x) and _array_like(y):
+            numbers = _array(x, what)
+            if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
+                raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
+            return _raw(torch.as_tensor(numbers), _array(y, what), what)
+    return _raw(*_collected(source, what), what)
+
+
+def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
+    names = isinstance(y, np.ndarray) and y.ndim == 1 and len(y) > 0 and all(isinstance(label, str) for label in y)
+    label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
+    tokens = not names and isinstance(inferred(torch.as_tensor(label), x), LanguageModelling)
+    x = x.long() if tokens else _inputs(x, what)
+    if len(label) != len(x):
+        raise UserError(
+            f"{what} has {len(x)} samples and {len(label)} labels: it must hold {len(x)} integers or other labels"
+        )
+    return Raw(what, x, label, classes=classes, kind=Arrays, given=True)
+
+
+def _for_each(values: Any, raw: Raw, part: str) -> NDArray[Any] | None:
+    """Return numbers (n,), one for each sample."""
+    if values is None:
+        return None
+    what = f"{part} of {raw.source}"
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must be numbers ({error}): number names first") from None
+    if numbers.shape != (len(raw),) or not torch.isfinite(numbers).all():
+        raise UserError(
+            f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of {len(raw)} samples"
+        )
+    return (numbers if numbers.is_floating_point() else numbers.long()).cpu().numpy()
+
+
+def _array_like(part: Any) -> bool:
+    """Return whether `part` is an array, or a list of numbers, names, or lists."""
+    if isinstance(part, list):
+        return bool(part) and isinstance(part[0], int | float | str | np.number | list)
+    return hasattr(part, "__array__")
+
+
+def _array(part: Any, what: str) -> Any:
+    if isinstance(part, Tensor):
+        return part
+    try:
+        array = np.asarray(part)
+    except ValueError:
+        raise UserError(f"{what} holds rows of different lengths: give each sample the same shape") from None
+    if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
+        raise UserError(f"{what} holds values that are not numbers: give numbers, or name the columns to use")
+    foreign = not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C") if foreign else array
+
+
+def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
+    """Return the samples and labels of pairs."""
+    try:
+        items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
+        xs, ys = [x for x, _ in items], [y for _, y in items]
+        named = bool(ys) and all(isinstance(y, str) for y in ys)
+        labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
+        if xs and all(isinstance(x, Image.Image) for x in xs):
+            return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
+        tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UserError(
+            f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers or names ({error})."
+        ) from error
+    shapes = {tuple(x.shape) for x in tensors}
+    if len(shapes) > 1:
+        raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
+    return (torch.stack(tensors) if tensors else torch.empty(0)), labels
+
+
+def _numbers(ys: Sequence[Any]) -> Tensor:
+    """Return the labels of pairs: whole numbers as int64, other numbers and arrays unchanged."""
+    if any(np.ndim(y) for y in ys):
+        return torch.stack([torch.as_tensor(y) for y in ys])
+    values = [y.item() if isinstance(y, Tensor) else y for y in ys]
+    if any(int(value) != value for value in values):
+        return torch.tensor([float(value) for value in values], dtype=torch.float64)
+    return torch.tensor([int(value) for value in values], dtype=torch.int64)
+
+
+def _inputs(x: Tensor, what: str) -> Tensor:
+    """Check samples (n, ...), and return them as uint8 images or float32."""
+    if len(x) == 0 or x.ndim < 2:
+        raise UserError(f"{what} has x of shape {tuple(x.shape)}: it must be (n, ...) with n at least 1.")
+    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+        return noticed(x, what)
+    if not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or float values."
+        )
+    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    if bad.any():
+        raise UserError(
+            f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values."
+        )
+    return noticed(x.float(), what)
 
 
 @dataclass(frozen=True)
@@ -37,7 +333,7 @@ class Holding:
 
 def suits(path: Path) -> bool:
     """Return whether a file can hold samples."""
-    return path.suffix.lower() in files.READABLE
+    return path.suffix.lower() in READABLE
 
 
 def hold(
@@ -63,10 +359,10 @@ def hold(
             )
         if reading.names_columns or reading.sample_kind:
             raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
-        return Holding(name, given.raw_of(source, what))
-    train, test = files.find(Path(source).expanduser())
+        return Holding(name, raw_of(source, what))
+    train, test = find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
-    files.check_class_folders(parts, columns.kind_of(reading))
+    check_class_folders(parts, columns.kind_of(reading))
     return Holding(name, *(_read(part, reading, usual) for part in parts))
 
 
@@ -76,7 +372,7 @@ def _read(part: Path, reading: Reading, usual: columns.Columns) -> Raw:
             return found
         if reading.names_columns:
             raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
-        return files.read(part, columns.kind_of(reading))
+        return read(part, columns.kind_of(reading))
     if part.suffix.lower() in arrays.SUFFIXES:
         if reading.sample_kind:
             raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
@@ -136,3 +432,58 @@ def _names(values: NDArray[Any]) -> NDArray[np.str_]:
     """Return names as texts; whole numbers that are stored as floats count as integers."""
     whole = values.dtype.kind == "f" and bool((values == np.floor(values)).all())
     return (values.astype(np.int64) if whole else values).astype(np.str_)
+
+
+def named_silos(given: Sequence[str]) -> dict[str, Path]:
+    """Return the files or folders of silos, by the silos' names.
+
+    Args:
+        given: their paths; or one folder that holds a file or a folder for each; or one TOML file that names them.
+    """
+    paths = [Path(p).expanduser() for p in given]
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"there is no file or folder {str(path)!r}: give the files or folders of the silos")
+    if len(paths) == 1 and paths[0].suffix == ".toml":
+        return _from_toml(paths[0])
+    if len(paths) == 1 and paths[0].is_dir():
+        inside = sorted(paths[0].iterdir(), key=lambda p: natural(p.stem))
+        found = [p for p in inside if not p.name.startswith((".", "__")) and (p.is_dir() or suits(p))]
+        if not found:
+            raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
+        paths = found
+    if len(paths) == 1:
+        raise UserError(f"a federation needs two silos or more: give several after --silos, or use --data {paths[0]}")
+    stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
+    if len(set(stems)) < len(stems):
+        stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
+    return _unlike(list(zip(stems, paths, strict=True)))
+
+
+def silo_name(text: str) -> str:
+    """Return `text` as a name of a silo that can also be a file name."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("._") or "silo"
+
+
+def _from_toml(path: Path) -> dict[str, Path]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    found = values.get("silos")
+    if set(values) != {"silos"} or not isinstance(found, dict) or not all(isinstance(p, str) for p in found.values()):
+        raise UserError(f'{path} must name the silos in one table, as in [silos] north = "north.csv"')
+    made = _unlike([(silo_name(name), path.parent / Path(p).expanduser()) for name, p in found.items()])
+    for name, file in made.items():
+        if not file.exists():
+            raise UserError(f"{path}: there is no file or folder {str(file)!r} for the silo {name}")
+    if len(made) < 2:
+        raise UserError(f"{path} names {len(made)} silo: name two or more")
+    return made
+
+
+def _unlike(named_: list[tuple[str, Path]]) -> dict[str, Path]:
+    names = [name for name, _ in named_]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two silos are called {twice!r}: rename one, or name them in a TOML file")
+    return dict(named_)

@@ -1,10 +1,25 @@
-"""Hold out a test part of data that come without one."""
+"""Hold out whole subjects (patients, writers, devices), or the most recent samples.
 
+One rule serves the test part and the validation part. With subjects, whole subjects are held out, so that the share
+comes as near as they allow. With times, the most recent samples of each silo are held out; samples of equal time stay
+together. With both, a subject counts as recent as its latest sample, and all its samples are held out with it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import chain
 from math import ceil, floor
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.wording import counted
+from ekiden.data.samples import Samples
 
 FRACTION = 0.2  # of each stratum
 
@@ -22,11 +37,11 @@ def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tupl
     Returns:
         Training rows and test rows, int64, each in ascending order.
     """
-    train, test = hold_out(domain, group, strata)
-    return hold_out(group) if group is not None and len(test) < FRACTION / 2 * len(strata) else (train, test)
+    train, test = by_strata(domain, group, strata)
+    return by_strata(group) if group is not None and len(test) < FRACTION / 2 * len(strata) else (train, test)
 
 
-def hold_out(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
+def by_strata(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split rows 80/20 so that every stratum is split 80/20.
 
     A stratum is the set of rows that agree in all keys, such as (domain, class). The next stratum makes up for the
@@ -53,3 +68,223 @@ def hold_out(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
         held[part[:share]] = True
         taken += share
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class DealtUnits:
+    """What a partition deals to clients: whole subjects, or single rows if samples have no subjects.
+
+    Attributes:
+        count: number of units.
+        sizes: (count,) rows of each.
+    """
+
+    def __init__(self, train: Samples, rows: Rows | None = None) -> None:
+        """Make units of some rows; of all by default."""
+        rows = np.arange(len(train)) if rows is None else rows
+        self.whole = train.subject is not None
+        unit = np.arange(len(rows)) if train.subject is None else numbered(train.subject.cpu().numpy()[rows])
+        self.sizes = np.bincount(unit)
+        self.count = len(self.sizes)
+        self._unit, self._rows = unit, rows[np.argsort(unit, kind="stable")]
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def rows(self, units: Rows) -> Rows:
+        """Return the rows of these units."""
+        if not self.whole:
+            return self._rows[units]
+        found = [self._rows[self._starts[u] : self._starts[u + 1]] for u in units]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def commonest(self, labels: Rows) -> Rows:
+        """Return the commonest label of each unit's rows, the smallest of several."""
+        if not self.whole:
+            return labels
+        kinds, codes = np.unique(labels, return_inverse=True)
+        pairs, times = np.unique(self._unit * len(kinds) + codes, return_counts=True)
+        unit, kind = np.divmod(pairs, len(kinds))
+        best = np.lexsort((kind, -times, unit))
+        _, first = np.unique(unit[best], return_index=True)
+        found: Rows = kinds[kind[best[first]]]
+        return found
+
+    def split(self, units: Rows, cuts: Rows) -> list[Rows]:
+        """Cut units in their order where the number of rows comes nearest to `cuts`."""
+        ends = np.concatenate([[0], np.cumsum(self.sizes[units])])
+        after = np.searchsorted(ends, cuts)
+        before = np.maximum(after - 1, 0)
+        return np.split(units, np.where(cuts - ends[before] < ends[after] - cuts, before, after))
+
+    def even(self, units: Rows, parts: int) -> list[Rows]:
+        """Deal units in their order to equal parts: cut single rows, and give subjects to the smallest part so far."""
+        if not self.whole:
+            return [part.copy() for part in np.array_split(units, parts)]
+        dealt: list[list[int]] = [[] for _ in range(parts)]
+        heap = [(0, k) for k in range(parts)]
+        for u in units.tolist():
+            size, k = heappop(heap)
+            dealt[k].append(u)
+            heappush(heap, (size + int(self.sizes[u]), k))
+        return [np.array(part, dtype=np.int64) for part in dealt]
+
+
+def numbered(*keys: NDArray[np.int64]) -> Rows:
+    """Return one number (n,) from 0 for each combination of keys (n,)."""
+    _, codes = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
+    return codes.reshape(-1).astype(np.int64)
+
+
+def held_out(
+    share: float,
+    silo: Rows,
+    *,
+    subject: Rows | None = None,
+    time: NDArray[Any] | None = None,
+    strata: Rows | None = None,
+    some: bool = False,
+) -> Mask:
+    """Choose what to hold out.
+
+    Args:
+        share: how much of each silo, in rows.
+        silo: (n,) number of the silo that holds each row. Rows are considered in the given order.
+        subject: (n,) number of each row's subject, or None.
+        time: (n,) time of each row, or None.
+        strata: (n,) number of each row's stratum, such as its class. Subjects are drawn evenly from all strata, and
+            each stratum keeps a row that is not held out. Not used with times.
+        some: hold out one subject, or one time, even if none at all is nearer to the share.
+
+    Returns:
+        (n,) whether a row is held out.
+    """
+    unit = np.arange(len(silo)) if subject is None else numbered(subject)
+    if time is not None:
+        return _recent(share, silo, unit, time, some)[unit]
+    return _whole(share, silo, unit, np.zeros_like(silo) if strata is None else strata, some)[unit]
+
+
+def _recent(share: float, silo: Rows, unit: Rows, time: NDArray[Any], some: bool) -> Mask:
+    """Return for each unit whether it is among the most recent of a silo."""
+    latest = _latest(unit, time)
+    held = np.zeros(len(latest), dtype=bool)
+    smallest: tuple[int, Rows] | None = None
+    for number in np.unique(silo):
+        units, sizes = np.unique(unit[silo == number], return_counts=True)
+        moments, block = np.unique(latest[units], return_inverse=True)
+        rows = np.bincount(block, weights=sizes)[::-1].cumsum()[:-1]  # from the most recent on; never all of them
+        if not len(rows):
+            continue
+        nearest = int(np.abs(np.concatenate([[0], rows]) - share * sizes.sum()).argmin())
+        held[units[block >= len(moments) - nearest]] = True
+        if smallest is None or rows[0] < smallest[0]:
+            smallest = int(rows[0]), units[block == len(moments) - 1]
+    if some and not held.any() and smallest is not None:
+        held[smallest[1]] = True
+    return held
+
+
+def _latest(unit: Rows, time: NDArray[Any]) -> NDArray[Any]:
+    """Return the latest time of each unit."""
+    latest = np.full(unit.max() + 1, time.min(), dtype=time.dtype)
+    np.maximum.at(latest, unit, time)
+    return latest
+
+
+def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Mask:
+    """Return for each unit whether it is held out: in each silo, evenly from all strata."""
+    count = int(unit.max()) + 1
+    rows: list[Counter[int]] = [Counter() for _ in range(count)]  # of each unit, by silo
+    kinds: list[set[int]] = [set() for _ in range(count)]
+    for s, u, kind in zip(silo.tolist(), unit.tolist(), strata.tolist(), strict=True):
+        rows[u][s] += 1
+        kinds[u].add(kind)
+    home = [max(held, key=lambda s: (held[s], -s)) for held in rows]
+    frequent = np.bincount(strata)
+    rarest = [min(each, key=lambda k: (frequent[k], k)) for each in kinds]
+    _, first = np.unique(unit, return_index=True)
+    order = sorted(range(count), key=lambda u: (home[u], rarest[u], first[u]))
+    needed = [[*(("silo", s) for s in rows[u]), *(("stratum", k) for k in kinds[u])] for u in range(count)]
+    left = Counter(chain.from_iterable(needed))
+    taken: Counter[int] = Counter()
+    held = np.zeros(count, dtype=bool)
+
+    def free(u: int) -> bool:
+        return not held[u] and all(left[key] > 1 for key in needed[u])
+
+    def take(u: int) -> None:
+        held[u] = True
+        taken.update(rows[u])
+        left.subtract(needed[u])
+
+    def take_if_nearer(u: int, total: int) -> None:
+        if taken[home[u]] + rows[u][home[u]] / 2 < share * total and free(u):
+            take(u)
+
+    seen: Counter[int] = Counter()
+    for u in order:
+        seen[home[u]] += rows[u][home[u]]
+        take_if_nearer(u, seen[home[u]])
+    whole = Counter(silo.tolist())
+    for u in order:  # what one stratum could not give, another gives
+        take_if_nearer(u, whole[home[u]])
+    if some and not held.any() and (possible := [u for u in order if free(u)]):
+        take(min(possible, key=lambda u: rows[u].total()))
+    return held
+
+
+def hold_out(parts: Sequence[Samples], strata: Sequence[Tensor], what: str) -> list[tuple[Tensor, Tensor]]:
+    """Hold out a fifth of samples for the test.
+
+    Args:
+        parts: samples of each silo.
+        strata: (n,) int64 for each part, such as classes.
+        what: name of the data in messages.
+
+    Returns:
+        Training rows and test rows of each part, in ascending order. No subject is divided, also if several parts have
+        it.
+    """
+    if all(part.subject is None and part.time is None for part in parts):
+        return [divided(kinds, part.domain, part.group) for part, kinds in zip(parts, strata, strict=True)]
+    silo = _joined([[np.full(len(part), k), *_numbers(part.group)] for k, part in enumerate(parts)])
+    kinds = _joined([[*_numbers(labels), *_numbers(part.domain)] for part, labels in zip(parts, strata, strict=True)])
+    subject, time = together([part.subject for part in parts]), together([part.time for part in parts])
+    order = np.random.default_rng(0).permutation(len(silo))
+    held = np.zeros(len(silo), dtype=bool)
+    held[order] = held_out(
+        FRACTION,
+        silo[order],
+        subject=None if subject is None else subject[order],
+        time=None if time is None else time[order],
+        strata=kinds[order],
+        some=True,
+    )
+    if not held.any() or held.all():
+        if time is None:
+            assert subject is not None
+            few, needed = counted(len(np.unique(subject)), "subject"), "a silo, and a class, needs two subjects or more"
+        else:
+            latest = np.unique(_latest(numbered(subject), time) if subject is not None else time)
+            few = counted(len(latest), "time") + " at which subjects were last seen" * (subject is not None)
+            needed = "a silo needs two or more"
+        raise UserError(f"{what} has {few}, too few to hold out a test part: {needed}; give a test part")
+    each = np.split(held, np.cumsum([len(part) for part in parts])[:-1])
+    return [(torch.from_numpy(np.flatnonzero(~h)), torch.from_numpy(np.flatnonzero(h))) for h in each]
+
+
+def together(parts: Sequence[Tensor | None]) -> NDArray[Any] | None:
+    """Return the values of all parts in one array; None if a part has none."""
+    given = [part.cpu().numpy() for part in parts if part is not None]
+    return np.concatenate(given) if len(given) == len(parts) else None
+
+
+def _numbers(key: Tensor | None) -> list[Rows]:
+    return [] if key is None else [key.cpu().numpy().astype(np.int64)]
+
+
+def _joined(keys: Sequence[Sequence[Rows]]) -> Rows:
+    """Number the combinations of keys in all parts; keys that only some parts have are left out."""
+    return numbered(*(np.concatenate([key[k] for key in keys]) for k in range(min(map(len, keys)))))

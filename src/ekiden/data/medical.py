@@ -14,7 +14,7 @@ from PIL import Image
 
 from ekiden.base.errors import UserError
 from ekiden.data import raster
-from ekiden.data.picture import Loaded, Look, chosen, split
+from ekiden.data.raster import Loaded, Look, chosen, split
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)

@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.base.wording import counted
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import Inputs, Table, of_tensor
+from ekiden.data.kinds import Inputs, Table, of_tensor
 from ekiden.data.mapped import Place, place
 from ekiden.data.tasks import Classification, Need, Task
 

@@ -1,29 +1,91 @@
-"""Load data sets by name, or from the user's own files."""
+"""Load data sets by name, from the user's own files, or from what several silos hold."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ekiden.base import outside
+from ekiden.base.checks import checked
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
-from ekiden.data import cache, frames, whose
+from ekiden.data import cache, frames
 from ekiden.data.assemble import assemble, augmented, from_tensors
-from ekiden.data.columns import kind_of, samples
-from ekiden.data.federate import federate
-from ekiden.data.files import check_class_folders, files, find
-from ekiden.data.holdings import Holding, hold, suits
-from ekiden.data.inputs import Images
-from ekiden.data.named import NAMED, Named
-from ekiden.data.raw import Raw
-from ekiden.data.reading import Reading, reading
+from ekiden.data.augment import Augment
+from ekiden.data.columns import Columns, Reading, kind_of, reading, samples
+from ekiden.data.holdings import Holding, Source, check_class_folders, files, find, hold, named_silos, suits
+from ekiden.data.kinds import Images
+from ekiden.data.partition import Natural, split
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.targets import in_order, meant
+from ekiden.data.tasks import Task
+from ekiden.data.undecoded import Raw
+
+
+@dataclass(frozen=True)
+class Named:
+    """A named data set.
+
+    Attributes:
+        hub: its id on the Hugging Face hub; None if we know no complete and readable copy there.
+        config: its configuration there.
+        columns: names of its columns there.
+        test: the split there that is the test part; None if there is only `train` (then 20 % of
+            every (domain, class), or of every group, is held out).
+        domains: domain names in the order of the papers.
+        size: side to which images are resized; None keeps their size.
+        mean: per channel, subtracted after scaling bytes to [0, 1].
+        std: per channel, divided by.
+        augment: how training batches are augmented.
+    """
+
+    hub: str | None = None
+    config: str | None = None
+    columns: Columns = field(default_factory=Columns)
+    test: str | None = "test"
+    domains: tuple[str, ...] = ()
+    size: int | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    augment: Augment = field(default_factory=Augment)
+
+
+_TINY = Named(
+    hub="zh-plus/tiny-imagenet",
+    test="valid",
+    mean=(0.4802, 0.4481, 0.3975),
+    std=(0.2302, 0.2265, 0.2262),
+    augment=Augment(flip=True, rotation=20),
+)
+_SHIFTED = Named(test=None, size=32, augment=Augment(crop=4, flip=True, rotation=15))
+_CIFAR = Named(columns=Columns(image="img"), augment=Augment(crop=4, flip=True))
+
+NAMED: dict[str, Named] = {
+    "digits": Named(),  # ships with scikit-learn
+    "mnist": Named(hub="ylecun/mnist"),
+    "fashion_mnist": Named(hub="zalando-datasets/fashion_mnist"),
+    "svhn": Named(hub="ufldl-stanford/svhn", config="cropped_digits"),
+    "femnist": Named(hub="flwrlabs/femnist", columns=Columns(label="character", group="writer_id"), test=None),
+    "pathmnist": Named(),
+    "cifar10": replace(_CIFAR, hub="uoft-cs/cifar10"),
+    "cifar100": replace(_CIFAR, hub="uoft-cs/cifar100", columns=Columns(image="img", label="fine_label")),
+    "tiny_imagenet": _TINY,
+    "tiny_imagenet20": replace(_TINY, hub=None),  # its first 20 classes
+    "pacs": replace(
+        _SHIFTED,
+        hub="flwrlabs/pacs",
+        domains=("photo", "art_painting", "cartoon", "sketch"),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
+    "office_caltech10": replace(_SHIFTED, domains=("amazon", "caltech10", "dslr", "webcam")),
+}
 
 
 def load(
@@ -127,7 +189,7 @@ def join(
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
     how = chosen.without_augment()
-    sources = list(whose.silos(paths).items())
+    sources = list(named_silos(paths).items())
     return augmented(_files(sources, "silos", "silos", how, size, task, like, Named()), chosen)
 
 
@@ -313,3 +375,78 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
         ]
 
     return [version("scikit-learn")], held  # importing it takes seconds
+
+
+@checked("silos", "test", "tests", "task")
+def federate(
+    silos: Sequence[Source],
+    test: Source | None = None,
+    *,
+    tests: Sequence[Source] | None = None,
+    names: Sequence[str] | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    augment: Augment | None = None,
+    task: Task | str | None = None,
+    **columns: Any,
+) -> FederatedData:
+    """Return one data set held by several silos, each with the samples given for it.
+
+    Args:
+        silos: what each client holds for training and validation, as in `from_tensors`.
+        test: a common test set. Each of its classes is divided among the clients in proportion to their
+            training samples of the class.
+        tests: or else the test set of each client. Without `test` and `tests`, 20 % of each class of each silo is
+            held out.
+        names: names of the clients; client-0, client-1, ... by default.
+        val_fraction: share of a client's (shuffled) samples for validation.
+        seed: seed of the shuffle.
+        classes: as in `from_tensors`; one list for all silos, so that a label means the same everywhere.
+        mean: as in `from_tensors`.
+        std: as in `from_tensors`.
+        augment: as in `from_tensors`.
+        task: as in `from_tensors`.
+        **columns: as in `ekiden.load`, if silos are frames, paths, or data sets of Hugging Face.
+
+    Raises:
+        UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as silos.
+    """
+    _check(silos, test, tests, names)
+    how = reading(columns)
+    sources: Sequence[Any] = silos
+    if names is None and all(isinstance(silo, str | PathLike) for silo in sources):
+        found = named_silos([fspath(silo) for silo in sources])
+        names, sources = list(found), list(found.values())
+    names = names or [f"client-{k}" for k in range(len(sources))]
+
+    def held(source: Any, name: str, what: str = "") -> Holding:
+        return hold(source, how.without_augment(), name, what)
+
+    holdings = [held(source, name) for source, name in zip(sources, names, strict=True)]
+    if tests is not None:
+        parts = [held(own, name, f"the test set of {name}").train for own, name in zip(tests, names, strict=True)]
+        holdings = [replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)]
+    common = None if test is None else held(test, "", "test").train
+    dataset = assemble(holdings, how, name="own data", task=task, classes=classes, test=common)
+    dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
+    return split(augmented(dataset, how), Natural(), seed=seed, val_fraction=val_fraction)
+
+
+def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
+    """Refuse arguments that do not have one entry for each silo."""
+    one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
+    if one or isinstance(silos, str) or not isinstance(silos, Sequence):
+        raise UserError(
+            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]; "
+            "ekiden.split divides one data set"
+        )
+    if not len(silos) or (test is not None and tests is not None):
+        raise UserError("federate needs at least one silo, and either test or tests, not both.")
+    for what, given in ("tests", tests), ("names", names):
+        if given is not None and len(given) != len(silos):
+            raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
+    if names is not None and len(set(names)) < len(names):
+        raise UserError("two silos have the same name: give each its own.")

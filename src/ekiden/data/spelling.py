@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data.inputs import Inputs, Table
-from ekiden.data.raw import Raw, natural
+from ekiden.data.kinds import Inputs, Table
+from ekiden.data.undecoded import Raw, natural
 
 Spelling = Literal["", "merge", "keep"]
 _SHOWN = 5

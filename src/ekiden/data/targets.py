@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.cells import warn_of_marks
-from ekiden.data.raw import Raw, natural
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import (
     Classification,
@@ -24,6 +23,7 @@ from ekiden.data.tasks import (
     names_of,
     scaled,
 )
+from ekiden.data.undecoded import Raw, natural
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 _SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data.raw import Raw
+from ekiden.data.undecoded import Raw
 
 _WRITE = "write times as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from ekiden import models
 from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive, seeded
-from ekiden.data.inputs import Inputs
+from ekiden.data.kinds import Inputs
 from ekiden.data.samples import FederatedData
 from ekiden.data.tasks import Task
 from ekiden.engine.method import Method

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.data import inputs
+from ekiden.data import kinds
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import recorded
 from ekiden.engine import networks
@@ -29,7 +29,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "mean": [float(value) for value in dataset.mean],
             "std": [float(value) for value in dataset.std],
         },
-        "inputs": inputs.to_json(dataset.inputs),
+        "inputs": kinds.to_json(dataset.inputs),
     }
 
 

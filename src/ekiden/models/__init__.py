@@ -7,8 +7,8 @@ from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
-from ekiden.data.arrays import SHORTEST
-from ekiden.data.inputs import Inputs, Table, Tokens
+from ekiden.data.kinds import Inputs, Table, Tokens
+from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import pixels, pretrained
 from ekiden.models.deep import resnet18, resnet18_gn, vgg11

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import Inputs, Tokens
+from ekiden.data.kinds import Inputs, Tokens
 from ekiden.models.split import SplitNetwork
 
 log = logging.getLogger("ekiden")

@@ -1,11 +1,11 @@
-"""Networks for rows of a table: numbers, then codes of categories (`ekiden.data.inputs.Table`)."""
+"""Networks for rows of a table: numbers, then codes of categories (`ekiden.data.kinds.Table`)."""
 
 from math import ceil, sqrt
 
 import torch
 from torch import Tensor, nn
 
-from ekiden.data.inputs import Table
+from ekiden.data.kinds import Table
 from ekiden.models.split import SplitNetwork
 
 _WIDEST = 16  # width of an embedding in the MLP

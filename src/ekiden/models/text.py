@@ -1,9 +1,9 @@
-"""Networks for tokens (`ekiden.data.inputs.Tokens`), trained from scratch."""
+"""Networks for tokens (`ekiden.data.kinds.Tokens`), trained from scratch."""
 
 import torch
 from torch import Tensor, nn
 
-from ekiden.data.inputs import Tokens
+from ekiden.data.kinds import Tokens
 from ekiden.models.split import SplitNetwork
 from ekiden.models.tabular import Blocks
 

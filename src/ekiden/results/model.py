@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.data.inputs import Inputs, Table, Tokens, from_json
+from ekiden.data.kinds import Inputs, Table, Tokens, from_json
 from ekiden.data.tasks import Task, task_of
 
 ModelSource = nn.Module | Callable[[], nn.Module]

@@ -13,7 +13,7 @@ from torch import nn
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.extras import require_extra
 from ekiden.base.wording import counted
-from ekiden.data.inputs import Images
+from ekiden.data.kinds import Images
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.engine import machine
 from ekiden.engine.drive import Row

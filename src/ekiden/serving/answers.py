@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.data import texts
-from ekiden.data.inputs import Tokens
+from ekiden.data.kinds import Tokens, texts
 from ekiden.data.tasks import LanguageModelling, MultiLabel, Regression
 from ekiden.data.tasks.base import IGNORED
 from ekiden.results.model import LoadedModel

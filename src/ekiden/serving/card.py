@@ -7,7 +7,7 @@ from typing import Any
 
 from ekiden.base import outside
 from ekiden.base.wording import counted
-from ekiden.data.inputs import Table
+from ekiden.data.kinds import Table
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ekiden._version import __version__
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
-from ekiden.data.inputs import Images, Table, Tokens, to_json
+from ekiden.data.kinds import Images, Table, Tokens, to_json
 from ekiden.data.tasks import Classification, Regression, recorded
 from ekiden.results.model import LoadedModel, ModelSource
 from ekiden.serving import table_graph, transformers_part

@@ -10,7 +10,7 @@ from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
-from ekiden.data.inputs import from_json
+from ekiden.data.kinds import from_json
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method

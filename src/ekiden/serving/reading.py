@@ -12,15 +12,14 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.wording import row_text
-from ekiden.data import arrays, frames
-from ekiden.data import files as images
+from ekiden.data import frames, holdings
 from ekiden.data.columns import images_in
-from ekiden.data.decode import Notes
-from ekiden.data.inputs import Arrays, Images, Inputs, Table, Tokens
-from ekiden.data.named import NAMED
-from ekiden.data.picture import split
-from ekiden.data.tables import encode
-from ekiden.data.tables import rows as rows_of
+from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, arrays
+from ekiden.data.kinds.images import Notes
+from ekiden.data.kinds.tables import encode
+from ekiden.data.kinds.tables import rows as rows_of
+from ekiden.data.raster import split
+from ekiden.data.sources import NAMED
 
 _TEXTS = frozenset({".txt", ".md"})
 
@@ -112,7 +111,7 @@ class SampleReader:
             below = sorted(file for file in path.rglob("*") if self._takes(file) and file.is_file())
             below = [f for f in below if not any(part.startswith(".") for part in f.relative_to(path).parts)]
             if not below:
-                why = f" ({images.no_image(path)})" if self.inputs.sized else ""
+                why = f" ({holdings.no_image(path)})" if self.inputs.sized else ""
                 raise UserError(f"{path} holds nothing to predict{why}: this model takes {self._wanted}")
             return below
         if not self._takes(path):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import Images, Table, Tokens
+from ekiden.data.kinds import Images, Table, Tokens
 from ekiden.engine.folder import read_config
 from ekiden.results.model import LoadedModel
 from ekiden.runs.plan import plan_in

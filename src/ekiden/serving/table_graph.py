@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ekiden.data.inputs import Table
+from ekiden.data.kinds import Table
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
 

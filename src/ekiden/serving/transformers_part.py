@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import Tokens
+from ekiden.data.kinds import Tokens
 from ekiden.models.pretrained import Decoder, Encoder
 from ekiden.results.model import LoadedModel
 from ekiden.training.frozen import fixed

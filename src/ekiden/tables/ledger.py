@@ -10,7 +10,7 @@ from statistics import mean
 from textwrap import fill
 
 from ekiden.base.errors import UserError
-from ekiden.data import copies
+from ekiden.data import describe
 from ekiden.runs.summary import duration, size
 from ekiden.tables import ledger_tables
 from ekiden.tables.experiment import PAPER, Experiment, read
@@ -62,7 +62,7 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     sections = {command: ledger_tables.judged_again(text, tables[command]) for command, text in kept.items()}
     sections |= {command: section(*found) for command, found in alike.items()}
     data = [name for command, text in sections.items() for name in _data(text, tables[command])]
-    return "\n".join([_HEAD, *_changes(sections.values()), *copies.paragraph(data, before), *sections.values()])
+    return "\n".join([_HEAD, *_changes(sections.values()), *describe.paragraph(data, before), *sections.values()])
 
 
 def _command(part: str) -> str:

@@ -1,12 +1,18 @@
 """Tasks: what the labels mean, the loss that training minimises, and what is measured."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.base import outside
+from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
-from ekiden.data.tasks.choice import KINDS, inferred, named, names_of, recorded, scaled, task_of, task_of_terms, terms
-from ekiden.data.tasks.classification import Classification
-from ekiden.data.tasks.language import LanguageModelling
-from ekiden.data.tasks.multilabel import MultiLabel
-from ekiden.data.tasks.regression import Regression
-from ekiden.data.tasks.segmentation import Segmentation
+from ekiden.data.tasks.places import LanguageModelling, Segmentation
+from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression
 
 __all__ = [
     "KINDS",
@@ -29,3 +35,121 @@ __all__ = [
     "task_of_terms",
     "terms",
 ]
+
+KINDS: Mapping[str, type[Task]] = {
+    kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
+}
+"""All tasks by their command-line names."""
+
+
+def named(kind: str) -> Task:
+    """Return the task of this name, with its defaults."""
+    if kind not in KINDS:
+        raise unknown("task", kind, tuple(KINDS))
+    return KINDS[kind]()
+
+
+def inferred(y: Tensor, x: Tensor) -> Task:
+    """Infer the task from the labels; Classification if they look like no other task.
+
+    Whole numbers are classes, and other numbers are targets of a regression. Rows of 0 and 1 are several labels for
+    each sample, of which any number may be 1. Whole numbers (n, H, W) are the classes of the pixels of images. Whole
+    numbers (n, L) that are the inputs themselves are tokens to predict.
+
+    Args:
+        y: the labels as given.
+        x: the inputs (n, ...).
+    """
+    whole = not y.is_floating_point() and not y.is_complex()
+    if y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and not bool((y.sum(1) == 1).all()):
+        return MultiLabel()
+    if not whole and y.ndim in (1, 2) and not bool((y == y.round()).all()):
+        return Regression()
+    if whole and y.ndim == 3 and y.dtype != torch.bool:
+        return Segmentation()
+    if whole and y.ndim == 2 and x.shape == y.shape and not x.is_floating_point():
+        return LanguageModelling()
+    return Classification()
+
+
+def scaled(task: Task, y: Tensor) -> Task:
+    """Return `task` with what follows from the training labels: the scale of the targets, if none is given yet.
+
+    The scale of a target that does not vary is 1.
+    """
+    if not isinstance(task, Regression) or (task.mean, task.std) != ((0.0,), (1.0,)):
+        return task
+    rows = (y if y.ndim == 2 else y[:, None]).double()
+    std = rows.std(0, correction=0)
+    return replace(task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
+
+
+def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of labels, targets or classes of pixels: those given, or numbers.
+
+    Args:
+        task: any task except classification.
+        y: all labels.
+        given: the names, if the user gave some.
+    """
+    if isinstance(task, LanguageModelling):
+        return tuple(given or ())
+    if isinstance(task, Segmentation):
+        count, exact = max(int(y.max()), 0) + 1, False
+    else:
+        count, exact = y.shape[1] if y.ndim == 2 else 1, True
+    if given is None:
+        return ("target",) if isinstance(task, Regression) and count == 1 else tuple(map(str, range(count)))
+    if len(given) < count or (exact and len(given) != count):
+        raise UserError(f"{len(given)} names are given by classes=, but the labels need {count}: name each")
+    return tuple(given)
+
+
+def recorded(task: Task) -> dict[str, Any]:
+    """Return a task as plain values; they hold only the name of a user's own metric."""
+    values = {field.name: getattr(task, field.name) for field in fields(task) if field.name != "metric"}
+    metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    chosen: dict[str, Any] = {"metric": metric} if metric else {}
+    if metric and task.headline not in task.metrics:
+        chosen["higher"] = task.headline.higher
+    return {"kind": task.kind, **chosen, **lists}
+
+
+def task_of(values: Mapping[str, Any]) -> Task:
+    """Return the task that `recorded` wrote. It has no metric of the user's own, but the task's first."""
+    try:
+        kind = KINDS[values["kind"]]
+        given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
+        metric = given.get("metric", "")
+        if metric not in {m.name for m in kind.metrics} and not outside.is_file(metric):
+            given.pop("metric", None)
+        return kind(**given)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the task cannot be read ({error}): use the version of Ekiden that wrote it") from None
+
+
+def terms(task: Task) -> str:
+    """Return what parties must agree on, as text; "" for classification with its usual metric."""
+    if task == Classification():
+        return ""
+    if task.headline not in task.metrics:
+        raise UserError(
+            f"the metric {task.headline.name!r} is your own, which other parties do not have: choose one of "
+            f"{', '.join(metric.name for metric in task.metrics)}"
+        )
+    return json.dumps(recorded(task), sort_keys=True)
+
+
+def task_of_terms(text: str) -> Task:
+    """Return the task in a text that `terms` wrote; nothing that the text names is read or executed."""
+    try:
+        values = json.loads(text) if text else {"kind": Classification.kind}
+        known = {metric.name for metric in KINDS[values["kind"]].metrics}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"the task cannot be read ({type(error).__name__}): use the same Ekiden at all parties"
+        ) from None
+    if (metric := values.get("metric", "")) and metric not in known:
+        raise UserError(f"{values['kind']} has no metric {str(metric)[:40]!r}: use the same Ekiden at all parties")
+    return task_of(values)

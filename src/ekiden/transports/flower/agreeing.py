@@ -7,7 +7,7 @@ from ekiden import models
 from ekiden.base.codec import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import of_terms
+from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import spellings
 from ekiden.data.tasks import task_of_terms
 from ekiden.engine import identity

@@ -19,7 +19,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
-from ekiden.data.inputs import of_terms
+from ekiden.data.kinds import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Task, task_of_terms
 from ekiden.engine import identity
@@ -101,7 +101,7 @@ class Agreement:
         std: per channel, divided by.
         augment: how training batches are augmented.
         seed: seed of everything random.
-        inputs: what the samples are, see `ekiden.data.inputs.terms`.
+        inputs: what the samples are, see `ekiden.data.kinds.terms`.
         clients: names of the silos, in order.
         keys: public key of each silo; none if names are not proved.
         sealed: whether values are sealed for their readers.

@@ -115,7 +115,7 @@ class Hello:
         std: per channel, divided by.
         augment: crop, flip and rotation in training.
         samples: numbers of samples for training, validation and test.
-        inputs: what the samples are, see `ekiden.data.inputs.terms`.
+        inputs: what the samples are, see `ekiden.data.kinds.terms`.
         evaluations: largest number of a run's models that it measures.
         signature: signature of nonce and name by the silo's key, in hexadecimal; empty without a key.
         sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing.

@@ -8,7 +8,7 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.refs import SERVER, Ref
-from ekiden.data.inputs import terms
+from ekiden.data.kinds import terms
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import identity, wire
 from ekiden.engine.method import INITIAL, Method

@@ -9,10 +9,10 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.data import doubts
-from ekiden.data.inputs import Inputs, Table, from_json, to_json
+from ekiden.data.kinds import Inputs, Table, from_json, to_json
+from ekiden.data.moments import ColumnSums, agree, check_units, target_scales
 from ekiden.data.samples import Dataset
 from ekiden.data.spelling import merging, refuse_spellings
-from ekiden.data.tabular import ColumnSums, agree, check_units, target_scales
 from ekiden.data.tasks import Regression
 
 _TARGETS = "targets"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ekiden.base.errors import UserError
-from ekiden.data.inputs import terms as terms_of
+from ekiden.data.kinds import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import identity, wire
 from ekiden.transports.flower import agreement as agreements

@@ -16,10 +16,10 @@ from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data.assemble import assemble
+from ekiden.data.columns import listed
 from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
-from ekiden.data.reading import listed
-from ekiden.data.tabular import ColumnSums, told_by
+from ekiden.data.moments import ColumnSums, told_by
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED

@@ -13,11 +13,11 @@ from torch import Tensor
 from ekiden.base import outside
 from ekiden.base.codec import made, plain, reading
 from ekiden.base.errors import UserError, unknown
-from ekiden.data.arrays import Arrays
-from ekiden.data.decode import Images
-from ekiden.data.raw import Inputs
-from ekiden.data.tables import Table
-from ekiden.data.texts import PAD, Tokens
+from ekiden.data.kinds.arrays import Arrays
+from ekiden.data.kinds.images import Images
+from ekiden.data.kinds.tables import Table
+from ekiden.data.kinds.texts import PAD, Tokens
+from ekiden.data.undecoded import Inputs
 
 __all__ = ["PAD", "Arrays", "Images", "Inputs", "Table", "Tokens"]
 

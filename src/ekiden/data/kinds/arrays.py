@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import row_text
-from ekiden.data.raw import Inputs, Raw, joined
+from ekiden.data.undecoded import Inputs, Raw, joined
 
 SHORTEST = 16
 """fewest values in time of a signal"""

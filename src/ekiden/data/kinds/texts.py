@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ekiden.base.checks import Count, CountOrZero
 from ekiden.base.errors import UserError
-from ekiden.data.raw import Inputs, Raw
+from ekiden.data.undecoded import Inputs, Raw
 
 PAD = 0
 """the token that fills up short texts"""

@@ -19,9 +19,10 @@ from torch import Tensor
 from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import counted
-from ekiden.data import arrays, frames, mapped, medical, raster
-from ekiden.data.picture import Loaded, Look, split
-from ekiden.data.raw import Inputs, Raw
+from ekiden.data import frames, mapped, medical, raster
+from ekiden.data.kinds import arrays
+from ekiden.data.raster import Loaded, Look, split
+from ekiden.data.undecoded import Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range

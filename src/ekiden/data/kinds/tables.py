@@ -13,7 +13,7 @@ from torch import Tensor
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.raw import Inputs, Raw
+from ekiden.data.undecoded import Inputs, Raw
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]

@@ -1,0 +1,250 @@
+"""Tasks with one vector of outputs for each sample: a class, several labels, or numbers."""
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.base.checks import Positive
+from ekiden.base.errors import UserError
+from ekiden.base.wording import row_text
+from ekiden.data.tasks import measures
+from ekiden.data.tasks.base import Metric, Need, VectorTask
+
+
+@dataclass(frozen=True)
+class Classification(VectorTask):
+    """One of K classes for each sample: y (n,) int64, outputs (b, K) logits, cross-entropy.
+
+    Answers are the classes (n,), or with `full` their probabilities (n, K).
+    """
+
+    kind: ClassVar[str] = "classification"
+    offers: ClassVar[frozenset[Need]] = frozenset({"classes", "vectors"})
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_CLASSES
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.shape != (n,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            kind = str(y.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{what} has {kind} y of shape {tuple(y.shape)}: it must hold {n} integers, one class a sample"
+                f"{_hint(y, n)}."
+            )
+        if int(y.min()) < 0:
+            raise UserError(f"{what} has label {int(y.min())}: labels must be integers from 0 to classes - 1.")
+        return y.long()
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return F.cross_entropy(outputs, y)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        return outputs.softmax(1) if full else outputs.argmax(1)
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return measures.classes(answers) == y
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return T² times the Kullback-Leibler divergence of the softened classes; see `Task`."""
+        return measures.divergence(outputs, teacher, temperature)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """One-hot."""
+        return F.one_hot(y, outputs).float()
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Draw classes, in ascending order."""
+        return torch.randint(outputs, (n,), generator=generator).sort().values
+
+    def guess(self, outputs: int) -> float:
+        """Return ln K."""
+        return log(outputs)
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.bincount(y, minlength=outputs)
+
+    def strata(self, y: Tensor) -> Tensor:
+        """Return the classes."""
+        return y
+
+
+def _hint(y: Tensor, n: int) -> str:
+    """Return a hint about what else the labels may be."""
+    if y.shape == (n,) and y.is_floating_point():
+        return '; numbers to predict need --task regression, task="regression" in Python'
+    if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):
+        return " (of one-hot rows, y.argmax(1)); labels of which several may be there need --task multi-label"
+    return ""
+
+
+@dataclass(frozen=True)
+class MultiLabel(VectorTask):
+    """Each of K labels is present or absent: y (n, K) float32 of 0 and 1, outputs (b, K) logits, binary cross-entropy.
+
+    Answers are the probabilities of the labels (n, K). The loss is the mean over the labels.
+    """
+
+    kind: ClassVar[str] = "multi-label"
+    offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_LABELS
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.ndim != 2 or len(y) != n or y.is_complex() or not ((y == 0) | (y == 1)).all():
+            raise UserError(
+                f"{what} has labels of shape {tuple(y.shape)}: multi-label needs a row of 0 and 1 for each of {n} "
+                "samples, one column a label"
+            )
+        return y.float()
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return F.binary_cross_entropy_with_logits(outputs, y)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        return outputs.sigmoid()
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return ((answers >= 0.5) == (y > 0.5)).float().mean(1)
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return T² times the mean over labels of the binary Kullback-Leibler divergence, softened by T; see `Task`."""
+        wanted, logits = (teacher / temperature).sigmoid(), outputs / temperature
+        cross = F.binary_cross_entropy_with_logits(logits, wanted)
+        own = F.binary_cross_entropy_with_logits(teacher / temperature, wanted)
+        return temperature**2 * (cross - own)
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """Return 1 and -1: the sign of the output decides."""
+        return 2 * y - 1
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Draw each label with probability 1/2."""
+        return torch.randint(2, (n, outputs), generator=generator).float()
+
+    def guess(self, outputs: int) -> float:
+        """Return ln 2."""
+        return log(2)
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return (y > 0.5).sum(0)
+
+    def strata(self, y: Tensor) -> Tensor:
+        """Return the first label that is present; K if there is none."""
+        none = torch.ones(len(y), 1, device=y.device)
+        return torch.cat([y, none], dim=1).argmax(1)
+
+
+_DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2816)
+"""boundaries of the normal distribution's deciles"""
+
+
+@dataclass(frozen=True)
+class Regression(VectorTask):
+    """K numbers for each sample: y (n,) or (n, K) float64 in their own unit; squared error.
+
+    The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K) float64. The
+    loss is the squared error of standardised numbers, so guessing the mean has a loss of about 1.
+
+    Attributes:
+        mean: mean of each target, or one for all.
+        std: standard deviation of each target, or one for all.
+    """
+
+    kind: ClassVar[str] = "regression"
+    offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_NUMBERS
+    unit: ClassVar[int] = 4096
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[Positive, ...] = (1.0,)
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.ndim not in (1, 2) or len(y) != n or y.is_complex():
+            raise UserError(
+                f"{what} has targets of shape {tuple(y.shape)}: regression needs a number, or a row of numbers, for "
+                f"each of {n} samples"
+            )
+        y = y.double()
+        if not torch.isfinite(y).all():
+            row = int((~torch.isfinite(y)).nonzero()[0, 0])
+            raise UserError(
+                f"{what} has NaN or infinity in the target of {row_text(row)}: remove or replace such values."
+            )
+        return y
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return (outputs - self.standardised(y)).square().mean()
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return (outputs - self.standardised(y)).square().mean(1)
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        mean, std = self._scale(outputs)
+        return outputs.double() * std + mean
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return None
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the mean squared difference; the temperature is not used. See `Task`."""
+        return (outputs - teacher).square().mean()
+
+    def targets(self, y: Tensor, outputs: int) -> Tensor:
+        """Return the standardised numbers."""
+        return self.standardised(y)
+
+    def drawn(self, n: int, outputs: int, generator: torch.Generator) -> Tensor:
+        """Draw normal numbers with the mean and the standard deviation of the targets."""
+        values = torch.randn(n, outputs, generator=generator)
+        mean, std = self._scale(values)
+        return values.double() * std + mean
+
+    def guess(self, outputs: int) -> float:
+        """Return 1, the variance of standardised targets."""
+        return 1.0
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.full((outputs,), len(y))
+
+    def strata(self, y: Tensor) -> Tensor:
+        """Return the decile of the first target, as if it were normal."""
+        first = self.standardised(y)[:, 0].contiguous()
+        return torch.bucketize(first, torch.tensor(_DECILES, device=y.device))
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """Return targets as the network gives them, (b, K) float32.
+
+        They are centred in float64: float32 has 256 between the two numbers nearest to 3e9.
+        """
+        y = y if y.ndim == 2 else y[:, None]
+        mean, std = self._scale(y)
+        return ((y.double() - mean) / std).float()
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std))
+        return mean, std
