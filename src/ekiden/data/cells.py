@@ -13,6 +13,8 @@ from math import isnan
 from typing import Any, Literal, NoReturn
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base.errors import DataWarning, UserError
@@ -102,9 +104,6 @@ class _Text:
 
     @staticmethod
     def of(column: Any, missing: Sequence[str]) -> "_Text":
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.compute as pc  # noqa: PLC0415
-
         trimmed = pc.utf8_trim_whitespace(column)
         trimmed = pc.if_else(pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed)
         coded = trimmed.dictionary_encode()
@@ -114,15 +113,11 @@ class _Text:
 
     def like(self, pattern: str) -> NDArray[np.bool_]:
         """Return (k,) which cells have this form."""
-        import pyarrow.compute as pc  # noqa: PLC0415
-
         return np.array(pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool)
 
     @cached_property
     def plain(self) -> "_Text":
         """Return the same cells with a plain minus and without blanks and apostrophes between thousands."""
-        import pyarrow.compute as pc  # noqa: PLC0415
-
         cells = pc.replace_substring(self.cells, "\u2212", "-")
         spaced = pc.match_substring_regex(cells, _SPACED)
         joined = pc.replace_substring_regex(cells, _SPACES, "")
@@ -200,8 +195,6 @@ class Cells:
         Warns:
             DataWarning: a column is probably not what it seems.
         """
-        import pyarrow as pa  # noqa: PLC0415
-
         arrays, fields = [], []
         for name in columns:
             column = self._table[name]
@@ -221,9 +214,6 @@ class Cells:
 
     def names(self, name: str) -> Any:
         """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and 1.0 do not."""
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.compute as pc  # noqa: PLC0415
-
         column = self._table[name]
         kind = column.type
         if pa.types.is_dictionary(kind):
@@ -277,8 +267,6 @@ class Cells:
 
     def time(self, name: str) -> Any:
         """Return a column of times: as it is, or text as timestamps or float64 (`pyarrow.Array`)."""
-        import pyarrow as pa  # noqa: PLC0415
-
         if name not in self._texts:
             return self._table[name]
         text = self._texts[name]
@@ -329,8 +317,6 @@ class Cells:
             name: the column.
             strict: whether it must hold numbers or dates.
         """
-        import pyarrow as pa  # noqa: PLC0415
-
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
@@ -369,8 +355,6 @@ class Cells:
 
     def _of_numbers(self, name: str) -> tuple[Any, str]:
         """Return a column of numbers, truth values or dates as float64."""
-        import pyarrow as pa  # noqa: PLC0415
-
         column = self._table[name].combine_chunks()
         kind, what = column.type, f"column {name!r} of {self._source}"
         if pa.types.is_null(kind):
@@ -411,9 +395,6 @@ class Cells:
 
     def _parsed(self, text: _Text) -> Floats:
         """Return (k,) the numbers that all cells are."""
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.compute as pc  # noqa: PLC0415
-
         cells = pc.replace_substring_regex(text.plain.cells, r"^\+", "")
         cells = pc.replace_substring(cells, "," if self.decimal == "." else ".", "")
         cells = pc.replace_substring(cells, self.decimal, ".")
@@ -516,8 +497,6 @@ class Cells:
 
     def _shown(self, column: Any, name: str) -> Any:
         """Return numbers, truth values or dates as a text file shows them."""
-        import pyarrow as pa  # noqa: PLC0415
-
         kind = column.type
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return column.cast(pa.large_string())
@@ -667,8 +646,6 @@ _LOST = np.iinfo(np.int64).min
 
 def _stamps(column: Any) -> NDArray[np.int64]:
     """Return microseconds since 1970 of dates and timestamps (n,); `_LOST` if one is missing."""
-    import pyarrow as pa  # noqa: PLC0415
-
     lost = np.array(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
     if pa.types.is_date32(column.type):
         column, times, over = column.cast(pa.int32()), _DAY, 1
@@ -689,23 +666,17 @@ def _iso(stamp: int, *, whole: bool) -> str:
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa  # noqa: PLC0415
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
 
 
 def _strings(column: Any) -> Any:
     """Return a column of text as one array."""
-    import pyarrow as pa  # noqa: PLC0415
-
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array.cast(pa.large_string())
 
 
 def _floats(values: Floats) -> Any:
     """Return numbers as an Arrow array, null where they are missing."""
-    import pyarrow as pa  # noqa: PLC0415
-
     return pa.array(values, mask=np.isnan(values))
 
 

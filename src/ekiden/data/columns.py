@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base import outside
@@ -265,7 +267,6 @@ def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[
 
 def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
     """Return the column of encoded images, if none is named: the usual one, or the first of bytes."""
-    import pyarrow as pa  # noqa: PLC0415
 
     def encoded(kind: Any) -> bool:
         struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
@@ -280,8 +281,6 @@ def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
 
 
 def _is_list(kind: Any) -> bool:
-    import pyarrow as pa  # noqa: PLC0415
-
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -290,9 +289,6 @@ def _pick(table: Any, candidates: Iterable[str]) -> str | None:
 
 
 def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
     column, kind = table[name], table[name].type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _paths(column.to_pylist(), name, source)
@@ -323,8 +319,6 @@ def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Pa
 
 
 def _texts(table: Any, name: str, source: str) -> list[str]:
-    import pyarrow as pa  # noqa: PLC0415
-
     column = table[name]
     if pa.types.is_null(column.type):
         raise UserError(f"column {name!r} of {source} is empty: name the column of texts with --text-column")
@@ -367,9 +361,6 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
 
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return the labels of one column: (n,) integers, names, or float64."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
     if cells.is_text(name):
         return cells.label(name)
     kind = column.type
@@ -392,8 +383,6 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
 
 def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
-    import pyarrow as pa  # noqa: PLC0415
-
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
         return _values(table, name, source)  # the file may name them
@@ -410,8 +399,6 @@ def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
 
 
 def _values(table: Any, name: str, source: str) -> NDArray[Any]:
-    import pyarrow as pa  # noqa: PLC0415
-
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

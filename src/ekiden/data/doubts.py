@@ -9,6 +9,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -41,8 +43,6 @@ def tell(line: str) -> None:
 
 def ids_among_features(raws: Sequence[Raw]) -> None:
     """Name the columns of tables that look like ids: by name, or since nearly every row has its own text."""
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
     shared = [
         field.name
         for field in raws[0].images.schema
@@ -51,7 +51,7 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
     found = []
     for name in shared:
         columns = [raw.images[name] for raw in raws]
-        values = [pa.compute.unique(column).drop_null() for column in columns]
+        values = [pc.unique(column).drop_null() for column in columns]
         different = len({value for part in values for value in part.to_pylist()})
         if different > _FEW and ((_named_id(name) and _may_be_id(columns)) or _differ_in_each_row(columns, different)):
             found.append(f"{name!r} ({different:,} different values)")
@@ -72,7 +72,6 @@ def _named_id(name: str) -> bool:
 
 def _may_be_id(columns: Sequence[Any]) -> bool:
     """Return whether values are texts or whole numbers."""
-    import pyarrow as pa  # noqa: PLC0415
 
     def whole(column: Any) -> bool:
         if pa.types.is_floating(column.type):
@@ -85,8 +84,6 @@ def _may_be_id(columns: Sequence[Any]) -> bool:
 
 def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
     """Return whether nearly every row has its own text."""
-    import pyarrow as pa  # noqa: PLC0415
-
     text = all(pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns)
     rows = sum(len(column) - column.null_count for column in columns)
     return text and rows >= _MANY and different >= _NEARLY * rows

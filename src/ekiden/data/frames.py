@@ -7,6 +7,11 @@ from csv import reader
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+from pyarrow import csv
+
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.cells import DELIMITER
 
@@ -30,8 +35,6 @@ def is_frame(source: Any) -> bool:
 
 def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each library)
     """Return a `pyarrow.Table` for a path, a frame, or a dict of columns."""
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
     if isinstance(source, str | Path):
         table = _file(Path(source).expanduser())
     elif _is(source, "pandas", "DataFrame"):
@@ -78,10 +81,6 @@ def _is(source: Any, library: str, name: str) -> bool:
 
 
 def _file(path: Path) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.feather  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     suffix = path.suffix.lower()
     if not path.is_file():
         raise UserError(f"there is no file {str(path)!r}: check the path")
@@ -144,9 +143,6 @@ def _named(table: Any, what: str) -> Any:
 
 def _text(path: Path) -> Any:
     """Read a table of text from a text file. Its delimiter is found in the file; `Cells` finds what the text means."""
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
-
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):

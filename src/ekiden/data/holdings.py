@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -101,9 +103,6 @@ def no_image(folder: Path) -> str:
 
 def _beside(table: Path, image_column: str) -> list[str]:
     """Return the paths of images in a table; none if it cannot be read, which `hold` reports."""
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     try:
         if image_column and not pa.types.is_nested((named := frames.arrow(table, str(table))[image_column]).type):
             names = {name for name in named.to_pylist() if isinstance(name, str)}

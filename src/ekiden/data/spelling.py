@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.kinds import Inputs, Table
@@ -126,8 +128,6 @@ def spelled(
 
 def _texts(raws: Sequence[Raw]) -> list[str]:
     """Return the columns of text that all tables have, with few enough different values to be names."""
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
     if not raws[0].kind.agreed:
         return []
 
@@ -136,7 +136,7 @@ def _texts(raws: Sequence[Raw]) -> list[str]:
         text = len(parts) == len(raws) and all(
             pa.types.is_string(p.type) or pa.types.is_large_string(p.type) for p in parts
         )
-        return text and all(pa.compute.count_distinct(part).as_py() <= _MANY for part in parts)
+        return text and all(pc.count_distinct(part).as_py() <= _MANY for part in parts)
 
     return [column for column in raws[0].images.column_names if names(column)]
 
@@ -156,8 +156,6 @@ def _by_silo(
 
 def _renamed(raw: Raw, labels: Mapping[str, str], columns: Mapping[str, Mapping[str, str]]) -> Raw:
     """Return a part with other names of classes and categories."""
-    import pyarrow as pa  # noqa: PLC0415
-
     table = raw.images
     for column, other in columns.items():
         if other:

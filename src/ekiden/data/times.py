@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,8 +22,6 @@ def read(column: Any, what: str) -> NDArray[Any]:
         column: a `pyarrow.ChunkedArray` of dates, timestamps, numbers, or texts such as 2024-01-31.
         what: its name in messages.
     """
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if column.null_count:
@@ -40,8 +39,6 @@ def read(column: Any, what: str) -> NDArray[Any]:
 
 def of_array(values: NDArray[Any], what: str) -> NDArray[Any]:
     """Return the times of an array (n,) of numbers, dates or texts, as `read` does."""
-    import pyarrow as pa  # noqa: PLC0415
-
     if values.ndim != 1 or values.dtype.kind not in "iufMU":
         raise UserError(f"{what} holds {values.dtype} of shape {values.shape}: {_WRITE}")
     return read(pa.chunked_array([pa.array(values)]), what)
@@ -62,8 +59,6 @@ def numbers(parts: Sequence[Raw]) -> list[Tensor | None]:
 
 
 def _dates(column: Any, what: str) -> NDArray[Any]:
-    import pyarrow as pa  # noqa: PLC0415
-
     for zone in (None, "UTC"):  # Arrow reads texts either all with a time zone or all without one
         try:
             return _microseconds(column.cast(pa.timestamp("us", zone)))
@@ -75,8 +70,6 @@ def _dates(column: Any, what: str) -> NDArray[Any]:
 
 
 def _is_date(text: str) -> bool:
-    import pyarrow as pa  # noqa: PLC0415
-
     try:
         pa.array([text]).cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
@@ -85,8 +78,6 @@ def _is_date(text: str) -> bool:
 
 
 def _microseconds(column: Any) -> NDArray[Any]:
-    import pyarrow as pa  # noqa: PLC0415
-
     return np.array(column.cast(pa.timestamp("us"), safe=False).to_numpy(), dtype="datetime64[us]")
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -219,9 +221,6 @@ class SampleReader:
 
 def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
     """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once."""
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     if file.suffix.lower() != ".parquet":
         table = frames.arrow(file, str(file))
         _check_columns(table.column_names, columns, file)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -30,8 +31,6 @@ def samples_of(folder: Path, model: LoadedModel) -> tuple[Any, int]:
     x = test.x[torch.linspace(0, len(test) - 1, min(_TRIED, len(test))).long()]
     if not isinstance(model.inputs, Table):
         return x, len(x)
-    import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
-
     return pa.concat_tables([raw_rows(x, model.inputs), _made_up(model)]), len(x)
 
 
@@ -57,8 +56,6 @@ def _unknown(known: tuple[str, ...]) -> str:
 
 
 def _arrow(table: Table, numbers: Any, names: Any) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
     columns = {
         name: pa.array(numbers[:, k], pa.float64(), mask=np.isnan(numbers[:, k]))
         for k, name in enumerate(table.numeric)
