@@ -9,11 +9,11 @@ import pytest
 
 import ekiden
 from ekiden.base.errors import UserError
-from ekiden.data import times
+from ekiden.data.cells import Cells, Writing
 
 
 def _read(values: Any) -> list[Any]:
-    found: list[Any] = times.read(pa.chunked_array([pa.array(values)]), "column 'when' of a.csv").tolist()
+    found: list[Any] = Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), []).time("when").tolist()
     return found
 
 
@@ -37,7 +37,8 @@ def test_dates_and_numbers_keep_their_order(values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        (["2024-01-31", "31.01.2024"], r"'31.01.2024' in row 1, which is not a time: write times as 2024-01-31"),
+        (["2024-01-31", "31.01.2024"], r"dates of different forms \('2024-01-31' in row 0.*, '31.01.2024' in row 1"),
+        (["2024-01-31", "soon"], r"'soon' in row 1.*, which is not a time: write times as 2024-01-31"),
         (["2024-01-31", None], "no value in row 1"),
         ([1.0, float("nan")], "is nan in row 1"),
         ([True, False], "holds bool"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError
 from ekiden.base.wording import counted
-from ekiden.data import doubts, holdout, times
+from ekiden.data import doubts, holdout
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import Holding, Source, hold, silo_name
@@ -20,7 +20,7 @@ from ekiden.data.spelling import spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
-from ekiden.data.undecoded import Raw, composed, owners, subjects
+from ekiden.data.undecoded import Raw, composed, owners, subjects, times
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -113,7 +113,7 @@ def assemble(
     y, outputs, chosen = targets(raws, task, like, classes)
     domain, domains = owners("domain", raws, domains)
     group, groups = _groups(holdings, raws) if silos else owners("group", raws)
-    found = zip(raws, y, domain, group, subjects(raws), times.numbers(raws), strict=True)
+    found = zip(raws, y, domain, group, subjects(raws), times(raws), strict=True)
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
         for raw, labels, place, owner, who, when in found

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date
 from functools import cached_property
 from math import isnan
 from typing import Any, Literal, NoReturn
@@ -19,20 +19,19 @@ from numpy.typing import NDArray
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.wording import row_text
+from ekiden.data.dates import DAY, ISO, LIKE, LOST, Date, date_of, iso, microseconds, stamps_of
 
 NULLS = ("", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "NaT", "NULL", "null", "?", ".")
 """cells that mark a missing value in every table"""
 DATE = b"ekiden date"
 """key in the metadata of a field: its numbers are days since 1970; the value is how the dates were written"""
-ISO = "YYYY-MM-DD"
 DELIMITER = b"ekiden delimiter"
 """key in the metadata of a schema: the table comes from a text file, whose cells have no types"""
 
+TIMES = "write times as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
 _MANY = 10  # different numbers; more are hardly names of categories
 _SHOWN = 4  # cells in a message
 _EXACT = 2**53  # larger whole numbers lose digits as float64
-_DAY = 86_400_000_000  # microseconds
-_EPOCH = datetime(1970, 1, 1)
 
 _EXPONENT = r"([eE][+-]?\d+)?"
 _INFINITE = r"[+-]?(?i:inf|infinity)"
@@ -52,13 +51,6 @@ _DECORATED = (
 )
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
 _DURATION = r"^[+-]?\d+ days?( .*)?$"
-
-_TIME = r"(?:[T ]+(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?(?: ?([AaPp])[Mm])?)? ?(Z|UTC|[+-]\d{2}(?::?\d{2})?)?"
-_YEAR_FIRST = re.compile(rf"(\d{{4}})([-/.])(\d{{1,2}})\2(\d{{1,2}}){_TIME}")
-_YEAR_LAST = re.compile(rf"(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}}|\d{{2}}){_TIME}")
-_WITH_MONTH = re.compile(rf"(\d{{1,2}})[ .-]+([A-Za-z]{{3,9}})[ .,-]+(\d{{4}}){_TIME}")
-_MONTH_FIRST = re.compile(rf"([A-Za-z]{{3,9}})[ .]+(\d{{1,2}}),? +(\d{{4}}){_TIME}")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?9{2,}(\.9+|\.25)?|-32768|-2147483648")
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
@@ -131,6 +123,16 @@ class _Text:
     @cached_property
     def texts(self) -> list[str]:
         return list(self.cells.to_pylist())
+
+    @cached_property
+    def dates(self) -> list[Date | None]:
+        """Return the date (k,) that each cell is; None for other cells."""
+        return [date_of(cell) if like else None for cell, like in zip(self.texts, self.like(LIKE), strict=True)]
+
+    @cached_property
+    def dated(self) -> NDArray[np.bool_]:
+        """Return (k,) which cells are dates."""
+        return np.array([one is not None for one in self.dates], dtype=bool)
 
     @cached_property
     def truth(self) -> Floats | None:
@@ -251,7 +253,7 @@ class Cells:
             )
         if not number.all() or text.like(_CODE).any() or text.truth is not None:
             names: NDArray[Any] = np.array(self.names(name).to_pylist(), dtype=np.str_)
-            if _dates(text).which.all():
+            if text.dated.all():
                 raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
             return names
         if text.like(_WHOLE).all() and max(map(len, text.texts)) < 18:
@@ -265,19 +267,35 @@ class Cells:
             "row out"
         )
 
-    def time(self, name: str) -> Any:
-        """Return a column of times: as it is, or text as timestamps or float64 (`pyarrow.Array`)."""
-        if name not in self._texts:
-            return self._table[name]
-        text = self._texts[name]
-        lost = text.places < 0
-        found = _dates(text)
-        if found.which.any():
-            stamps = text.spread(self._microseconds(name, text, found), 0)
-            return pa.array(stamps, pa.timestamp("us"), mask=lost)
-        if len(text.cells) and text.numbers[self.decimal].all():
-            return pa.array(text.spread(self._parsed(text), 0.0), mask=lost)
-        return self._table[name]
+    def time(self, name: str) -> NDArray[Any]:
+        """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
+        what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        text = _Text.of(_strings(column), self._writing.missing) if _is_text(column.type) else None
+        lost = text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
+        if lost.any():
+            raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
+        kind = column.type
+        if text and text.dated.all():
+            return text.spread(self._microseconds(what, text)[0], 0).view("datetime64[us]")
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return stamps_of(column).view("datetime64[us]")
+        if text and text.numbers[self.decimal].all():
+            return text.spread(self._parsed(text), 0.0)
+        if text:
+            raise UserError(f"{what} holds {text.where(int(np.argmin(text.dated)))}, which is not a time: {TIMES}")
+        if not any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)):
+            raise UserError(f"{what} holds {kind}: {TIMES}")
+        values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
+            raise UserError(f"{what} is {values[row]} in {row_text(row)}: give every row a time.")
+        return values
+
+    def _microseconds(self, what: str, text: _Text) -> tuple[NDArray[np.int64], str]:
+        """Return microseconds since 1970 of cells that are all dates (k,), and how these are written."""
+        return microseconds([one for one in text.dates if one], what, self._writing.dates, text.where)
 
     @cached_property
     def decimal(self) -> Literal[".", ","]:
@@ -331,13 +349,13 @@ class Cells:
                 "are quantities, write them without zeros"
             )
             return self.names(name), ""
-        found = _dates(text)
-        for which, kind in ((number, "numbers"), (found.which, "dates")):
+        for which, kind in ((number, "numbers"), (text.dated, "dates")):
             self._refuse_odd(name, text, which, kind, strict=strict)
-        if found.which.all():
-            days = self._microseconds(name, text, found) / _DAY
+        if text.dated.all():
+            stamps, form = self._microseconds(what, text)
+            days = stamps / DAY
             self._look_for_marks(name, text.spread(days, np.nan), dates=True)
-            return _floats(text.spread(days, np.nan)), found.form
+            return _floats(text.spread(days, np.nan)), form
         if not number.all():
             self._refuse_almost_numbers(name, text)
             if strict:
@@ -360,11 +378,9 @@ class Cells:
         if pa.types.is_null(kind):
             return column, ""
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            stamps = _stamps(column)
-            marks = [
-                mark.microseconds("") for mark in map(_date, self._writing.missing) if mark and not mark.day_or_month
-            ]
-            days = np.where(np.isin(stamps, [_LOST, *marks]), np.nan, stamps / _DAY)
+            stamps = stamps_of(column)
+            marks = [mark.microseconds() for mark in map(date_of, self._writing.missing) if mark and not mark.open]
+            days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
             self._look_for_marks(name, days, dates=True)
             return _floats(days), ISO
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
@@ -440,50 +456,6 @@ class Cells:
                 f"write plain numbers, or take it as categories with --categorical-columns {name}"
             )
 
-    def _microseconds(self, name: str, text: _Text, found: "_Dates") -> NDArray[np.int64]:
-        """Return (k,) microseconds since 1970."""
-        what = f"column {name!r} of {self._source}"
-        short = [k for k, one in enumerate(found.each) if one is not None and one.short]
-        if short:
-            raise UserError(f"{what} holds dates with two-digit years ({text.where(short[0])}): write four digits")
-        first = next(k for k, one in enumerate(found.each) if one is not None)
-        dates = [one for one in found.each if one is not None]
-        forms = [None if one is None else one.form for one in found.each]
-        odd = next((k for k, form in enumerate(forms) if form != forms[first]), None)
-        if odd is not None:
-            raise UserError(
-                f"{what} holds dates of different forms ({text.where(first)}, {text.where(odd)}): write all as {ISO}"
-            )
-        order = self._order(what, text, dates) if dates[0].day_or_month else ""
-        stamps = []
-        for k, one in enumerate(dates):
-            try:
-                stamps.append(one.microseconds(order))
-            except ValueError:
-                raise UserError(f"{what} holds {text.where(k)}, which is not a date: correct it") from None
-        found.form = dates[0].written(order)
-        return np.array(stamps, dtype=np.int64)
-
-    def _order(self, what: str, text: _Text, dates: Sequence["_Date"]) -> str:
-        """Return whether dates begin with the day or with the month."""
-        days = next((k for k, one in enumerate(dates) if one.first > 12), None)
-        months = next((k for k, one in enumerate(dates) if one.second > 12), None)
-        if days is not None and months is not None:
-            raise UserError(
-                f"{what} holds dates that begin with the day ({text.where(days)}) and with the month "
-                f"({text.where(months)}): write all as {ISO}"
-            )
-        if days is not None or months is not None:
-            return "day-first" if days is not None else "month-first"
-        if self._writing.dates:
-            return self._writing.dates
-        if dates[0].sign == "." or all(one.first == one.second for one in dates):
-            return "day-first"
-        raise UserError(
-            f"{what} holds {text.where(0)}, which may begin with the day or with the month: say which with --dates "
-            f"day-first or --dates month-first, or write {ISO}"
-        )
-
     def _look_for_large(self, name: str, values: Floats) -> None:
         if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
             _warn(
@@ -508,9 +480,9 @@ class Cells:
                 [None if v is None else str(int(v)) if whole else repr(v) for v in known], pa.large_string()
             )
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            stamps = _stamps(column.combine_chunks())
-            midnight = bool((stamps[stamps != _LOST] % _DAY == 0).all())
-            return pa.array([None if s == _LOST else _iso(int(s), whole=midnight) for s in stamps], pa.large_string())
+            stamps = stamps_of(column.combine_chunks())
+            midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
+            return pa.array([None if s == LOST else iso(int(s), whole=midnight) for s in stamps], pa.large_string())
         raise UserError(f"column {name!r} of {self._source} holds {kind}: it must hold integers or names (strings).")
 
 
@@ -544,125 +516,12 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         far &= not -10 < mark < 0 or low >= 0
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(common.max())
         if far or (often and (mark >= 0 or low >= 0)):
-            shown = _iso(int(mark * _DAY), whole=True) if dates else f"{mark:.15g}"
-            between = " to ".join(_iso(int(v * _DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
+            shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
+            between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
             _warn(
                 f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): if it "
                 f"marks missing values, say so with --missing {shown}"
             )
-
-
-@dataclass
-class _Date:
-    """A date as it is written.
-
-    Attributes:
-        form: how it is written, without the order of day and month.
-        year, first, second: its numbers; first and second are month and day unless `day_or_month`.
-        clock: microseconds since midnight.
-        sign: the sign between the numbers.
-        day_or_month: whether the first may be the day or the month.
-        short: whether the year has two digits.
-    """
-
-    form: str
-    year: int
-    first: int
-    second: int
-    clock: int
-    sign: str = "-"
-    day_or_month: bool = False
-    short: bool = False
-
-    def microseconds(self, order: str) -> int:
-        """Return microseconds since 1970; a ValueError if there is no such date."""
-        month, day = (self.second, self.first) if order == "day-first" else (self.first, self.second)
-        return (datetime(self.year, month, day) - _EPOCH) // timedelta(microseconds=1) + self.clock
-
-    def written(self, order: str) -> str:
-        """Return how the date is written, as a pattern."""
-        if not self.day_or_month:
-            return self.form.partition("+")[0]
-        return f"{self.sign}".join(["DD", "MM", "YYYY"] if order == "day-first" else ["MM", "DD", "YYYY"])
-
-
-@dataclass
-class _Dates:
-    """The cells of a column as dates.
-
-    Attributes:
-        each: (k,) the date that each cell is, or None.
-        which: (k,) which cells are dates.
-        form: how they are written; known once their order is.
-    """
-
-    each: list[_Date | None]
-    which: NDArray[np.bool_]
-    form: str = ISO
-
-
-def _dates(text: _Text) -> _Dates:
-    """Read cells as dates; none of them if hardly any looks like one."""
-    none = _Dates([None] * len(text.cells), np.zeros(len(text.cells), dtype=bool))
-    if not text.like(r"^(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ .-]+[A-Za-z]{3}|[A-Za-z]{3,9}[ .]+\d{1,2},? )").any():
-        return none
-    each = [_date(cell) for cell in text.texts]
-    return _Dates(each, np.array([one is not None for one in each]))
-
-
-def _date(text: str) -> _Date | None:
-    if m := _YEAR_FIRST.fullmatch(text):
-        year, sign, month, day, *time = m.groups()
-        found = _Date(f"YYYY{sign}MM{sign}DD", int(year), int(month), int(day), 0, sign)
-    elif m := _YEAR_LAST.fullmatch(text):
-        first, sign, second, year, *time = m.groups()
-        found = _Date(f"..{sign}..{sign}YYYY", int(year), int(first), int(second), 0, sign, True, len(year) == 2)
-        if max(found.first, found.second) > 31 or min(found.first, found.second) > 12:
-            return None
-    elif m := _WITH_MONTH.fullmatch(text) or _MONTH_FIRST.fullmatch(text):
-        day, name, year, *time = m.groups() if m[1].isdigit() else (m[2], m[1], *m.groups()[2:])
-        if name[:3].lower() not in _MONTHS:
-            return None
-        form = "DD Month YYYY" if m[1].isdigit() else "Month DD YYYY"
-        found = _Date(form, int(year), _MONTHS.index(name[:3].lower()) + 1, int(day), 0)
-    else:
-        return None
-    hour, minute, second_, fraction, half, zone = time
-    if hour is not None:
-        hours = int(hour) % 12 + 12 * (half.lower() == "p") if half else int(hour)
-        found.clock = ((hours * 60 + int(minute)) * 60 + int(second_ or 0)) * 1_000_000
-        found.clock += int((fraction or "0").ljust(6, "0")[:6])
-    if zone is not None:
-        found.form += "+zone"
-        if zone not in ("Z", "UTC"):
-            minutes = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
-            found.clock -= (1 if zone[0] == "+" else -1) * minutes * 60_000_000
-    return found
-
-
-_LOST = np.iinfo(np.int64).min
-"""in place of a missing time"""
-
-
-def _stamps(column: Any) -> NDArray[np.int64]:
-    """Return microseconds since 1970 of dates and timestamps (n,); `_LOST` if one is missing."""
-    lost = np.array(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
-    if pa.types.is_date32(column.type):
-        column, times, over = column.cast(pa.int32()), _DAY, 1
-    else:
-        unit = "ms" if pa.types.is_date64(column.type) else column.type.unit
-        times, over = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}[unit]
-    values = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.where(lost, _LOST, values // over * times)
-
-
-def _iso(stamp: int, *, whole: bool) -> str:
-    """Return microseconds since 1970 as a text file shows them."""
-    try:
-        when = _EPOCH + timedelta(microseconds=stamp)
-    except OverflowError:
-        return str(stamp)
-    return when.date().isoformat() if whole else when.isoformat(" ")
 
 
 def _is_text(kind: Any) -> bool:

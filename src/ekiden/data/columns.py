@@ -16,7 +16,6 @@ from ekiden.base.checks import Checked, Count, CountOrZero, Range
 from ekiden.base.codec import made
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.wording import row_text
-from ekiden.data import times
 from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
@@ -215,7 +214,7 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         () if domain is None else _names(table, domain, b"domain_names"),
         targets,
         None if subject is None else _names_of(table, subject, source, cells).astype(np.str_),
-        None if time is None else times.read(cells.time(time), f"column {time!r} of {source}"),
+        None if time is None else cells.time(time),
         kind=kind,
     )
 

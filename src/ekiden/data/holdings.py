@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.wording import counted, row_text
-from ekiden.data import columns, frames, medical, raster, times
+from ekiden.data import columns, frames, medical, raster
+from ekiden.data.cells import TIMES, Cells, Writing
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
@@ -423,7 +424,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         kind=arrays.Arrays,
         targets=(labels[0],),
         subject=None if subject is None else _names(subject),
-        time=None if time is None else times.of_array(time, f"the array {reading.time_column!r} of {source}"),
+        time=None if time is None else _times(time, reading.time_column, source),
     )
 
 
@@ -431,6 +432,13 @@ def _names(values: NDArray[Any]) -> NDArray[np.str_]:
     """Return names as texts; whole numbers that are stored as floats count as integers."""
     whole = values.dtype.kind == "f" and bool((values == np.floor(values)).all())
     return (values.astype(np.int64) if whole else values).astype(np.str_)
+
+
+def _times(values: NDArray[Any], name: str, source: str) -> NDArray[Any]:
+    """Return times (n,) as those of a column."""
+    if values.ndim != 1 or values.dtype.kind not in "iufMU":
+        raise UserError(f"the array {name!r} of {source} holds {values.dtype} of shape {values.shape}: {TIMES}")
+    return Cells(pa.table({name: values}), source, Writing(), []).time(name)
 
 
 def named_silos(given: Sequence[str]) -> dict[str, Path]:

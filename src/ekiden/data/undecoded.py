@@ -323,3 +323,18 @@ def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
     _, numbers = np.unique(np.concatenate(given), return_inverse=True)
     cuts = np.cumsum([len(values) for values in given])[:-1]
     return [torch.from_numpy(values.copy()) for values in np.split(numbers.astype(np.int64), cuts)]
+
+
+def times(parts: Sequence[Raw]) -> list[Tensor | None]:
+    """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no times."""
+    given = [part.time for part in parts if part.time is not None]
+    if len(given) < len(parts):
+        return [None] * len(parts)
+    odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
+    if odd is not None:
+        what = ["dates" if values.dtype.kind == "M" else "numbers" for values in (given[0], given[odd])]
+        raise UserError(
+            f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} {what[1]}: write "
+            "times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
+        )
+    return [torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values) for values in given]
