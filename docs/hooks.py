@@ -1,8 +1,10 @@
 """Pages of the site that are made from files elsewhere in the repository."""
 
+import base64
 import csv
 import inspect
 import io
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from mkdocs.utils import get_relative_url
 import ekiden
 from ekiden.base.checks import Range, hints_of
 from ekiden.cli.helping import flags
+from ekiden.cli.listing import ends_with, moves
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.runs import summary
@@ -34,6 +37,9 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
 }
 SHIM = "assets/iframe-worker.js"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+FOLDED = "Cost"
+"""The section of a method's page from which on sections are closed until the reader opens them."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -49,6 +55,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, path, content=_linked(text, "")))
     files.append(File.generated(config, "assets/leaderboard.csv", content=_as_csv()))
+    for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+        text, pictures = shown(notebook)
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
 
 
@@ -63,9 +74,72 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         told = f"{len({row[0] for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
     own = [m for m in METHODS if page.file.src_uri == f"methods/{m.__module__.rsplit('.', 1)[1]}.md"]
-    markdown += "".join(map(settings, own))
+    for method in own:
+        markdown = markdown.replace(f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1) + settings(method)
     markdown = re.sub(r"^SIGNATURE ekiden\.(\w+)$", lambda m: signature(getattr(ekiden, m[1])), markdown, flags=re.M)
+    markdown = re.sub(r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", markdown)  # to the pages made of notebooks
     return _linked(markdown, "../" * (page.file.src_uri.count("/") + 1))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Close the later sections of a method's page; their headings stay visible."""
+    return folded(html) if page.file.src_uri.startswith("methods/") else html
+
+
+def folded(html: str) -> str:
+    """Return a page whose sections are closed, from `FOLDED` on."""
+    start = html.find(f'<h2 id="{FOLDED.lower()}"')
+    if start < 0:
+        return html
+    sections = re.findall(r"(<h2 .*?</h2>)(.*?)(?=<h2 |\Z)", html[start:], re.DOTALL)
+    return html[:start] + "".join(
+        f'<details class="section"><summary>{heading}</summary>{text}</details>' for heading, text in sections
+    )
+
+
+def shown(notebook: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as a page in Markdown, and the pictures that its cells drew by their names."""
+    lines, pictures = [], {}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        lines.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{notebook.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                lines.append(f"![Drawn by the cell above]({name})")
+            elif "text/html" in data:
+                table = re.sub(r"<style.*?</style>|\n\s*", "", "".join(data["text/html"]), flags=re.DOTALL)
+                lines.append(re.sub(r' (?:border|style|class)="[^"]*"', "", table))
+            elif said := "".join(output.get("text", "") or data.get("text/plain", "")):
+                lines.append(f"```text\n{said.rstrip()}\n```")
+    title, *rest = lines
+    link = f'<a href="{notebook.name}" download>Download this notebook</a>'
+    return "\n\n".join([title, link, *rest, ""]), pictures
+
+
+def facts(method: type[Method]) -> str:
+    """Return the table at the top of a method's page, in Markdown."""
+    traits = method.traits
+    ends = {"all models": "all clients' models, which answer together", "personal": "one model for each client"}
+    end = ends_with(method)
+    rows = {
+        "in Python": f"`ekiden.{method.__name__}`",
+        "moves": f"{moves(method)} model sizes with default settings and ten clients",
+        "ends with": ends.get(end, end),
+        "a silo that does not answer": (
+            "`--absent skip` goes on without it" if traits.skips else "the run stops until it is back"
+        ),
+    }
+    return "\n".join(
+        [
+            f"| command line | `ekiden run {method.title()}` |",
+            "| --- | --- |",
+            *(f"| {name} | {told} |" for name, told in rows.items()),
+            "",
+        ]
+    )
 
 
 def _linked(text: str, up: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ekiden.base.checks import Count, Fraction
-from ekiden.methods import FedELMY, Local
+from ekiden.methods import METHODS, FedELMY, Local
 from ekiden.tables import records
 
 ROOT = Path(__file__).parents[1]
@@ -71,3 +71,25 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     assert hooks.words(Fraction) == "number, above 0 and at most 1"
     assert hooks.words(Count | None).startswith("none, or whole number")
     assert "ekiden run local" in hooks.settings(Local)
+
+
+def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
+    html = '<h1 id="x">X</h1><h2 id="command">C</h2><p>c</p><h2 id="cost">Cost</h2>a<h2 id="results">R</h2><h3>b</h3>'
+    above, closed = hooks.folded(html).split("<details", 1)
+    assert above == '<h1 id="x">X</h1><h2 id="command">C</h2><p>c</p>'
+    assert ("<details" + closed).count("<details") == 2
+    assert '<summary><h2 id="results">R</h2></summary><h3>b</h3></details>' in closed
+    assert hooks.folded("<h2 id='other'>O</h2>") == "<h2 id='other'>O</h2>"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_above_the_fold_a_page_says_what_when_how_and_one_table(hooks: Any, method: Any) -> None:
+    page = ROOT / "docs/methods" / f"{method.__module__.rsplit('.', 1)[1]}.md"
+    what, *sections = page.read_text(encoding="utf-8").partition(f"\n## {hooks.FOLDED}\n")[0].split("\n## ")
+    assert [section.splitlines()[0] for section in sections] == ["When to use it", "Command"]
+    assert len(what.split()) <= 140  # a screen
+    assert len(sections[0].split()) <= 145
+    assert not re.search(r"^\|", what + "".join(sections), re.MULTILINE)  # the one table is made from the code
+    table = hooks.facts(method)
+    assert f"`ekiden run {method.title()}`" in table
+    assert re.search(r"\| moves \| [\d,.]+ model sizes", table)

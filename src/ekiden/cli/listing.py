@@ -67,7 +67,7 @@ def list_all(options: ListOptions) -> None:
 
 def catalogue() -> str:
     """Return what the library has as a page in Markdown, without other packages and without this machine's data."""
-    methods = ([_link(m), first_line(m), _moves(m), _ends_with(m)] for m in METHODS)
+    methods = ([_link(m), first_line(m), moves(m), ends_with(m)] for m in METHODS)
     networks = ([f"`{name}`", *about] for name, about in models.described().items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
     parts = (
@@ -90,7 +90,7 @@ def _link(method: type[Method]) -> str:
     return f"[{method.title()}](methods/{method.__module__.rsplit('.', 1)[1]}.md)"
 
 
-def _moves(method: type[Method]) -> str:
+def moves(method: type[Method]) -> str:
     """Return the bytes of a run with defaults, in sizes of the network that the user chose."""
 
     def chosen() -> nn.Module:
@@ -102,7 +102,8 @@ def _moves(method: type[Method]) -> str:
     return f"{models_moved:,.0f}" if models_moved >= 100 else f"{models_moved:.2g}"
 
 
-def _ends_with(method: type[Method]) -> str:
+def ends_with(method: type[Method]) -> str:
+    """Return what a run ends with: "one model", "all models" or "personal"."""
     if method.traits.joins_models:
         return "all models"
     return "one model" if method().one_model else "personal"
